@@ -39,10 +39,10 @@ class PriceWatch:
         self._known: CurrentPrices | None = None
         self._looked_ns: int | None = None
         self.held = 0
-        """The number of our own repricings in progress, which publish their events themselves."""
+        """The number of this engine's repricings in progress. They publish their events themselves."""
 
     def due(self) -> bool:
-        """Whether it is time for another look. If so, the look counts as started."""
+        """Whether it is time for another check. If so, the check counts as started."""
         now = self._clock.monotonic_ns()
         if self.held or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
             return False
@@ -50,11 +50,13 @@ class PriceWatch:
         return True
 
     async def mark(self) -> None:
-        """Take the present costs for known."""
+        """Record the present costs as known."""
         self._known = await self._store.current_prices()
 
     async def look(self) -> CurrentPrices | None:
-        """The current costs if they have changed since the last check. None if not, or at the first check."""
+        """The current costs if they have changed since the last check. None if they have not, or at the first
+        check.
+        """
         try:
             found = await self._store.current_prices()
         except StoreError as error:
@@ -70,7 +72,7 @@ class PriceWatch:
 
 
 def announcement(found: CurrentPrices) -> PricingRepriced:
-    """The event of a change, with the sums of the run that brought it, if there was one."""
+    """The event of a change, with the sums of the repricing that caused it, if there was one."""
     run = found.run
     return PricingRepriced(
         pricing_version=found.versions[0] if found.versions else "",
@@ -183,7 +185,7 @@ class Pricing:
         return report
 
     def _tell_progress(self, version: str, *, dry_run: bool) -> OnProgress:
-        """A function that publishes how far a repricing is, a few times a second."""
+        """A function that publishes the progress of a repricing, a few times a second."""
         told_ns: int | None = None
 
         def tell(done: int, last: int) -> None:

@@ -74,15 +74,15 @@ class Engine(
         redact: A function that gets each message before it is stored, and returns the message to store, or None
             for nothing. It gets the system prompt as a message of the system. It runs on the event loop, so it
             must be quick.
-        prices: A table, which is used unchanged; or the path of a price file, whose rows go before those of the
+        prices: A table, which is used unchanged; or the path of a price file, whose rows take precedence over the
             published prices. None is $CALLBOARD_HOME/prices.yaml, if there is one.
         middleware: Middleware around calls, the outermost first, see `engine.middleware`.
         budgets: The limits on what calls may spend. All of them must admit a call before it is sent.
         limits: Bounds of the engine, see `Limits`.
         timeouts: Time limits of the engine, see `Timeouts`.
         clock: The source of all times, ids and randomness.
-        providers: Adapters by their names, besides those that are configured; see `register`.
-        http_client: A client of the host's that configured adapters send over, with its proxies, certificates or
+        providers: Adapters by their names, in addition to the configured ones; see `register`.
+        http_client: A client of the host that configured adapters use, with its proxies, certificates or
             transport. The host closes it, after the engine. Adapters in `providers` have their own, see
             `AdapterConfig.http_client`.
 
@@ -208,8 +208,8 @@ class Engine(
 
         Args:
             name: The name of the adapter.
-            adapter: An adapter, or a function that makes one each time. A given adapter is the engine's from now
-                on, and is used unchanged after a crash, too.
+            adapter: An adapter, or a function that makes one each time. The engine then owns a given adapter, and
+                uses the same object after a crash, too.
             prices_as: The provider whose published prices its models have, if its class doesn't name it.
 
         Raises:
@@ -286,8 +286,8 @@ class Engine(
         sync_host().run(self.aclose)
 
     async def start(self) -> None:
-        """Start the engine, if it isn't running. A trace file that can't be used now stops nothing, and `health()`
-        reports it.
+        """Start the engine, if it isn't running. A trace file that can't be used doesn't prevent the start;
+        `health()` reports it.
 
         Raises:
             CallboardError: The engine is closed, or no asyncio loop runs here.
@@ -337,7 +337,7 @@ class Engine(
         return budgets.states()
 
     async def change_budgets(self, *, add: Sequence[Budget] = (), remove: Sequence[Budget] = ()) -> None:
-        """Put budgets in force while the engine runs, and then others out of force.
+        """Put budgets in force while the engine runs, and then remove others.
 
         Amounts spent before count, and so do calls in progress. To change a budget, add the new one and remove the
         old one in one call. Budgets that were given to the constructor can't be removed.
@@ -353,7 +353,7 @@ class Engine(
         await self._runtime.budgets.change(add, remove)
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot of all numbers. It is cheap, and can be taken before the start and after the end, too."""
+        """A snapshot of all numbers. It is cheap, and also works before the start and after the end."""
         return collect(self._runtime, self._host.life)
 
     def models(self) -> list[ConfiguredModel]:
@@ -368,7 +368,7 @@ class Engine(
         return configured_models(self.registry, consult, self.availability, self.prices, self.clock)
 
     async def health(self, *, offline: bool = False, time_limit: float = 5.0) -> HealthReport:
-        """Check configuration, keys, providers and store. It makes, starts and pays for nothing.
+        """Check configuration, keys, providers and store. It creates nothing, starts nothing and costs nothing.
 
         Args:
             offline: Whether to ask no provider.
@@ -400,5 +400,5 @@ class Engine(
 
     @property
     def timeouts(self) -> Timeouts:
-        """The time limits as they were given."""
+        """The time limits that were passed."""
         return self._runtime.timeouts

@@ -41,7 +41,7 @@ class StoredKeys(msgspec.Struct, frozen=True):
 
 
 class Variables(Mapping[str, str]):
-    """The variables in which keys are looked for: the environment's, and behind them the file's.
+    """The variables that may hold keys: the environment's first, then the file's.
 
     Args:
         environ: The environment. A variable that is empty there counts as not set.
@@ -63,17 +63,17 @@ class Variables(Mapping[str, str]):
         return sum(1 for _ in self)
 
     def source_of(self, name: str) -> str:
-        """Where the value of a variable comes from, in words."""
+        """A text about the source of a variable's value."""
         return f"{name} in {ENVIRONMENT if self._environ.get(name) else self._stored.path}"
 
 
 def source_of(variables: Mapping[str, str], name: str) -> str:
-    """Where the value of a variable comes from, in words."""
+    """A text about the source of a variable's value."""
     return variables.source_of(name) if isinstance(variables, Variables) else f"{name} in {ENVIRONMENT}"
 
 
 def keys_file() -> Path:
-    """The path of the file, which need not be there."""
+    """The path of the file, which may not exist."""
     return home_folder() / FILE_NAME
 
 

@@ -67,12 +67,12 @@ class GenerationMethods:
         on_usage: OnUsage | None = None,
         **arguments: Unpack[Arguments],
     ) -> StreamResult:
-        """Like `generate`, but the reply is given as it comes; see the function `stream`.
+        """Like `generate`, but yields the reply as it arrives; see the function `stream`.
 
         For a `CanonicalRequest` it streams one reply, as `complete` gives it; no tools are run.
 
         Raises:
-            TypeError: An argument is given that a request can't have besides it.
+            TypeError: An argument can't be combined with a request.
         """
         if isinstance(model, CanonicalRequest):
             if prompt is not None or arguments.keys() - {"tags"}:
@@ -148,18 +148,18 @@ class GenerationMethods:
 
         Args:
             stream_id: The id of the stream.
-            from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events that come from now on.
+            from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events from now on.
             coalesce: Whether to merge adjacent deltas of one block that are read together.
             min_interval: Seconds from one batch of events to the next.
-            view: Whether to give the events that `stream` gives, with a start and an end for everything, and a
-                `text_stream`; always from the first event on.
-            owner: The value that the tag ``owner`` of the stream's session or call must have. None stands for a
-                stream without that tag.
+            view: Whether to yield the events of `stream`, with a start and an end for everything, and a
+                `text_stream`. Such a reader starts at the first event.
+            owner: The value that the tag ``owner`` of the stream's session or call must have. None means a stream
+                without that tag.
             any_owner: Whether to read the stream of any owner. It is for the operator, not for users.
 
         Raises:
-            UnknownStream: The turn has been over for too long, or the stream has another owner.
-            ValueError: `from_seq` is beyond the end, or is given besides `view`.
+            UnknownStream: The turn ended too long ago, or the stream has another owner.
+            ValueError: `from_seq` is after the end, or is combined with `view`.
             WrongLoop: The engine belongs to another event loop.
         """
         if view:
@@ -318,7 +318,7 @@ class PricingMethods:
 
     @property
     def prices(self) -> PriceTable:
-        """The price table of new calls. A call has the price of the moment in which its attempt starts."""
+        """The price table of new calls. A call has the price in force when its attempt starts."""
         return self._runtime.pricing.prices
 
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
@@ -327,8 +327,8 @@ class PricingMethods:
         The costs of earlier calls stay as they are; `reprice` changes them. Other engines keep their tables.
 
         Args:
-            prices: A table, a price file, or the version of a table in the trace. Its rows go before those
-                of the published prices.
+            prices: A table, a price file, or the version of a table in the trace. Its rows take precedence over
+                the published prices.
             alone: Whether to use these prices without the published ones; then a model that they don't list is
                 unpriced.
 
@@ -360,7 +360,7 @@ class PricingMethods:
             where: A filter for the calls to price.
             dry_run: Whether to report only, without changing the stored costs.
             as_model: A ``provider:name``; the calls are priced as if every call had gone there. Such costs are
-                never kept.
+                never stored.
             for_new_calls: Whether to price new calls of this engine by that table too, as `use_prices` does.
                 `undo_reprice` reverts that, too, if no other table was chosen since.
 
@@ -373,12 +373,12 @@ class PricingMethods:
         )
 
     async def undo_reprice(self) -> RepriceRun:
-        """Take the latest repricing back, also in live messages.
+        """Undo the latest repricing, also in live messages.
 
         If it was done here with `for_new_calls`, new calls have their former prices again.
 
         Raises:
-            StoreError: There is no repricing to take back.
+            StoreError: There is no repricing to undo.
             CallboardError: The engine keeps no trace.
         """
         return await self._runtime.pricing.undo_reprice()

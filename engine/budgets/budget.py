@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Calendar: TypeAlias = Literal["hour", "day", "month"]
 
 SLOTS = 60
-"""The slots of a rolling window. Spending expires in steps of a sixtieth of the window."""
+"""The number of slots of a rolling window. Spending expires in steps of a sixtieth of the window."""
 
 ENDLESS_US = 1 << 62
 """A moment that never comes, in microseconds."""
@@ -39,14 +39,14 @@ FOREVER = Slot(-ENDLESS_US, ENDLESS_US)
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The time over which a budget counts.
+    """The period over which a budget counts calls.
 
     Raises:
         ValueError: A rolling window is shorter than a second, or the time zone is unknown.
     """
 
     calendar: Calendar | None = None
-    """The calendar's unit; None for a rolling window, or for none."""
+    """The calendar unit; None for a rolling window, or if there is no window."""
     zone: str = "UTC"
     """The time zone of the calendar, by its IANA name."""
     rolling: timedelta | None = None
@@ -82,7 +82,7 @@ class Window(msgspec.Struct, frozen=True):
         return _calendar_slot(self.calendar, _zone(self.zone), now_us)
 
     def forgets_us(self, slot: Slot) -> int:
-        """The time from which a slot no longer counts."""
+        """The time at which a slot stops counting."""
         return slot.end_us + self.rolling_us if self.rolling is not None else slot.end_us
 
 
@@ -159,9 +159,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     low_at: float = 0.8
     """The fraction of the limit at which ``budget.low`` is published, once in a window."""
     follows_repricing: bool = False
-    """Whether repricing past calls changes the amount spent. If not, a call counts at the price of its time."""
+    """Whether repricing past calls changes the amount spent. Otherwise, a call counts at the price in force when
+    it was made.
+    """
     counts_imported: bool = False
-    """Whether calls count that other programs made, and that were imported when the engine reads the trace."""
+    """Whether calls of other programs count that were imported before the engine reads the trace."""
 
     def __post_init__(self) -> None:
         if self.max_cost_usd is None and self.max_tokens is None:
@@ -206,7 +208,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return Window(calendar=self.window, zone=self.zone)
 
     def value_for(self, payer: Payer) -> str | None:
-        """The account that a call belongs to; None if this budget does not look at the call."""
+        """The account that a call belongs to; None if this budget does not apply to the call."""
         value = payer.value(self.per)
         return value if self.of is None or value == self.of else None
 

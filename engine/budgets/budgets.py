@@ -1,7 +1,7 @@
 """The budgets of one engine: admission, waiting, and events.
 
-The ledger decides. This adds time, waiting, the trace and events. Waiting calls are admitted in order of arrival
-where they need the same room. A call that needs other room passes them.
+The ledger decides. This module adds time, waiting, the trace and events. Calls that wait for the same room are
+admitted in order of arrival. A call that needs other room does not wait for them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, 
 # Counts the spending of the trace in a ledger
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
-"""Asks the trace what counts in some budgets at a moment."""
+"""Reads from the trace the sums that count in some budgets at a moment."""
 
 _DIMENSIONS = {"engine": None, "session": "session_id"}
-"""The dimensions of the trace that have another name than the scope."""
+"""The dimensions of the trace, for scopes with a different name."""
 
 
 class Counted(msgspec.Struct, frozen=True):
     """The sums of some budgets in the trace, all read at one moment."""
 
     entries: list[tuple[Budget, SpendingRow, int]]
-    """The sums; of each its budget, and a moment in its slot, in microseconds since the Unix epoch."""
+    """The sums, each with its budget and a moment in its slot, in microseconds since the Unix epoch."""
     committed_seq: int = 0
     """The number of the last event of this run that the sums include."""
 
@@ -47,7 +47,7 @@ class Counted(msgspec.Struct, frozen=True):
 def loader(
     store: Store | None, run_id: str, settle: Callable[[], Awaitable[object]], *, own_run: bool = False
 ) -> Load:
-    """A function that asks the trace, for all runs or for this one."""
+    """A function that reads the sums from the trace, for all runs or for this run alone."""
 
     async def load(budgets: Sequence[Budget], now_us: int) -> Counted:
         if store is None:
@@ -118,17 +118,17 @@ _LONGEST_NAP_SECONDS = 3600.0
 """How long a call waits at most before it looks at the clock again, which may have been set."""
 
 _LOAN_SECONDS = 2.0
-"""How long a call waits for what was reserved for another node, before it is refused."""
+"""Seconds that a call waits for room that is reserved for another node, before it is refused."""
 
 _SHARED_NAP_SECONDS = 1.0
-"""The longest wait of a call before it checks again what other nodes have returned."""
+"""The longest wait of a call before it checks again whether other nodes have returned room."""
 
 
 class SharedBudgets(Protocol):
     """The budgets that the nodes of a cluster share. Each node may spend its grants."""
 
     def now_us(self) -> int:
-        """The time by which all nodes cut the windows, in microseconds since the epoch."""
+        """The time that all nodes use for the windows, in microseconds since the epoch."""
         ...
 
     def account(self, budget: Budget, value: str) -> Account:
@@ -150,11 +150,11 @@ class SharedBudgets(Protocol):
         ...
 
     def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
-        """Take in that budgets were added to this node's ledger, and that others were removed from it."""
+        """Update the shared accounts after budgets were added to this node's ledger or removed from it."""
         ...
 
     async def carry(self, accounts: Sequence[Account]) -> None:
-        """Report to the other nodes what this node had used in new accounts before they were made."""
+        """Report to the other nodes the amounts that this node used in new accounts before these were created."""
         ...
 
 
@@ -238,7 +238,7 @@ class Budgets:
                 self._loaded = True
 
     async def change(self, add: Sequence[Budget] = (), remove: Collection[Budget] = ()) -> None:
-        """Put budgets in force, and then others out of force.
+        """Put budgets in force, and then remove others.
 
         Earlier spending counts, and so do calls in progress. A budget that is in force already stays as it
         is. The engine's own budgets can't be removed. Raises StoreError; then nothing has changed.
@@ -304,16 +304,16 @@ class Budgets:
             self._settle(end, budgets if end.seq <= counted.committed_seq else ())
 
     async def refresh(self) -> None:
-        """Learn what other nodes have, where budgets are shared."""
+        """If budgets are shared, refresh the state of the other nodes."""
         if self._shared is not None:
             await self._shared.refresh()
 
     def forget_turn(self, turn_id: str) -> None:
-        """Drop the accounts of a turn that is over."""
+        """Drop the accounts of a turn that has ended."""
         self.ledger.forget_turn(turn_id)
 
     def states(self) -> list[AccountState]:
-        """All accounts that anything was asked of, at this moment."""
+        """The current state of all accounts in use."""
         return list(self.ledger.states(self._now_us()))
 
     # --- Before a call ---
@@ -339,7 +339,7 @@ class Budgets:
     async def _after_loans(
         self, name: str, payer: Payer, asked: Amount, refusals: list[Refusal] | None
     ) -> list[Refusal] | None:
-        """Try again when other nodes give back their loans. A tool's result may be faster than that message."""
+        """Try again when other nodes return their loans. A tool's result may arrive before that message."""
         with anyio.move_on_after(_LOAN_SECONDS):
             while refusals and self._loans:
                 await self._loans_ended.wait()
@@ -365,7 +365,9 @@ class Budgets:
         return [account for account in self.ledger.accounts(payer) if account.budget.per not in OF_TREES]
 
     def lend(self, name: str, payer: Payer, asked: Amount) -> Refusal | None:
-        """Reserve room for calls of another node in the accounts of a tree. Returns why there is none."""
+        """Reserve room for calls of another node in the accounts of a tree. Returns the refusal if there is no
+        room.
+        """
         accounts = [account for account in self.ledger.accounts(payer) if account.budget.per in OF_TREES]
         refusals = self.ledger.reserve_in(accounts, name, asked, self._now_us())
         if not refusals:
@@ -423,7 +425,7 @@ class Budgets:
         return [account for account in accounts if account.refuses(waiter.asked, now_us) is not None]
 
     def _require_patience(self, name: str, payer: Payer, refusals: list[Refusal]) -> None:
-        """Raise for the first refusal that no waiting can or may resolve."""
+        """Raise for the first refusal that waiting cannot, or may not, resolve."""
         for refusal in refusals:
             if refusal.budget.when_full != "wait" or not refusal.may_fit:
                 self._tell(
@@ -473,7 +475,7 @@ class Budgets:
         return min([longest, *(max(moment - now_us, 0) / 1e6 + 0.001 for moment in moments)])
 
     def _admit(self) -> None:
-        """Admit all calls that have room, in order. None takes room that an earlier call waits for."""
+        """Admit all calls that have room, in order. No call takes room that an earlier call waits for."""
         taken: set[int] = set()
         for waiter in list(self._waiters):
             accounts = self.ledger.accounts(waiter.payer)

@@ -161,8 +161,8 @@ class SlotSum:
 class Account:
     """The account of one session, provider, model or value of a tag, or the engine's, under one budget.
 
-    Totals over all slots that count are kept, so that a call costs the same however many slots there are. They are
-    added up again when a slot leaves the window, or starts.
+    The account keeps totals over all slots that count, so the work for a call does not depend on the number of
+    slots. The totals are added up again when a slot starts or leaves the window.
     """
 
     def __init__(self, budget: Budget, value: str) -> None:
@@ -185,7 +185,7 @@ class Account:
         return self._current
 
     def slot_of(self, moment_us: int) -> SlotSum:
-        """The same, for a moment that may not be now."""
+        """The sums of the slot of any moment, past or future."""
         slot = self._window.slot(moment_us)
         found = self._slots.get(slot.start_us)
         if found is None:
@@ -233,7 +233,9 @@ class Account:
         return None
 
     async def secure(self, asked: Amount, now_us: int) -> bool:
-        """Ask another node for more room, if it has the turn of this account. Returns whether it gave some."""
+        """Request more room from another node, if the turn of this account runs there. Returns whether it was
+        granted.
+        """
         return False
 
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
@@ -406,13 +408,13 @@ class Ledger:
         return [refusal for refusal in refusals if refusal is not None]
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
-        """Take room in all accounts of a call. Returns why not, and then takes none."""
+        """Take room in all accounts of a call, or in none. Returns the refusals if there is no room."""
         return self.reserve_in(self.accounts(payer), hold_id, asked, now_us, payer)
 
     def reserve_in(
         self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int, payer: Payer | None = None
     ) -> list[Refusal]:
-        """Take room in these accounts. Returns why not, and then takes none.
+        """Take room in all of these accounts, or in none. Returns the refusals if there is no room.
 
         A reservation without a payer does not count in budgets that are added later.
         """
@@ -430,7 +432,7 @@ class Ledger:
     def settle(self, hold_id: str, spent: Amount | None, counted: Collection[Budget] = ()) -> list[Account]:
         """Replace a call's reservation with its cost. Returns its accounts, or none if it has no reservation.
 
-        A call that was lost may be settled when something better is known.
+        A lost call may be settled later, when its usage is known.
         """
         hold = self._holds.pop(hold_id, None)
         if hold is None:

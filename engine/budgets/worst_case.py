@@ -71,9 +71,9 @@ class _Rates(msgspec.Struct, frozen=True):
 
     segment: Segment
     input: int | None
-    """Of a token that is sent, however it is counted."""
+    """The rate of a token that is sent, whichever way it is counted."""
     output: int | None
-    """Of a token that is generated, however it is counted."""
+    """The rate of a token that is generated, whichever way it is counted."""
 
     def applies(self, at_us: int, sent: int) -> bool:
         """Whether the segment may apply to a call at a moment with at most this much input."""
@@ -93,7 +93,7 @@ _DAY_US = 86_400_000_000
 
 
 def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
-    """The dearest price of these tokens or fewer in nano-USD, rounded up; None if it is unknown."""
+    """The highest price of at most this many tokens, in nano-USD, rounded up; None if it is unknown."""
     most: int | None = None
     for rates in _rates(priced.table, priced.model, priced.priced_as, priced.service_tier):
         if rates.applies(priced.at_us, sent):

@@ -50,7 +50,7 @@ class StreamAccumulator:
         self.started = False
         """Whether the message has started."""
         self.complete: MessageComplete | None = None
-        """The end of the message; None while the message still comes."""
+        """The end of the message; None while the message is arriving."""
         self._request_id = request_id
         self._start = MessageStart()
         self._done: list[ContentBlock] = []
@@ -129,7 +129,7 @@ class StreamAccumulator:
 
     @property
     def content(self) -> tuple[ContentBlock, ...]:
-        """The blocks that have come so far."""
+        """The blocks that have arrived so far."""
         if self.complete is not None:
             return self.complete.final_content
         growing = self._growing()
@@ -164,7 +164,7 @@ class StreamAccumulator:
         self._open, self._pieces = None, []
 
     def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
-        """The events that end an incomplete message. Empty if the message has its end."""
+        """The events that end an incomplete message. Empty if the message is complete."""
         if self.complete is not None or not self.started:
             return []
         events: list[StreamEvent] = []

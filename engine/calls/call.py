@@ -77,7 +77,7 @@ class Filtering:
         self.content: tuple[ContentBlock, ...] | None = None
         """The message's content as the filter leaves it; None before its end."""
         self.error: Exception | None = None
-        """The filter's exception. It isn't the fault of the adapter."""
+        """The filter's exception. The adapter did not cause it."""
         self.unfinished = False
         """Whether the work was done and the filter was cut short."""
         self._deliver = deliver
@@ -92,7 +92,7 @@ class Filtering:
         self._scope: anyio.CancelScope | None = None
 
     def take_in(self, events: Sequence[StreamEvent]) -> None:
-        """Filter some events, and deliver what passes; where the filter waits, that comes later."""
+        """Filter some events, and deliver the events that pass. If the filter waits, they are delivered later."""
         if self.error is not None:  # an adapter that ignores its cancelling may still send
             return
         if self._at_once is None:
@@ -111,7 +111,7 @@ class Filtering:
         self._hand_on(passed)
 
     async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
-        """Wait for work that adds events, and until all events are filtered."""
+        """Await work that adds events, and return when all events are filtered."""
         if self._waiting is None:
             return await work()
         failure: Exception | None = None
@@ -179,7 +179,7 @@ class Call(CallEvents):
 
     # Rarely used attributes are class attributes: Python stores instances with up to thirty attributes compactly.
     left = False
-    """Whether the reply was left to its provider, which goes on with it in the background."""
+    """Whether the call has ended while the provider continues the reply in the background."""
     _unlimited = False
     """Whether a client's own body is sent, which limits the reply less than the request does."""
     _cancelled = False
@@ -400,12 +400,14 @@ class Call(CallEvents):
         self._log.extend(events)
 
     def _deliver(self, events: Sequence[StreamEvent]) -> None:
-        """Process what middleware lets through. A whole reply has its content from the filter, and no stream."""
+        """Process the events that middleware lets through. A whole reply takes its content from the filter,
+        without a stream.
+        """
         if self.streamed:
             self._take_in(events)
 
     def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
-        """The events, where the start of a message has the warnings that were known before."""
+        """The events, with the earlier warnings added to the start of a message."""
         return [
             msgspec.structs.replace(event, warnings=(*self._warnings, *event.warnings))
             if isinstance(event, MessageStart)
@@ -438,7 +440,7 @@ class Call(CallEvents):
             self._log.extend(self._end)
 
     def _end_early(self, first_seq: int, error: AdapterError) -> None:
-        """Put usage and content on the error, and give the message the end that the adapter could not give it."""
+        """Put usage and content on the error, and publish the end of the message in place of the adapter."""
         accumulator = StreamAccumulator()
         for event in self._log.snapshot:  # it has the first part of a stream so big that it was folded
             if getattr(event, "message_id", None) == self.request.message_id:
@@ -482,7 +484,7 @@ _NOTHING_SAID = Message(Role.ASSISTANT, ())
 
 
 def _output_tokens(adapter: ProviderAdapter, model: str, content: tuple[ContentBlock, ...]) -> int:
-    """An estimate of the tokens of a reply that has come so far."""
+    """An estimate of the tokens of the reply so far."""
     if not content:
         return 0
     estimate = adapter.estimate_input_tokens

@@ -130,7 +130,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that the caller wants; None leaves it to the adapter."""
     spills_to: tuple[str, ...] = ()
-    """The models that may serve as well, if this one's rate limits have no room."""
+    """The models that may serve instead, if this one's rate limits have no room."""
     caller: Caller | None = None
     """The run of a tool that started the turn of the call. A call without a turn looks for it itself."""
     node: TreeNode | None = None
@@ -256,7 +256,7 @@ class CallEvents:
     # --- Before sending ---
 
     async def reserve(self, most: Callable[[Priced], Amount]) -> None:
-        """Reserve the most that the first attempt can cost. Nothing is published of a call that has no room.
+        """Reserve the most that the first attempt can cost. If there is no room, nothing is published.
 
         Raises BudgetExceededError.
         """
@@ -290,7 +290,7 @@ class CallEvents:
         self.reserved = asked
 
     async def _slot_and_turn(self, running: RunningAdapter) -> CallSlots:
-        """Wait for a slot at a moment at which the rate limits have room. The slot must be released."""
+        """Wait for a slot and for room in the rate limits at the same time. The slot must be released."""
         slots = running.slots
         permit = self._permit = self._new_permit(running)
         has_turn = permit.ask()
@@ -536,7 +536,7 @@ class CallEvents:
         return WorstCase(usage, self.price(usage))
 
     async def secured(self) -> None:
-        """Return when the published end survives the end of this process, as far as it can."""
+        """Wait until the published end would survive the end of this process, as far as possible."""
         await self.context.runtime.host.secure(self.context.turn_id)
 
     @property
@@ -661,7 +661,7 @@ class CallEvents:
 
 
 def _unsent(end: CallEnd) -> CallEnd:
-    """The end of an attempt that was never made: it is known that it cost nothing."""
+    """The end of an attempt that was never made. Its cost is zero."""
     if isinstance(end, LlmCallCompleted) or end.usage is not None:
         return end
     return msgspec.structs.replace(end, cost=NOTHING_SENT)

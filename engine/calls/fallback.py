@@ -28,8 +28,7 @@ class BorrowedAdapters:
         self._adapters: dict[str, RunningAdapter] = {}
 
     async def ready(self, decision: RoutingDecision, request_id: str) -> RunningAdapter:
-        """The adapter of a routing decision, started if needed. The availability table learns that a call is on
-        its way.
+        """The adapter of a routing decision, started if needed. The call is noted in the availability table.
 
         Raises AdapterError or ConfigurationError.
         """
@@ -144,7 +143,7 @@ def _choose(
     stay_with: str | None,
     cached_at: str | None,
 ) -> Route:
-    """The model to take, of those for which the budgets have room. Raises BudgetExceededError."""
+    """The model to use, among the models for which the budgets have room. Raises BudgetExceededError."""
     too_dear = {
         option.named.model: BudgetExceededError(option.too_dear)
         for option in options

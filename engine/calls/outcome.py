@@ -119,8 +119,8 @@ class Spending:
 
     @property
     def cost(self) -> Cost:
-        """The cost of all attempts. It is unknown as soon as one cost is, because a sum without that one would
-        look like the whole."""
+        """The cost of all attempts. If one cost is unknown, the sum is unknown, because a partial sum would look
+        like the whole."""
         costs = self.costs
         return costs[0] if len(costs) == 1 else reduce(add, costs) if costs else NOTHING_SPENT
 
@@ -146,13 +146,16 @@ class Spending:
 
 
 WINDOW = 16
-"""The characters of a stretch that is looked for. A quote of this length and half of it more is always found."""
+"""The length of a searched piece, in characters. A quote at least one and a half times as long is always found."""
 
 _STEP = WINDOW // 2
 _SHORTEST = 4
 _MOST_TEXTS = 2_000
 _LONGEST_SEARCHED = 400_000
-"""The characters that are searched, of one text and of all, so that no failure stops the event loop for long."""
+"""The largest number of characters that are searched, in one text and in all together.
+
+This keeps a failure from blocking the event loop for long.
+"""
 
 
 def without_quotes(text: str, said: Iterable[str]) -> str:

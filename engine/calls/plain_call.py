@@ -1,4 +1,4 @@
-"""Calls that are no conversation: one question, one answer, nothing streamed.
+"""Calls other than conversations: one question, one answer, nothing streamed.
 
 Embeddings, images and jobs use them. Each is published like every call, and goes to the first model that can and
 does serve it.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 MostOf = Callable[[Priced], Amount]
-"""Gives the most that a call can cost, where its price is looked up there."""
+"""Returns the most that a call can cost. The argument is the place where its price is looked up."""
 
 Models = str | Sequence[str] | None
 """A model by any of its names, or several in the order in which they may serve. None is the configured default."""
@@ -56,8 +56,8 @@ class CallOptions(TypedDict, total=False):
     fallback: Sequence[str] | None
     """The names of other models, tried in order. Left out, the fallbacks of models.yaml are tried."""
     key: str | None
-    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name
-    is not asked."""
+    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name is
+    skipped."""
     provider_options: Mapping[str, Json]
     """Options for one provider, by the name of a protocol or an adapter."""
     max_retries: int | None
@@ -120,7 +120,7 @@ class PlainCall(CallEvents, Generic[S]):
         return text if self.context.runtime.keeps_all_content else without_quotes(text, self._said())
 
     async def run(self, work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]]) -> tuple[S, Cost]:
-        """The answer that `work` brings, and its cost. Raises AdapterError or BudgetExceededError."""
+        """The answer that `work` returns, and its cost. Raises AdapterError or BudgetExceededError."""
         most = self._most
         await self.reserve(most if callable(most) else lambda priced: worst_case(priced, most))
         self.begin()
@@ -173,7 +173,7 @@ class PlainCall(CallEvents, Generic[S]):
 
 
 class PlainCalls(Generic[A]):
-    """The calls for one question of a host: to the first model that can and does serve, for each of its parts."""
+    """The calls for one question of a host. Each part goes to the first model that can and does serve it."""
 
     def __init__(
         self,

@@ -60,14 +60,14 @@ Output: TypeAlias = Literal["stdout", "stderr"]
 
 
 class Outlet:
-    """Where a reply goes, piece by piece.
+    """The output of a reply, piece by piece.
 
-    At a terminal it is written without what could steer it; a file or a pipe gets the text as it came.
+    At a terminal, characters that could control it are left out. A file or a pipe gets the text unchanged.
     """
 
     def __init__(self, on_closed: Callable[[], object]) -> None:
         self.closed = False
-        """Whether the reader has gone, or the output can't be written."""
+        """Whether the reader has closed the output, or it can't be written."""
         self.last = ""
         """The last character that was given."""
         self._error: OSError | None = None
@@ -81,14 +81,14 @@ class Outlet:
         self._thread.start()
 
     def write(self, text: str) -> None:
-        """More of the reply. It returns immediately."""
+        """Write more of the reply. Returns immediately."""
         if text:
             self.end_thought()
             self.last = text[-1]
             self._pieces.put(("stdout", text))
 
     def think(self, text: str) -> None:
-        """More of the model's reasoning. Only a terminal shows it. It returns immediately."""
+        """Write more of the model's reasoning, on a terminal only. Returns immediately."""
         if text and self._shows_thoughts:
             begin = "" if self._thinks else self._dim
             self._thinks = True
@@ -137,7 +137,7 @@ def _as_it_is(text: str) -> str:
 
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what `kill` and `timeout` send."""
+"""The signals of Ctrl-C, `kill` and `timeout`."""
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, 
 
 
 def per_second(tokens: int, pace: Pace, replies: int) -> float | None:
-    """The tokens a second once the reply had started.
+    """The tokens per second after the reply has started.
 
     None if it can't be measured: the reply came whole, or in no time, or tools ran in the middle of it.
     """
@@ -265,7 +265,7 @@ SIGNALLED = 128
 
 
 class _Said(TypedDict):
-    """The options that a session doesn't store, so they are passed again each time."""
+    """The options that a session doesn't store. They are passed again each time."""
 
     system_prompt: str | None
     tools: Sequence[ToolLike]
@@ -301,7 +301,7 @@ class _Answering:
         self._first: float | None = None
 
     async def run(self) -> int:
-        """The whole life of an engine that answers one question."""
+        """Start an engine, answer one question, and close the engine. Returns the exit code."""
         self._loop = asyncio.get_running_loop()
         with first_signal(lambda number: self._loop_calls(self._stop, number)), anyio.CancelScope() as self._scope:
             async with self._engine() as engine, AsyncExitStack() as life:
@@ -376,7 +376,7 @@ class _Answering:
             return await turn.message()
 
     def _write(self, reply: Reply) -> int:
-        """Write the text that has not been written yet. Gives the exit code."""
+        """Write the text that has not been written yet. Returns the exit code."""
         question = self._question
         try:
             text = wanted_text(reply, self._schema, question.extract, as_json=question.as_json)
@@ -481,6 +481,6 @@ def _in_lines(value: Json) -> str:
 
 
 def note_text(text: str) -> None:
-    """Write a reply of several lines to stderr, because it is not what stdout is for."""
+    """Write a reply of several lines to stderr. Stdout is for the wanted text alone."""
     if text:
         sys.stderr.write(sanitize(text).rstrip("\n") + "\n")

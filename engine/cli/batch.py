@@ -320,7 +320,7 @@ def batch_line(stored: StoredBatch) -> BatchLine:
 
 
 def summary(status: str, succeeded: int, total: int) -> str:
-    """How a batch stands, in words."""
+    """The state of a batch as text."""
     return f"{status.replace('_', ' ')}, {succeeded} of {plural(total, 'request')} answered"
 
 

@@ -102,7 +102,7 @@ async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
 
 
 async def _nothing() -> None:
-    """Nothing has to be written before a file is read."""
+    """Do nothing: a file can be read without a flush."""
 
 
 def _show(states: list[AccountState]) -> None:
@@ -172,4 +172,4 @@ _FIELDS = (
     *("scope", "value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd"),
     *("unknown_tokens", "left_nano_usd", "left_tokens", "window_ends", "slices"),
 )
-"""The fields of a record, which CSV has in its head if there is no account."""
+"""The fields of a record. They are the head of the CSV if there is no account."""

@@ -285,7 +285,7 @@ def list_clients(arguments: argparse.Namespace) -> int:
 
 
 def _on_tables(arguments: argparse.Namespace, work: Callable[[GatewayTables], Awaitable[T]]) -> T:
-    """The result of some work on the trace, which is made if it doesn't exist."""
+    """The result of some work on the trace, which is created if it doesn't exist."""
     place = named_trace(arguments) or home_folder() / TRACE_NAME
 
     async def run() -> T:

@@ -70,7 +70,7 @@ def records_in(path: Path, kind: Kind | None, fields: Fields) -> Iterator[Record
 
 
 def records_of(text: str, kind: Kind, fields: Fields, source: str) -> Iterator[Record]:
-    """The records of a text. A line without an id of its own has the hash of its text for one."""
+    """The records of a text. If a line has no id, the hash of its text is its id."""
     match kind:
         case "lines" | "file":
             for line in [text] if kind == "file" else text.splitlines():
@@ -125,7 +125,7 @@ Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
 
 
 class Into(msgspec.Struct, frozen=True):
-    """A collection, as something is to be put into it."""
+    """The collection that records are added to."""
 
     name: str  # the name of the collection
     model: str  # the model of its vectors, as `provider:name`

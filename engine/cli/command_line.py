@@ -1,6 +1,7 @@
 """From arguments to an exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted.
 
-Help is shown before the library is imported: the commands are a table, and each imports its needs itself.
+Help is shown before the library is imported: the commands are in a table, and each command imports its modules
+itself.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 def _run_bare(arguments: argparse.Namespace) -> int:
-    """Run a command that has no errors of its own, and for which nothing of the library is imported."""
+    """Run a command that raises no errors of its own and imports nothing of the library."""
     code: int = arguments.run(arguments)
     sys.stdout.flush()
     return code
@@ -216,7 +217,7 @@ def _meant(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_question(word: str) -> bool:
-    """Whether a word is a text. No command has a space or a question mark, so a misspelt command is none."""
+    """Whether a word is a question. No command has a space or a question mark, so a misspelt command is not one."""
     return not word.startswith("-") and (len(word.split()) > 1 or word.strip().endswith(_QUESTION_MARKS))
 
 
@@ -233,7 +234,7 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _unknown(word: str, more: Sequence[str]) -> str:
-    """The message for an unknown command with more words behind it."""
+    """The message for an unknown command that is followed by more words."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, COMMANDS, 1)

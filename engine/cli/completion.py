@@ -57,7 +57,7 @@ def in_words(line: str) -> list[str]:
 
 
 def without_break(proposed: str, word: str, breaks: str) -> str:
-    """The completions for bash, whose last word starts behind a colon or an equals sign."""
+    """The completions for bash, which starts a new word after a colon or an equals sign."""
     at = max((word.rfind(sign) for sign in ":=" if sign in breaks), default=-1)
     return proposed[at + 1 :]
 
@@ -126,7 +126,7 @@ def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) ->
 
 
 class _Place:
-    """How far a command line has come."""
+    """A position in a command line."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
@@ -136,7 +136,7 @@ class _Place:
         self._only_positionals = False
 
     def take(self, said: str) -> None:
-        """Go on behind a word."""
+        """Move past a word."""
         if self._option is not None and self._more_values(said):
             self._values += 1
             if self._values == _count(self._option):
@@ -153,7 +153,7 @@ class _Place:
             self._take_positional(said)
 
     def next(self, word: str) -> Wanted:
-        """The words that may come now with this start."""
+        """The possible next words that start with this text."""
         if self._option is not None and (_count(self._option) > 0 or not word.startswith("-")):
             return self._of(self._option)
         if word.startswith("-") and not self._only_positionals:
@@ -221,7 +221,7 @@ _PLAIN = re.compile(r"[\w.:/@%+,=-]+")
 
 
 def values_of(source: Source) -> list[str]:
-    """The values of a source that start in any way, in a good order."""
+    """All values of a source, in a useful order."""
     from callboard.bus import CallboardError
 
     try:

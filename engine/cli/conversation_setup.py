@@ -51,8 +51,8 @@ VARIABLE = "CALLBOARD_MODEL"
 def first_model(registry: ModelRegistry) -> str:
     """The model of $CALLBOARD_MODEL, else the default one, else the first usable one.
 
-    Without a models.yaml that is the latest model of the provider with a key. At a terminal it is named, because
-    the user has not chosen it.
+    Without a models.yaml that is the latest model of the provider with a key. At a terminal the model is shown,
+    because the user has not chosen it.
     """
     chosen = os.environ.get(VARIABLE) or registry.default_model
     if chosen:
@@ -87,7 +87,7 @@ class LastSession(msgspec.Struct, frozen=True):
 
     session_id: str
     tools: tuple[str, ...] = ()
-    """The tools that it was given, in the words of the command line: their code is not stored."""
+    """The tools, as named on the command line. Their code is not stored."""
 
 
 def _file() -> Path:
@@ -102,7 +102,7 @@ def last_session() -> LastSession:
 
 
 def remember(session_id: str, tools: Sequence[str] = ()) -> None:
-    """Take this conversation as the last. A folder that can't be written is no reason to fail."""
+    """Store this conversation as the last. Does not fail if the folder can't be written."""
     with contextlib.suppress(OSError):
         _file().parent.mkdir(parents=True, exist_ok=True)
         write_private(_file(), msgspec.json.encode(LastSession(session_id, tuple(tools))))
@@ -120,7 +120,7 @@ def remember(session_id: str, tools: Sequence[str] = ()) -> None:
 _COMMAND = "mcp:"
 
 MCP_FILE = "mcp-file:"
-"""How a file of MCP servers is named among the tools of a conversation."""
+"""The prefix of a file of MCP servers among the tools of a conversation."""
 
 
 def add_mcp_file(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +245,7 @@ _NOBODY = "it needs an approval, and no terminal is available to ask for it"
 
 
 def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True) -> Approve:
-    """The function that decides about calls: tools that need no approval just run."""
+    """The function that decides about tool calls. Tools that need no approval run without it."""
 
     def approve(request: ApprovalRequest) -> Approved | Denied:
         call = f"{request.call.name} {json_text(request.arguments)}"

@@ -147,7 +147,7 @@ def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
 
 
 def _by_columns(by: Sequence[str], total: str = "") -> list[Column[Any]]:
-    """A column for each thing that rows are grouped by."""
+    """A column for each field that rows are grouped by."""
     return [
         Column(name, partial(_key, place), folds=True, footer="" if place else total)
         for place, name in enumerate(by)
@@ -171,7 +171,7 @@ def _count(calls: int) -> str:
 
 
 def _amount(total: CostSum) -> str:
-    """A sum as text. A sum of calls without any known cost is shown as unknown, and not as zero."""
+    """A sum as text. If no call has a known cost, the sum is shown as unknown, not as zero."""
     if total.nano_usd or total.complete:
         return usd(total.nano_usd)
     return "unpriced" if total.unpriced else "unknown"

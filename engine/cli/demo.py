@@ -69,7 +69,7 @@ def _remove_trace(trace: Path) -> None:
 
 
 class Demo:
-    """One showing, step by step."""
+    """One run of the demo, step by step."""
 
     def __init__(self, screen: Screen, trace: Path, source: Source) -> None:
         self._screen = screen
@@ -333,7 +333,7 @@ _TYPES: Mapping[Source, str] = {
 
 
 def demo_registry(source: Source) -> ModelRegistry:
-    """The four models, by alias: from a running server, from the cassettes, or from a server into them."""
+    """The four models by alias: on a running server, on the cassettes, or on a server while recording cassettes."""
     adapters: dict[str, AdapterEntry] = {}
     models: dict[str, ModelEntry] = {}
     for name, options in ADAPTERS.items():
@@ -358,7 +358,7 @@ def _cassette_of(config: AdapterConfig) -> tuple[Path, AdapterConfig]:
 
 
 class ReplayedLocal(LocalAdapter):
-    """The local adapter on a recording: everything but the server is as it would be."""
+    """The local adapter on a recording. Only the server is replaced."""
 
     def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         path, config = _cassette_of(config)
@@ -378,7 +378,7 @@ class ReplayedLocal(LocalAdapter):
 
 
 class RecordedLocal(LocalAdapter):
-    """The local adapter, with all that goes over HTTP written down."""
+    """The local adapter, with all its HTTP traffic recorded."""
 
     def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         path, config = _cassette_of(config)

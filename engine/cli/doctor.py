@@ -88,7 +88,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tuple[bool, HealthReport]:
-    """Whether the configuration can be read, and all that could be checked."""
+    """Whether the configuration can be read, and a report of all checks that were possible."""
     store = store_to_write(trace)
     try:
         engine = Engine(models=models, store=store)
@@ -98,12 +98,12 @@ async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tup
 
 
 def installation() -> str:
-    """The folder of the Callboard that looks: of a checkout, or of an installed package."""
+    """The folder of the running Callboard: a checkout or an installed package."""
     return str(Path(__file__).resolve().parents[2])
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of the programs and libraries that matter for a fault; None for one that is not installed."""
+    """The versions of programs and libraries that help to find a fault; None if one is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "sqlite": sqlite_version()}
     for package in _PACKAGES:
         try:

@@ -237,7 +237,7 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
 
 
 def _told(warning: CallWarning) -> bool:
-    """The warning, except that a model has no input types: adding to a collection doesn't request one."""
+    """Whether to report a warning. A dropped input type is not reported, because the user did not request one."""
     return warning.code != WarningCode.PARAMETER_DROPPED or not warning.message.startswith("input_type ")
 
 
@@ -352,5 +352,5 @@ FILE_NAME = "embeddings.db"
 
 
 def collections_file() -> Path:
-    """The path of the file of collections, which need not be there."""
+    """The path of the file of collections, which may not exist."""
     return home_folder() / FILE_NAME

@@ -9,7 +9,7 @@ from .common.table import cost_text, plural, seconds, sum_text, usd
 
 
 def describe(envelope: bus.Envelope) -> str:
-    """An event in words, without its topic. Empty if the topic is enough."""
+    """A short text about an event, without its topic. Empty if the topic is enough."""
     data = envelope.data
     return _of_call(envelope) or _of_session(data) or _of_job(data) or _of_the_rest(data)
 

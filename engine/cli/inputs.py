@@ -40,7 +40,7 @@ class Pipe:
         return self._data
 
     def text(self) -> str:
-        """All that comes, as text, without the line break at its end."""
+        """The whole input as text, without the line break at its end."""
         try:
             return self.read().decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError:
@@ -97,7 +97,7 @@ def attachment(source: str, media_type: str | None, read_pipe: Callable[[], byte
 
 
 def of_address(url: str, media_type: str | None) -> ContentBlock:
-    """The block of an address, which the provider fetches."""
+    """The block for an address. The provider fetches it."""
     name = urlsplit(url).path.rpartition("/")[2]
     kind = media_type or guess_type(name)[0]
     if kind is None:
@@ -112,7 +112,7 @@ def of_address(url: str, media_type: str | None) -> ContentBlock:
 
 
 def of_bytes(data: bytes, name: str, media_type: str | None = None) -> ContentBlock:
-    """The block of a file's bytes. Content goes before the name: a PNG that is called ``x.txt`` is an image."""
+    """The block for a file's bytes. The content decides, not the name: a PNG named ``x.txt`` is an image."""
     if not data:
         raise ConfigurationError(f"{name}: is empty")
     block = _of_media_type(data, name, media_type) if media_type is not None else _sniffed(data, name)
@@ -192,9 +192,9 @@ KINDS: Mapping[str, object] = {
 
 
 def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
-    """The options of some names and values. Of an option that is given twice, the last one counts.
+    """The options of some names and values. If an option is given twice, the last one counts.
 
-    A text is read as its option's type. A list is JSON, or its one element. A name with a dot is a provider's own
+    A text is read as its option's type. A list is JSON, or a single element. A name with a dot is a provider's own
     option: its value is JSON, or text.
     """
     found: dict[str, object] = {}
@@ -211,7 +211,7 @@ def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
 
 
 def as_said(options: TurnOptions) -> JsonObject:
-    """Options as names and values that `options_of` reads as the same, for a file."""
+    """The options as names and values for a file. `options_of` reads them back."""
     said = {name: cast("Json", value) for name, value in options.items() if name != "provider_options"}
     for provider, own in (options.get("provider_options") or {}).items():
         said |= {f"{provider}.{name}": value for name, value in cast("JsonObject", own).items()}
@@ -246,7 +246,7 @@ _SAID: Mapping[object, str] = {
 
 
 def _as_json(value: Json) -> Json:
-    """A text as the JSON that it is, or else as itself."""
+    """The value of a JSON text. Any other text is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -34,7 +34,7 @@ class KeyLine(msgspec.Struct, frozen=True):
     source: str | None  # the place that the key comes from: `environment` or `file`; None if there is no key
     in_environment: bool
     in_file: bool
-    """Whether the file has it. The environment's goes before it."""
+    """Whether the file has the key. A key in the environment takes precedence."""
     providers: tuple[str, ...]  # the types of adapters that look for it without a models.yaml
 
 
@@ -83,7 +83,7 @@ def set_one(arguments: argparse.Namespace) -> int:
 
 
 def _read(variable: str) -> str:
-    """A key from the terminal or from a pipe. Raises ConfigurationError; the text has nothing of the key."""
+    """A key from the terminal or from a pipe. Raises ConfigurationError, whose text has no part of the key."""
     try:
         if sys.stdin.isatty():
             from getpass import getpass

@@ -44,7 +44,7 @@ async def opened(path: str, life: AsyncExitStack, generate: Generate | None = No
 
 
 def _is_no_server(record: logging.LogRecord) -> bool:
-    """Whether a log line is about something else than the end of a server, which a note reports."""
+    """Whether a log line must be shown. A note already reports the end of a server."""
     return not str(getattr(record, ROOT, {}).get("actor", "")).startswith(ACTOR)
 
 

@@ -148,7 +148,7 @@ def run_video(arguments: argparse.Namespace) -> int:
 
 
 class _Waiting:
-    """One command, as far as it has come."""
+    """One command in progress."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -199,7 +199,7 @@ class _Waiting:
             raise CallboardError(str(error)) from error
 
     def say_how_to_resume(self) -> None:
-        """On stderr, if there is a job that isn't lost."""
+        """If there is a job that isn't lost, write to stderr how to resume it."""
         handle = self._handle
         if handle is None or handle.status in ("failed", "cancelled"):
             return

@@ -45,7 +45,7 @@ _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "struc
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, as --json and --csv print it. None is not known."""
+    """One model, as --json and --csv print it. None means unknown."""
 
     id: str  # the model as `provider:name`
     display_name: str | None  # the model's name, for people
@@ -160,7 +160,7 @@ def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
 
 
 def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
-    """The model of a name: as it is configured here, else as it is known."""
+    """The model of a name: as configured here, or else from the known models."""
     info, found = get_model_info(name), None
     try:
         entry = registry.resolve(name).model
@@ -311,7 +311,7 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 
 def read_source(data: bytes, source: str) -> KnownModels:
-    """A file of ours, or LiteLLM's list made into one."""
+    """The models of a Callboard file, or of LiteLLM's list after a conversion."""
     value = parse(data, source)
     if isinstance(value, dict) and "format" in value:
         return decode(data, source)

@@ -196,7 +196,7 @@ def _checked(file: Path) -> bytes:
 
 
 def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:
-    """A snapshot, or genai-prices' data made into one."""
+    """A snapshot, or genai-prices' data converted into one."""
     value = parse(data, source)
     if isinstance(value, dict) and "format" in value:
         return price_snapshot.decode(data, source)

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def recording(registry: ModelRegistry, entry: AdapterEntry, file: Path) -> ModelRegistry:
-    """The same models, where everything that goes over one adapter is written down in a file."""
+    """The same models, with all traffic of one adapter recorded in a file."""
     if entry.type == "cassette":
         raise ConfigurationError(f"adapter {entry.name!r} replays a cassette itself; name a model of a provider")
     options = {"type": entry.type, "file": str(file), "record": True, "options": dict(entry.config.options)}
@@ -97,7 +97,7 @@ def in_yaml(entry: AdapterEntry, file: Path) -> str:
 
 
 async def _ask(session: Session, prompts: Sequence[str], screen: Screen, whole: bool) -> bool:
-    """Ask one after the other, and show the replies. False at the first that fails, which ends it."""
+    """Ask the questions in order, and show the replies. Stops at the first failure, and returns False."""
     for prompt in prompts:
         writer = ReplyWriter(screen, "")
         try:

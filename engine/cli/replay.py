@@ -85,7 +85,7 @@ def _source(store: Store, arguments: argparse.Namespace) -> StoredEvents:
 
 
 class _Lines:
-    """For people: when, what, and a few words."""
+    """Events as lines for people: the time, the topic, and a few words."""
 
     def __init__(self, trace: TracePlace) -> None:
         self._trace = trace

@@ -146,7 +146,7 @@ def _require_source(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_trials(arguments: argparse.Namespace) -> None:
-    """Refuse to try anything but prices. Going back to stored costs computes nothing."""
+    """Refuse trial options without new prices. Restoring stored costs computes nothing."""
     given = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
     chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
     if chosen is None and arguments.resume is not None:
@@ -174,7 +174,7 @@ def shown_progress() -> Iterator[OnProgress | None]:
 
 
 def _check_place(file: Path) -> None:
-    """Before anything is repriced: can the page be written there? Raises ConfigurationError."""
+    """Check that the page can be written, before anything is repriced. Raises ConfigurationError."""
     if file.is_dir():
         raise ConfigurationError(f"{file} is a folder; --html needs a file")
     if not file.absolute().parent.is_dir():
@@ -201,7 +201,7 @@ def _write_page(
 
 
 def _in_words(where: CallFilter) -> str:
-    """A filter in words, for people. Empty for a filter that lets every call pass."""
+    """The text of a filter, for people. Empty for a filter that lets every call pass."""
     words = []
     for name, value in msgspec.to_builtins(where).items():
         match name, value:
@@ -217,7 +217,7 @@ def _in_words(where: CallFilter) -> str:
 
 
 def choose_table(prices: Path, version: str | None, label: str | None) -> PriceTable:
-    """The one table of a price file that is meant."""
+    """The selected table of a price file."""
     tables = PriceTable.all_from_yaml(prices)
     fitting = [
         table

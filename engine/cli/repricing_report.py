@@ -58,7 +58,7 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The calls that are in neither sum, in words."""
+        """A text about the calls that neither sum includes."""
         sums = self.sums
         never = sums.unpriced - sums.no_longer_priced
         said = (
@@ -148,7 +148,7 @@ _HEADINGS = ("Calls", "Before", "After", "Difference", "", "Beside")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The words of a page about its origin."""
+    """The texts of a page about its origin."""
 
     before: str  # the prices of the costs before
     calls: str  # the calls that were repriced
@@ -366,7 +366,7 @@ def columns(rows: Sequence[Line]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Foreign text for a page: no markup of it, and nothing that turns its order around."""
+    """Text from other sources for a page, without its markup and without characters that reverse its order."""
     return escape(one_line(text))
 
 

@@ -143,7 +143,7 @@ def _view(engine: Engine, arguments: argparse.Namespace) -> WebView:
 
 
 def _announce(view: WebView, address: str) -> None:
-    """Print an address that signs one browser in, and another one each time it was used."""
+    """Print an address that signs in one browser. After each use, print a new one."""
     base = f"{address.rstrip('/')}{VIEW_PATH}"
 
     def say_address() -> None:

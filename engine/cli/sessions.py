@@ -257,7 +257,7 @@ def run_logs(arguments: argparse.Namespace) -> int:
 
 
 def show_messages(found: list[FoundMessage], terms: tuple[Term, ...]) -> None:
-    """Write messages in their order. With terms, only the part of each around them."""
+    """Write messages in their order. With search terms, only the part of each message around them."""
     console = make_console()
     for message in found:
         head = f"{moment_text(message.ts_us)}  {message.session_id}  {message.role or 'unreadable'}"

@@ -55,11 +55,11 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The schema of the reply: a JSON Schema, or its short form such as ``name, age int``."""
     tools: tuple[str, ...] = ()  # the names of tools that the model may call
     extract: Literal["first", "last"] | None = None
-    """The block of code that is the answer: the ``first`` or the ``last`` one. None is the whole reply."""
+    """The block of code that is the answer: the ``first`` or the ``last`` one. None means the whole reply."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of the parameters, in the order of their first use. ``input`` is none of them."""
+        """The names of the parameters, in the order of their first use, without ``input``."""
         found = (name for text in (self.system, self.prompt) if text is not None for name in _identifiers(text))
         return tuple(dict.fromkeys(name for name in found if name != INPUT))
 
@@ -111,7 +111,7 @@ _SUFFIX = ".yaml"
 
 
 def folder() -> Path:
-    """The folder, which need not be there."""
+    """The folder, which may not exist."""
     return home_folder() / "templates"
 
 
@@ -125,7 +125,7 @@ def names() -> list[str]:
 
 
 def path_of(name: str) -> Path:
-    """The path of a template, which need not be there."""
+    """The path of a template, which may not exist."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"{name!r} is not a template name: use letters, digits, '-', '_' and '.'")
     return folder() / f"{name}{_SUFFIX}"

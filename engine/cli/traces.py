@@ -225,7 +225,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 
 def _stdout(format: Format) -> IO[bytes]:
-    """Standard output, or what shows text at a terminal. Parquet is refused there."""
+    """Standard output. At a terminal it shows text, and Parquet is refused."""
     if not sys.stdout.isatty():
         return sys.stdout.buffer
     if format == "parquet":

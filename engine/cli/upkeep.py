@@ -81,7 +81,7 @@ def prune(arguments: argparse.Namespace) -> int:
 
 
 async def kept_back(trace: TracePlace) -> list[str]:
-    """The rows that stay at any age, because a shared store still lacks them."""
+    """The rows that are kept at any age, because a shared store still lacks them."""
     if not isinstance(trace, Path):
         return []
     from callboard.tracestore.shipping.marks import backlogs
@@ -146,7 +146,7 @@ def upgrade(arguments: argparse.Namespace) -> int:
 
 
 async def _upgrade(trace: Path) -> bool:
-    """Whether it was of an older version."""
+    """Upgrade a trace file. Returns whether it had an older version."""
     with contextlib.suppress(StoreError):  # The next one reports all other faults of the store.
         async with store_to_read(trace):
             return False

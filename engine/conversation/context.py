@@ -4,10 +4,10 @@ The history is never changed. A `Context` returns the first message of the histo
 replace the part before it. A policy is asked before each reply, and again when the prompt was too long. It may
 cut only before a user message, because providers refuse a tool's result without its call.
 
-If a provider refuses reasoning that is bound to changed messages, it is sent again without (see
-`adapters.http.repair`), and later turns remember the refusal. A model that accepts schemas always gets the
-schema. A model that can be forced to call a tool gets a tool with the reply as its arguments, unless the caller
-has tools or wants reasoning. All others get the schema in the system text.
+If a provider refuses reasoning that is bound to changed messages, the request is sent again without it (see
+`adapters.http.repair`). Later turns leave that reasoning out. A model that accepts schemas always gets the schema.
+A model that can be forced to call a tool gets a tool with the reply as its arguments, unless the caller has tools
+or wants reasoning. All others get the schema in the system text.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RefusedReasoning:
         )
 
     def copy(self) -> RefusedReasoning:
-        """A copy for a fork, which then learns by itself."""
+        """A copy for a fork. Later refusals are recorded separately."""
         other = RefusedReasoning()
         other._refused = {provider: set(ids) for provider, ids in self._refused.items()}
         return other
@@ -170,8 +170,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Callable[[Sequence[Message]], int]
     """A function that estimates the tokens of messages, with the session's tools and system prompt."""
     ask: Callable[[str], Awaitable[str]]
-    """A function that asks the model something and returns its text. The call is traced, and paid with the
-    turn."""
+    """A function that sends a prompt to the model and returns its text. The call is traced and belongs to the
+    turn's cost."""
 
     @property
     def sent(self) -> tuple[Message, ...]:
@@ -225,7 +225,7 @@ class Truncate:
     """Leaves out the oldest turns when the prompt is too long.
 
     Args:
-        keep: The share of the limit that is filled then, between 0 and 1. A share below 1 leaves room for the next
+        keep: The share of the limit that stays filled, between 0 and 1. A share below 1 leaves room for the next
             turns.
 
     Raises:
@@ -260,7 +260,7 @@ class Summarise:
     """Has the older turns summarised when the prompt is too long, and sends the summary in their place.
 
     The session's own model writes the summary. It needs several calls if it must read more than half its window.
-    The calls are traced, and paid with the turn.
+    The calls are traced and belong to the turn's cost.
 
     Args:
         keep_turns: The number of the last turns that stay as they are, at least 1.
@@ -298,8 +298,8 @@ class Summarise:
 
 
 def room(conversation: Conversation) -> int:
-    """The number of tokens that a prompt may have. For an unknown window, it is the size that was just too
-    much."""
+    """The number of tokens that a prompt may have. If the window is unknown, it is the size that was just too
+    large."""
     sent = conversation.estimate(conversation.sent)
     return sent if conversation.limit is None else min(conversation.limit, sent)
 

@@ -36,13 +36,13 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits of a call, in seconds; None means the engine's."""
 
     total: float | None = None
-    """From asking to the end, with all steps and tools."""
+    """From the request to the end, with all steps and tools."""
     per_step: float | None = None
     """For each call of the model."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """The options that each request of a turn carries as they are.
+    """The options that each request of a turn carries unchanged.
 
     They have the names and meanings of the fields of `CanonicalRequest`. A model that doesn't take an option gets
     the request without it, and the reply has a warning.
@@ -71,8 +71,8 @@ class RequestOptions(TypedDict, total=False):
     reasoning_effort: str | None
     """The effort for reasoning, from ``none`` to ``max``."""
     key: str | None
-    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name
-    is not asked."""
+    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name is
+    skipped."""
     provider_options: Mapping[str, Json]
     """Options for one provider, by the name of a protocol or an adapter."""
     max_retries: int | None
@@ -80,23 +80,23 @@ class RequestOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     """The retry policy of each call, in place of the adapter's."""
     background: bool | None
-    """Whether the provider goes on with the reply if the connection or the process is lost, so that it can be
-    taken up again."""
+    """Whether the provider continues the reply if the connection or the process is lost, so that the reply can be
+    resumed."""
     continue_broken: bool | None
-    """Whether a stream that breaks off in its text is continued by another attempt, where the model takes a
-    start. Both attempts are billed."""
+    """Whether a stream that breaks off in its text is continued by another attempt, if the model accepts the start
+    of a reply. Both attempts are billed."""
     include_raw: bool | None
-    """Whether each reply has what its provider sent, too, in `CanonicalResponse.raw` and in the `metadata` of its
-    message."""
+    """Whether each reply also has the provider's raw reply, in `CanonicalResponse.raw` and in the `metadata` of
+    its message."""
     drain_for_usage: float | None
-    """Seconds for which a cancelled stream is read on for its usage, in place of the adapter's."""
+    """Seconds for which a cancelled stream is read further for its usage, in place of the adapter's value."""
 
 
 class TurnOptions(RequestOptions, total=False):
     """The options of a turn, as keyword arguments or as a dict that is given with ``**``.
 
-    An option that is left out or None means the session's, then the model's in models.yaml, then the provider's
-    default, unless its own line says otherwise.
+    If an option is left out or None, the session's value applies, then the model's in models.yaml, then the
+    provider's default. Exceptions are stated at the option.
     """
 
     max_output_tokens: int | None
@@ -104,12 +104,12 @@ class TurnOptions(RequestOptions, total=False):
     stop_sequences: Sequence[str]
     """Texts that end the reply."""
     schema_mode: SchemaMode
-    """The way by which the reply is held to `output_schema`. ``native``, the default: by the model itself, or else
-    CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
-    forced and comes back as text, or through an instruction. Only `generate_object` checks the reply."""
+    """How the reply is made to follow `output_schema`. ``native``, the default: by the model itself, or else
+    CapabilityError is raised. ``auto``: a model that takes no schema gets a forced tool call, which is returned as
+    text, or an instruction. Only `generate_object` checks the reply."""
     retry_empty: int | None
     """The number of times that an empty reply is requested again; by default 0. A reply is empty if it ended well
-    without a text and without a call. Each time is a call of its own, which is billed and recorded."""
+    without a text and without a call. Each repeat is a separate call, which is billed and recorded."""
     max_tool_rounds: int
     """The number of times that tools are run before the turn ends; by default 1. With 0 no tool is run."""
     stop_when: StopWhen | None
@@ -123,11 +123,11 @@ class TurnOptions(RequestOptions, total=False):
     call_timeout: float | None
     """Seconds for each call with its attempts; None means the adapter's. It is `TimeoutConfig.per_step`."""
     tags: Mapping[str, str] | None
-    """Tags of the turn's calls, for the trace; never sent. They are added to the session's, and stand over
+    """Tags of the turn's calls, for the trace; never sent. They are added to the session's tags, and override
     them."""
     fallback: Sequence[str] | None
-    """The names of the models to try when the first one fails. None leaves it to the session, unless the turn has
-    a model of its own, and then to models.yaml. An empty sequence wants none."""
+    """The names of the models to try when the first one fails. None uses the session's fallbacks, unless the turn
+    has its own model, and then those of models.yaml. An empty sequence means no fallback."""
     requires: Requirements | None
     """The abilities that the model must have, in addition to those of the session and the request."""
     limits: TurnLimits | None
@@ -160,7 +160,7 @@ def merged(*levels: TurnOptions) -> TurnOptions:
 
 
 def for_requests(*levels: TurnOptions) -> RequestOptions:
-    """The options that go into each request as they are, of several levels as `merged` takes them."""
+    """The options of several levels, as for `merged`, that go into each request unchanged."""
     said = {
         name: value
         for level in levels
@@ -171,7 +171,7 @@ def for_requests(*levels: TurnOptions) -> RequestOptions:
 
 
 def said_by(request: CanonicalRequest) -> TurnOptions:
-    """The options of a turn that requests the same as a request."""
+    """The options of a turn that has the same effect as a request."""
     said: TurnOptions = {
         "max_output_tokens": None if request.default_output_limit else request.max_output_tokens,
         "stop_sequences": request.stop_sequences,
@@ -334,5 +334,5 @@ def _as_json(value: object) -> Json | msgspec.UnsetType:
 
 
 def _waits(request: ApprovalRequest) -> Pending:
-    """The approve hook of a turn that lost its own: every call waits for an answer."""
+    """The approve hook of a turn whose own hook was lost. Every call waits for an answer."""
     return Pending()

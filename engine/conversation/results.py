@@ -114,7 +114,7 @@ _COUNTS = (
 
 
 def in_markdown(text: str, model: str, usage: TokenUsage, cost: Cost) -> str:
-    """A reply as Markdown, with a line on how it came about."""
+    """A reply as Markdown, with a line about its model, tokens and cost."""
     amount = "unpriced" if cost.usd is None else f"{cost.usd:f} USD"
     return f"{text}\n\n---\n*{model}, {usage.total_tokens:,} tokens, {amount}*"
 
@@ -143,7 +143,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def status(self) -> TurnStatus:
-        """The way the reply's turn ended, as the trace has it; ``awaiting_tools`` as long as the turn runs."""
+        """How the reply's turn ended, as in the trace; ``awaiting_tools`` while the turn runs."""
         status: TurnStatus = self.__dict__.get("_status", "awaiting_tools")
         return status
 
@@ -377,7 +377,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     """The conversation as it was given, and all messages that were added to it."""
     status: TurnStatus
-    """The way the turn ended, as `TurnStatus` lists them."""
+    """How the turn ended: a value of `TurnStatus`."""
     total_cost: Cost
     """The cost of all calls, failed ones and their attempts included; unknown as soon as one cost is."""
     cost_sum: CostSum = CostSum()

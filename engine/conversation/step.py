@@ -94,9 +94,9 @@ def request_for(
 
 
 def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -> bool:
-    """Whether the configuration or a budget gives the model another request than the one that was made.
+    """Whether the configuration or a budget changes the request for this model.
 
-    Default settings of a model are no part of it: a client that leaves a setting out means the provider's default.
+    Default settings of the model don't count. If a client leaves a setting out, it means the provider's default.
     """
     given, options = option.input, turn.options
     assert given is not None
@@ -109,7 +109,7 @@ def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -
 
 
 def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOptions:
-    """The options of a model in the configuration. Those of session and turn replace them."""
+    """The options of a model in the configuration. Options of the session and the turn replace them."""
     return {
         "temperature": entry.defaults.temperature,
         "reasoning_effort": entry.defaults.effort if capabilities.supports_thinking else None,
@@ -135,11 +135,11 @@ _SAID_BY_WIRE = frozenset(
     | {"frequency_penalty", "presence_penalty", "seed", "verbosity", "user", "output_schema", "tool_choice"}
     | {"parallel_tool_calls", "reasoning_effort", "provider_options"}
 )
-"""The fields of a request that a client's own body has in its own form."""
+"""The fields of a request that a client's own body has in its native form."""
 
 
 def _asks_otherwise(original: CanonicalRequest, changed: CanonicalRequest) -> bool:
-    """Whether middleware changed anything that a client's own body would ask for as before."""
+    """Whether middleware changed a field that a client's own body still has unchanged."""
     return changed is not original and any(
         getattr(changed, name) != getattr(original, name) for name in _SAID_BY_WIRE
     )
@@ -176,7 +176,7 @@ class Step:
         models: The models that may serve.
         messages: The messages that are sent.
         first_ids: The ids that the caller wants for the first call.
-        first: Whether no reply has come in this turn yet.
+        first: Whether the turn has no reply yet.
         caused_by: The id of the call that led to this step.
     """
 
@@ -194,7 +194,7 @@ class Step:
         self.partial: Reply | None = None
         """The part of a reply that had arrived when its call failed."""
         self.left = False
-        """Whether the reply was left to its provider, which goes on with it in the background."""
+        """Whether the call has ended while the provider continues the reply in the background."""
         self._turn = turn
         self._models = models
         self._messages = messages
@@ -224,7 +224,7 @@ class Step:
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
         """The reply of a model. An empty one is requested again, as often as the caller wants.
 
-        Each time is a call of its own, with a message of its own.
+        Each request is a separate call with its own message.
         """
         turn = self._turn
         left = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
@@ -357,7 +357,7 @@ class Step:
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:
-    """The outcome without calls of a reply that did not end well, whether an adapter or middleware made it."""
+    """The outcome, without its tool calls if the reply did not end well."""
     response = outcome.response
     content = with_whole_calls(response.content, response.stop_reason)
     if content is response.content:
@@ -410,8 +410,8 @@ class TurnTools:
     """The tools of one turn.
 
     Args:
-        turn: The turn. Its stream and the bus hear of each tool.
-        keep: Is given the results, also the results of a round that is cancelled.
+        turn: The turn. Each tool is published on its stream and on the bus.
+        keep: Receives the results, also the results of a cancelled round.
     """
 
     def __init__(self, turn: TurnContext, keep: Keep) -> None:
@@ -505,7 +505,7 @@ class TurnTools:
         return made
 
     def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
-        """The run of a tool, as the calls see it that the tool makes."""
+        """The run of a tool, for the calls that the tool makes."""
         turn = self._turn
         asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
         return Caller(

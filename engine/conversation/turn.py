@@ -103,10 +103,9 @@ class Turn(TurnContext):
         streamed: Whether the replies are streamed.
         first_ids: The ids that the caller wants for the first call.
         max_pauses: The number of times that a reply which paused is continued.
-        answers: The answers to open calls by their ids, with which an earlier turn continues.
+        answers: The answers to open calls by their ids. They continue an earlier turn.
         takes_up: The background reply that continues an earlier turn.
-        asked: The model and the options that an earlier turn was asked with; None makes them of `model` and
-            `options`.
+        asked: The model and the options of the earlier turn that continues; None uses `model` and `options`.
         caller: The run of a tool that starts the turn; None looks for it here.
     """
 
@@ -133,7 +132,7 @@ class Turn(TurnContext):
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
         self.status: TurnStatus = "failed"
-        """The way the turn ended, once it is over."""
+        """How the turn ended, once it has ended."""
         self.steering = SteeringQueue()
         """The messages that are to steer the turn, until its next step."""
         self._model = model
@@ -158,7 +157,7 @@ class Turn(TurnContext):
 
     @property
     def cost(self) -> Cost:
-        """The cost of all calls so far; unknown as soon as one cost is."""
+        """The cost of all calls so far; unknown if one cost is unknown."""
         return self.spending.cost
 
     @property
@@ -181,7 +180,7 @@ class Turn(TurnContext):
 
     @property
     def ended_as(self) -> TurnStatus | None:
-        """The way the turn ended; None until it has."""
+        """How the turn ended; None while it is in progress."""
         return self.status if self._over else None
 
     @property
@@ -191,7 +190,7 @@ class Turn(TurnContext):
 
     @property
     def undelivered(self) -> tuple[Message, ...]:
-        """The messages that were to steer the turn, and have not been answered."""
+        """The steering messages that no reply has answered."""
         unanswered = (message for message in self._history.pending if message.steers)
         return (*unanswered, *self.steering.waiting)
 
@@ -324,7 +323,7 @@ class Turn(TurnContext):
         await self.node.end(f"turn {self.id} was cut off, so its tools can make no more calls" if cut else "")
 
     async def _in_cluster(self) -> Reply:
-        """The turn, and then the question whether it is still this node that publishes how it ended."""
+        """Run the turn, then check whether this node still may publish its end."""
         failed: Exception | None = None
         try:
             with self.scope.enter(self.cancel):
@@ -467,7 +466,7 @@ class Turn(TurnContext):
             self.log.append(UserMessage(message.content, message.id or ""))
 
     def _take_tools(self, models: TurnModels) -> None:
-        """Take the tools of now from sources whose tools may change."""
+        """Take the current tools from sources whose tools may change."""
         if self.state.refresh_tools():
             models.use_tools(self.state.definitions)
             if self.state.announced:
@@ -566,7 +565,7 @@ class Turn(TurnContext):
     # --- The end ---
 
     def _end(self, error: BaseException | None) -> None:
-        """Publish how the turn ended. It has no `await`, so that nothing can come between."""
+        """Publish how the turn ended. It has no `await`, so nothing can run in the middle."""
         self._over = True
         self.runtime.in_flight.remove(self)
         if error is not None:
@@ -627,7 +626,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 async def own(turn: Turn, task: TaskHandle[Reply]) -> Reply:
-    """Wait for a turn that belongs to this task. If this task is cancelled, the turn is cancelled, too."""
+    """Wait for a turn that this task owns. If this task is cancelled, the turn is cancelled, too."""
     try:
         return await task.wait()
     except TaskCancelled as error:

@@ -100,7 +100,7 @@ class TurnContext:
     log: StreamLog[TurnEvent]
     """The turn's stream, from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
-    """The reply that is being made in the background, with which the turn starts in place of a new one."""
+    """The background reply with which the turn starts, in place of a new reply."""
     given: CanonicalRequest | None = None
     """The request that the caller gave; None if it gave messages and options."""
     on_accepted: Callable[[bool], object] | None = None
@@ -129,7 +129,7 @@ class TurnContext:
         self.spending = Spending()
         """The tokens and costs of the turn's calls so far."""
         self.route: Route | None = None
-        """The way of the turn's last call."""
+        """The route of the turn's last call."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
         if self.caller is not None and self.caller.carried and runtime.node is not None:
@@ -137,7 +137,7 @@ class TurnContext:
         """The run of a tool that has started the turn; None for a root."""
         own = {**state.tags, **(options.get("tags") or {})}
         self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
-        """The tags of the turn's calls: the calling turn's, over them the session's, and over them the turn's own.
+        """The tags of the turn's calls. The turn's own override the session's, which override the calling turn's.
         """
         limits = options.get("limits")
         self.node: TreeNode | None = None
@@ -178,7 +178,7 @@ class SteeringQueue:
 
     @property
     def waiting(self) -> tuple[Message, ...]:
-        """The messages that no step has taken."""
+        """The messages that no step has taken yet."""
         return tuple(self._waiting)
 
     def add(self, message: Message) -> None:
@@ -202,7 +202,7 @@ class SteeringQueue:
             self._closed = self._closed or why
 
     def close_if_empty(self, why: str) -> bool:
-        """Refuse further messages, unless some wait. Returns whether the queue was empty, and is closed."""
+        """Close the queue if it is empty: further messages are refused. Returns whether it is closed."""
         with self._lock:
             if not self._waiting:
                 self._closed = self._closed or why
@@ -233,8 +233,8 @@ def provider_waits(reply: Message) -> bool:
 class TurnHistory:
     """The conversation as one turn sees it and adds to it.
 
-    It must not refer to the turn, which refers to it. A session without references must be freed immediately, not
-    by the garbage collector.
+    It must not refer to the turn, because the turn refers to it. A session without references must be freed
+    immediately, not by the garbage collector.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
@@ -263,7 +263,7 @@ class TurnHistory:
         self.pending.extend(messages)
 
     def add(self, message: Message) -> None:
-        """Add a message. The first one that has content takes all pending messages into the history."""
+        """Add a message. The first message with content moves all pending messages into the history."""
         self.pending.append(message)
         if message.content:
             pending, self.pending = self.pending, []
@@ -277,7 +277,7 @@ class TurnHistory:
             self.add(Message(Role.TOOL, results, id=self._new_id()))
 
     def keep_ahead(self, accepted: bool) -> None:
-        """Store the pending messages early, for a reply that is taken up later.
+        """Store the pending messages early, for a reply that is resumed later.
 
         If the provider didn't accept the reply, they are removed again.
         """
@@ -340,7 +340,7 @@ ADVICE = (
     "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
     "or Summarise of engine.context. Or choose a model with a larger window"
 )
-"""The advice for a prompt that is too long where there is no policy."""
+"""The advice for a prompt that is too long, if there is no policy."""
 
 
 async def within_window(
@@ -405,9 +405,9 @@ class TurnModels:
         self.adapters = BorrowedAdapters(turn.runtime)
         """The adapters, until the turn's end."""
         self.failed: dict[str, str] = {}
-        """The models that are out of question for this turn, with the reason."""
+        """The models that can't serve this turn, each with the reason."""
         self.answered_by: str | None = None
-        """The model that has answered in this turn. It comes before all others."""
+        """The model that has answered in this turn. It is tried before all others."""
         self._turn = turn
         self._cached_at = deployment_of_last_reply(turn.state.messages, self.plan)
         self._asked = _asked_of(turn, self.plan, said)
@@ -534,7 +534,7 @@ class TurnModels:
         )
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
-        """The output that the budgets have room for, and the refusal for which a cheaper model is wanted."""
+        """The output that fits into the budgets, and the refusal that asks for a cheaper model."""
         turn = self._turn
         budgets = turn.runtime.budgets
         payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)

@@ -1,1 +1,1 @@
-"""Functions that need no engine of your own, with and without an event loop."""
+"""Functions that work without an engine of your own, with and without an event loop."""

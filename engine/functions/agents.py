@@ -53,10 +53,10 @@ def agent_tool(
 ) -> Tool:
     """A tool that gives a task to another agent and returns the agent's answer.
 
-    Each call runs a session of its own, as a child of the turn that calls the tool: with that turn's tags, limits
-    and end. If the engine captures content, the session is stored. It is deleted with the session of the parent.
-    When a call is run again after its process was killed, the agent's session continues: an answer that was there
-    is returned, and tools that ran then are not run again.
+    Each call runs its own session as a child of the turn that calls the tool. It has that turn's tags and limits,
+    and ends with it. If the engine captures content, the session is stored. It is deleted with the session of the
+    parent. When a call is run again after its process was killed, the agent's session continues: an answer that
+    existed is returned, and tools that ran are not run again.
 
     Args:
         name: The tool's name.
@@ -120,7 +120,7 @@ async def _session(
 
 
 async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:
-    """The agent's answer. It is the answer of an earlier process, or of a turn that starts or continues now."""
+    """The agent's answer: from an earlier process, or from a turn that starts or continues now."""
     messages = session.messages
     if messages and messages[-1].role is Role.ASSISTANT and not session.pending_calls:
         return as_reply(messages[-1])
@@ -145,7 +145,7 @@ def handoff(
     """A tool with which a model gives the conversation to another agent.
 
     The turn continues with the other agent's model, system prompt and tools. It sees the history, fitted to its
-    model. A session stays with it, also in later turns.
+    model. A session stays with the other agent in later turns.
 
     Args:
         to: The other agent's name. The tool is called ``transfer_to_NAME``.

@@ -47,7 +47,7 @@ async def costs(
             served_model, error_class, stop_reason, operation, key, or ``tag:KEY``. ``()`` gives one total.
         since: The earliest start of a call.
         until: The moment before which a call started.
-        where: What else the calls must have in common.
+        where: Further conditions that the calls must meet.
         under: The price version for the costs; None is the current one.
         trace: The trace; None is $CALLBOARD_HOME/trace.db, else ~/.callboard/trace.db.
 
@@ -91,13 +91,13 @@ async def reprice(
     `callboard reprice --undo` reverts the repricing.
 
     Args:
-        prices: A table, or the path of a price file with its newest table. None is the table that an engine
-            would have now.
+        prices: A table, or the path of a price file with its newest table. None means the table that a new engine
+            would use.
         discount: Factors on these prices by ``provider:name``, with ``*``, as `PriceTable.discounted` takes them:
             ``{"anthropic:*": "0.8"}`` is 20 % off.
         since: The earliest start of a call.
         until: The moment before which a call started.
-        where: What else the calls must have in common.
+        where: Further conditions that the calls must meet.
         dry_run: Whether to report only.
         trace: The trace, as in `costs`.
 

@@ -79,8 +79,8 @@ async def generate(
 ) -> GenerateResult:
     """Ask a model, run the tools that it calls, and return when it has answered.
 
-    Cancelling the task that waits here cancels the call. An exception has what had arrived (`content`, `usage`)
-    and what had been done (`.turn`, with its `steps`, `cost` and `messages`).
+    Cancelling the task that waits here cancels the call. An exception has the content that had arrived (`content`,
+    `usage`) and the finished part of the turn (`.turn`, with its `steps`, `cost` and `messages`).
 
     Args:
         model: Any of a model's names, several names in order, a `ModelChoice`, or None for the configured default.
@@ -93,7 +93,7 @@ async def generate(
         AdapterError: A call failed; it has many classes.
         ConfigurationError: The configuration, the model or an option is wrong.
         CallboardError: The arguments don't go together.
-        TypeError: The argument does not exist, or it is of a wrong kind.
+        TypeError: The argument does not exist, or has a wrong type.
     """
     return await (engine or default_engine()).generate(model, prompt, **arguments)
 
@@ -188,11 +188,11 @@ async def embed(
     engine: Engine | None = None,
     **options: Unpack[EmbeddingOptions],
 ) -> EmbeddingResult:
-    """The vectors of texts, however many: `Engine.embed` on the engine that is meant.
+    """The vectors of any number of texts: `Engine.embed` on the given engine.
 
     Args:
         texts: The texts, or one text.
-        model: Any of a model's names, or several names of one and the same model; None is the configured default.
+        model: Any of a model's names, or several names of the same model; None is the configured default.
         engine: The engine to use; None is `default_engine()`.
         options: The fields of `EmbeddingOptions`, such as ``on_progress``.
 

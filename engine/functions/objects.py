@@ -169,7 +169,7 @@ def stream_object(
     engine: Engine | None = None,
     **arguments: Unpack[ObjectArguments],
 ) -> ObjectStream[Any]:
-    """Like `generate_object`, but the object is given as it grows; see `ObjectStream`."""
+    """Like `generate_object`, but yields the object as it grows; see `ObjectStream`."""
     return (engine or default_engine()).stream_object(model, prompt, schema=schema, **arguments)
 
 

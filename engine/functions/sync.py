@@ -1,13 +1,14 @@
-"""The thread in which the sync functions do their work: one for the process, with an event loop of its own.
+"""The thread of the sync functions: one for the process, with its own event loop.
 
     caller's thread                     callboard-sync                       callboard-sync-watch (daemon)
     run(make) ── call_soon_threadsafe ─▶ task of make()                      main thread joined
        waits ◀────────── done ────────── its result                          callers' threads joined
                                          engines closed, loop closed ◀────── stop()
 
-It is started by the first call. It is not a daemon, so the interpreter waits for it, and it must end by itself:
-a daemon waits for the main thread to end, then for those other threads that use sync functions, and then has the
-loop close its engines in order. Nothing on that path may start a thread: the interpreter allows none any more.
+It is started by the first call. It is not a daemon, so the interpreter waits for it, and it must end by itself. A
+daemon thread waits for the main thread to end, and then for the other threads that use sync functions. Then it
+makes the loop close its engines in order. Nothing on that path may start a thread, because the interpreter no
+longer allows it.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ T = TypeVar("T")
 _log = Log("engine.sync")
 
 CANCEL_SECONDS = 10.0
-"""How long an interrupted caller waits for its call to end in order."""
+"""Seconds that an interrupted caller waits for its call to end in order."""
 
 CLOSE_SECONDS = 30.0
-"""How long an engine may take to close when the program ends; more than it takes itself (`Timeouts.shutdown`)."""
+"""Seconds that an engine may take to close when the program ends. More than its own limit, `Timeouts.shutdown`."""
 
 _SAME_NAME = "await the async function instead, which has the same name without _sync"
 
@@ -56,14 +57,14 @@ _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end
 
 
 class Closing(Protocol):
-    """An object that has something to end in order."""
+    """An object that must be closed in order."""
 
     async def aclose(self) -> object: ...
 
 
 class EngineLife(Closing, Protocol):
     def require_loop(self, instead: str = "") -> None:
-        """Raises WrongLoop on another event loop than its own."""
+        """Raise WrongLoop unless the object's own event loop runs here."""
 
 
 class _Call(Generic[T]):
@@ -230,8 +231,8 @@ class SyncHost:
             return [thread for thread in self._callers if thread.is_alive() and not thread.daemon]
 
     def stop(self) -> None:
-        """Cancel what runs, close the engines, end the loop and the thread. Called from another thread; a second
-        call does nothing.
+        """Cancel running work, close the engines, end the loop and the thread. Called from another thread; a
+        second call does nothing.
         """
         with self._lock:
             if not self._stopped:
@@ -241,7 +242,7 @@ class SyncHost:
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and wait a while for their ends."""
+    """Cancel tasks, and wait a limited time for them to end."""
     left = [task for task in tasks if task is not asyncio.current_task()]
     for task in left:
         task.cancel()
@@ -265,10 +266,10 @@ def sync_host() -> SyncHost:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the thread of the sync functions, where their engines live.
+    """Run a coroutine on the thread of the sync functions, which has their engines.
 
-    It is for calls that have no sync function of their own: ``run_sync(session.send("Hi"))``. Ctrl-C cancels the
-    coroutine. Its exceptions are raised here.
+    Use it for methods without a sync version: ``run_sync(session.send("Hi"))``. Ctrl-C cancels the coroutine. Its
+    exceptions are raised here.
 
     Args:
         coroutine: The coroutine.
@@ -277,7 +278,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         Its result.
 
     Raises:
-        WrongLoop: This is that very thread.
+        WrongLoop: It is called on that thread.
         CallboardError: The program is ending.
     """
 
@@ -291,7 +292,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget_after_fork() -> None:
-    """Forget the host in a child process. Its thread isn't there, and its lock may have been held."""
+    """Forget the host in a child process. Its thread does not exist there, and its lock may have been held."""
     global _host, _host_lock
     _host, _host_lock = None, threading.Lock()
 
@@ -400,7 +401,7 @@ class SyncStream:
         return self._host.run(self._held.cancel)
 
     def close(self) -> None:
-        """Cancel what still runs, and wait until it has ended. A second call does nothing."""
+        """Cancel running work, and wait until it has ended. A second call does nothing."""
         self._host.run(self._held.aclose)
 
     def __enter__(self) -> Self:
@@ -473,6 +474,6 @@ class SyncStreamResult(SyncStream):
         return self._host.run(self._stream.result)
 
     def close(self) -> None:
-        """Cancel what still runs, and wait until it has ended. A second call does nothing."""
+        """Cancel running work, and wait until it has ended. A second call does nothing."""
         self._taken, self._index = [], 0
         super().close()

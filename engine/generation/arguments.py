@@ -28,9 +28,9 @@ def turn_of(
     streamed: bool,
     model: Model | None = None,
 ) -> Turn:
-    """The one turn of a conversation without a session that asks just what the request asks.
+    """The single turn of a conversation without a session, equivalent to the request.
 
-    A given `model` stands in place of the request's.
+    `model`, if given, replaces the request's model.
     """
     state = SessionState(
         "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
@@ -68,7 +68,7 @@ _SPEAKERS = (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)
 
 
 def as_messages(given: Sequence[MessageLike]) -> tuple[Message, ...]:
-    """The messages that a program means. Raises TypeError."""
+    """The messages that a program passes. Raises TypeError."""
     return tuple(each if isinstance(each, Message) else _message(each) for each in given)
 
 
@@ -155,7 +155,7 @@ def new_turn(
     streamed: bool,
     **arguments: Unpack[Arguments],
 ) -> Turn:
-    """The one turn of a conversation of its own. Raises CallboardError or TypeError."""
+    """The single turn of a separate conversation. Raises CallboardError or TypeError."""
     _check_kinds(model, prompt, arguments)
     options = options_of(arguments)
     messages = conversation(model, prompt, arguments.get("messages"))
@@ -171,7 +171,7 @@ def new_turn(
 
 
 def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
-    """Raise TypeError for mistakes that are made easily, and would be met much later."""
+    """Raise TypeError for common mistakes that would otherwise show much later."""
     if isinstance(model, CanonicalRequest):
         raise TypeError("a CanonicalRequest is for engine.complete() and engine.stream()")
     if model is not None and not isinstance(model, str | Sequence | ModelChoice):
@@ -218,7 +218,7 @@ def options_of(arguments: Arguments) -> TurnOptions:
 
 
 def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:
-    """The model that is meant, where its provider is given apart. Raises ConfigurationError or CallboardError."""
+    """The model for a name and a separate provider. Raises ConfigurationError or CallboardError."""
     if provider is None:
         return model
     if isinstance(model, ModelChoice):
@@ -244,7 +244,7 @@ async def generate_on(
 
 
 def result_of(turn: Turn) -> GenerateResult:
-    """The result of a turn that came to its end without an error."""
+    """The result of a turn that ended without an error."""
     return GenerateResult(
         steps=tuple(turn.steps),
         messages=turn.messages,

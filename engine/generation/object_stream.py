@@ -35,17 +35,17 @@ T = TypeVar("T")
 
 
 class ObjectStream(Generic[T]):
-    """An object as it grows. Iterate it for the part that has come, and ask for `object()` or `result()`.
+    """An object as it grows. Iterate it for the part that has arrived, and await `object()` or `result()`.
 
         async with stream_object("sonnet", "Ten recipes.", schema=list[Recipe]) as stream:
             async for partial in stream:
                 print(f"{len(partial)} recipes so far")
         recipes = await stream.object()
 
-    Each partial is plain JSON, not yet checked, and has more than the one before. Deltas that came together make
-    one partial. With `max_reasks`, partials start again when the model is called again. The call starts when it is
-    first asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context
-    before the end cancels the call, and so does `aclose()`.
+    Each partial is plain JSON, not yet checked, and longer than the one before. Deltas that arrived together make
+    one partial. With `max_reasks`, partials start again when the model is called again. The call starts at the
+    first use. Each loop yields all partials, so any number of tasks may iterate. Leaving the context before the
+    end cancels the call, and so does `aclose()`.
     """
 
     def __init__(self, task: ObjectTask[T]) -> None:
@@ -67,7 +67,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def stream_id(self) -> str:
-        """The id that `Engine.attach` takes, for readers of all events of the reply that comes just now."""
+        """The id that `Engine.attach` takes, for readers of all events of the current reply."""
         return self._attempts[-1][1].stream_id
 
     @property
@@ -92,12 +92,12 @@ class ObjectStream(Generic[T]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies until now, and of the call in progress, as far as they are known."""
+        """The warnings of all replies so far, and the known ones of the call in progress."""
         return tuple(warning for _, stream in self._attempts for warning in stream.warnings)
 
     @property
     def status(self) -> TurnStatus | None:
-        """The way the last turn ended; None while it runs. A turn that ended well may have given no object."""
+        """How the last turn ended; None while it runs. A turn that ended well may have produced no object."""
         return self._attempts[-1][1].status
 
     async def object(self) -> T:
@@ -122,7 +122,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def undelivered(self) -> tuple[Message, ...]:
-        """The messages that were to steer the call, and have not been answered."""
+        """The steering messages that no reply has answered."""
         return self._attempts[-1][1].undelivered
 
     async def cancel(self) -> bool:
@@ -134,7 +134,7 @@ class ObjectStream(Generic[T]):
         return await self._attempts[-1][1].cancel()
 
     async def aclose(self) -> None:
-        """Cancel what still runs, and wait until it has ended. A second call does nothing."""
+        """Cancel running work, and wait until it has ended. A second call does nothing."""
         self._closed = True
         for _, stream in self._attempts:
             await stream.aclose()
@@ -194,7 +194,7 @@ class ObjectStream(Generic[T]):
             number += 1
 
     async def _pieces(self, number: int) -> AsyncIterator[tuple[str, str]]:
-        """The text of an attempt's replies as it comes, each piece with its message's id."""
+        """The text of an attempt's replies as it arrives, each piece with its message's id."""
         pieces = _Pieces(may_be_forced=not self._task.has_tools)
         async with self._attempts[number][1].reader(coalesce=True) as reader:
             async for event in reader:
@@ -203,7 +203,9 @@ class ObjectStream(Generic[T]):
 
 
 class _Growing(Generic[T]):
-    """The part of an object that has arrived. A turn with tools may have several replies. Each starts again."""
+    """The part of an object that has arrived. A turn with tools may have several replies. The object starts again
+    with each.
+    """
 
     def __init__(self, schema: ObjectSchema[T], *, lenient: bool) -> None:
         self._schema = schema
@@ -235,7 +237,7 @@ class _Reasoning:
         self._tail = ""  # the end of what was read last, for a mark that is cut in two
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
-        """The part of a piece without reasoning, and whether the object starts again with it."""
+        """The part of a piece without reasoning, and whether the object starts again at it."""
         if self._held is not None:
             self._held += piece
             start = self._held.lstrip()
@@ -253,7 +255,7 @@ class _Reasoning:
 
 
 class _Pieces:
-    """The text in events: deltas, and the arguments of the tool call that stands for a reply."""
+    """The text in events: deltas, and the arguments of the tool call that replaces a reply."""
 
     def __init__(self, *, may_be_forced: bool) -> None:
         self._may_be_forced = may_be_forced

@@ -35,8 +35,8 @@ _WRAPPED = "value"
 class ObjectSchema(Generic[T]):
     """A type or a JSON Schema that a reply must follow.
 
-    Providers take an object at the schema's root only. Anything else is wrapped into an object with the member
-    ``value``, and taken out of it again.
+    Providers take an object at the schema's root only. Any other schema is wrapped into an object with the member
+    ``value``, and its value is unwrapped again.
 
     Args:
         of: A type, a hint, or a JSON Schema as a dict.
@@ -76,7 +76,7 @@ class ObjectSchema(Generic[T]):
         return reply
 
     def bare(self, text: str) -> Json | msgspec.UnsetType:
-        """The value in a text that has no object, where the model left the wrapper out; UNSET if it is none.
+        """The value in a text without the wrapper object, because the model left it out; UNSET if there is none.
 
         It is a list within other words, or the whole text as a string.
         """
@@ -139,7 +139,7 @@ NoObjectReason: TypeAlias = Literal["truncated", "refused", "not_json", "invalid
 
 
 class NoObjectGeneratedError(CallboardError):
-    """The model replied, but not with such an object.
+    """The model replied, but the reply is not the requested object.
 
     Args:
         reason: ``truncated``: the reply reached max_output_tokens, or the window's end. ``refused``: by the model
@@ -189,7 +189,7 @@ class Unfit(Exception):
     Args:
         reason: As in `NoObjectGeneratedError`.
         detail: As in `NoObjectGeneratedError`.
-        may_be_mended: Whether it may make sense to ask again. A reply that was too long would be so again, and a
+        may_be_mended: Whether it is useful to ask again. A reply that was too long would be too long again, and a
             refusal is an answer.
     """
 
@@ -289,8 +289,8 @@ def _refuse(constant: str) -> NoReturn:
 def repair(text: str, *, cut_off: bool = False) -> Json:
     """The object in nearly valid JSON.
 
-    It is read as it was meant: with text and code fences around it, commas too many, line breaks in strings, and
-    brackets that were not closed.
+    It may have text and code fences around it, extra commas, line breaks in strings, and brackets that were not
+    closed.
     """
     machine = PartialJson(embedded=True, opening="{", lenient=True)
     machine.feed(after_reasoning(text))
@@ -305,10 +305,10 @@ class ObjectArguments(Arguments, total=False):
 
     max_reasks: int
     """The number of times that a reply which is not JSON, or doesn't follow the schema, is shown to the model with
-    its fault, to be given again. Each is a further call; by default 0."""
+    its fault, to be corrected. Each is a further call; by default 0."""
     repair: bool
-    """Whether nearly valid JSON is read as it was meant, with a comma too many or a bracket too few. A truncated
-    reply is read, too, if its part follows the schema."""
+    """Whether nearly valid JSON is repaired, for example an extra comma or a missing bracket. A truncated reply is
+    accepted, too, if it follows the schema."""
 
 
 class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
@@ -321,7 +321,7 @@ class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
     output: T
     """The object."""
     repaired: bool = False
-    """Whether the text is no valid JSON, and was read as it was meant."""
+    """Whether the text was invalid JSON and was repaired."""
 
     def to_dict(self) -> JsonObject:
         """The result as plain values, as `GenerateResult.to_dict`, and the object as ``output``."""
@@ -370,7 +370,7 @@ class ObjectTask(Generic[T]):
         self._reasks = max_reasks
 
     def judge(self, turn: Turn) -> ObjectResult[T] | Turn:
-        """The object of a turn that is over, or the turn to run next."""
+        """The object of a turn that has ended, or the turn to run next."""
         self._turns.append(turn)
         response = turn.steps[-1].response
         try:

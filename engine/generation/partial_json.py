@@ -1,8 +1,8 @@
 """Growing JSON text, and its value at any moment before the text is complete.
 
 The reader is a push-down machine over the pieces of the text, wherever they are cut. No text is read twice. A
-string, an object or an array is part of the value once it has started. A number, a literal and a member's name are
-part of it only once they are complete, because a piece would mean something else.
+string, an object or an array is part of the value once it has started. A number, a literal and a member's name
+become part of it when they are complete, because a piece of them has another meaning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JsonString:
     if the last piece made the string longer.
 
     Args:
-        lenient: Whether line breaks, other control characters and unknown escapes are read as they were meant.
+        lenient: Whether line breaks, other control characters and unknown escapes are accepted.
     """
 
     def __init__(self, *, lenient: bool) -> None:
@@ -153,8 +153,8 @@ class PartialJson:
             example.
             The text before and after it is ignored.
         opening: The characters with which the value may start.
-        lenient: Whether extra commas, line breaks in strings and unknown escapes are read as they were meant. Then
-            `close()` closes everything that is open.
+        lenient: Whether extra commas, line breaks in strings and unknown escapes are accepted. Then `close()`
+            closes everything that is open.
     """
 
     def __init__(self, *, embedded: bool = False, opening: str = "{[", lenient: bool = False) -> None:
@@ -181,7 +181,7 @@ class PartialJson:
 
     @property
     def value(self) -> Json:
-        """The value so far, as a snapshot; None before `started`. It takes time for the open parts, not for the
+        """The value so far, as a snapshot; None before `started`. Its cost depends on the open parts, not on the
         whole.
 
         Snapshots share the parts that are whole, so don't change them.
@@ -415,7 +415,7 @@ class PartialJson:
         return place
 
     def _is_hardly_begun(self) -> bool:
-        """Whether the supposed value was only a bracket in the text before it."""
+        """Whether the supposed value was only a bracket in the text before the value."""
         return (
             len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()
         )

@@ -1,8 +1,8 @@
 """A streamed turn and its readers.
 
 The turn starts when a reader first needs it, and is cancelled when no reader needs it any more. Each reader has
-its own pace and its own place, from the first event on. An `EventReader` gives the turn's events from its log, a
-`ViewReader` the view that `stream()` gives. At the end each reader raises the turn's exception.
+its own pace and position, and starts at the first event. An `EventReader` yields the turn's events from its log. A
+`ViewReader` yields the view of `stream()`. At the end each reader raises the turn's exception.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from .view_events import Finish, StreamFailed, ViewEvent
 
 
 class Ownership:
-    """The means to cancel a stream's turn after the last reference to the stream is gone.
+    """Cancels a stream's turn after the last reference to the stream is gone.
 
     It must not refer to the turn's task. The error of a task refers to its frames, and with them to the stream,
     which would then never be freed.
@@ -128,7 +128,7 @@ class StreamedTurn:
         return await (await self.start()).wait()
 
     async def result(self) -> GenerateResult:
-        """The result of the turn, when it is over. An exception of the turn is raised here."""
+        """The result of the turn, when it has ended. An exception of the turn is raised here."""
         await self.reply()
         return result_of(self.turn)
 
@@ -144,12 +144,12 @@ class StreamedTurn:
 
     @property
     def partial_response(self) -> CanonicalResponse | None:
-        """The last message as far as it has come; None before it has started."""
+        """The part of the last message that has arrived; None before it has started."""
         return self._progress.response if self._progress is not None else None
 
     @property
     def usage(self) -> UsageSoFar:
-        """The tokens that were used until now, and their cost."""
+        """The tokens used so far, and their cost."""
         return self._progress.usage if self._progress is not None else UsageSoFar(TokenUsage(), NOTHING_SPENT)
 
     @property
@@ -175,7 +175,7 @@ class StreamedTurn:
 
     @property
     def status(self) -> TurnStatus | None:
-        """The way the turn ended; None until it has."""
+        """How the turn ended; None while it is in progress."""
         return "cancelled" if self._closed and self._task is None else self.turn.ended_as
 
     @property
@@ -185,7 +185,7 @@ class StreamedTurn:
         return turn.call is None and bool(turn.steps) and turn.steps[-1].message.routing is self.routing
 
     def ending(self) -> Finish | StreamFailed:
-        """The last event of the view. The last event of a turn comes when its task is done."""
+        """The last event of the view. A turn's last event follows when its task is done."""
         assert self._task is not None
         try:
             self._task.result()
@@ -201,7 +201,7 @@ class StreamedTurn:
         )
 
     async def close(self) -> None:
-        """Cancel what runs, and wait for its end. Another event loop than its own gets WrongLoop."""
+        """Cancel running work, and wait for its end. Raises WrongLoop on another event loop."""
         self.require_loop()
         self._closed = True
         if self._task is None:
@@ -258,7 +258,7 @@ class Reader(ABC, Generic[E]):
     async def take(self) -> list[E]:
         """A batch of events that have arrived.
 
-        Returns at least one event, which is waited for; an empty list when the stream has ended.
+        Waits for at least one event. Returns an empty list when the stream has ended.
         """
         try:
             first = await anext(self)
@@ -310,7 +310,7 @@ class TextPieces(Generic[E]):
     def __call__(self, *, tree: Literal[True]) -> TreeText:
         """The text of the turn together with the text of all turns that its tools start.
 
-        It reads from the start of each, and has a place of its own.
+        It reads each turn from its start, with its own position.
 
         Args:
             tree: True.
@@ -343,9 +343,9 @@ class TreePiece(msgspec.Struct, frozen=True):
     """A piece of text of a turn or of one of its descendants."""
 
     stream_id: str
-    """The turn that says it."""
+    """The turn that the text belongs to."""
     depth: int
-    """The number of turns between it and the turn that is read; 0 for that turn itself."""
+    """The depth below the turn that is read; 0 for that turn itself."""
     text: str
     """The text."""
 
@@ -414,7 +414,7 @@ class TreeText:
 
 
 def _text_of(events: Sequence[TurnEvent]) -> str:
-    """All text of a folded stream: whole messages, and the deltas of one that is still open."""
+    """All text of a folded stream: whole messages, and the deltas of an open one."""
     texts: dict[str, str] = {}
     for event in events:
         match event:
@@ -440,7 +440,7 @@ DELTAS_PER_ESTIMATE = 16
 
 class ReaderOptions(TypedDict, total=False):
     coalesce: bool
-    """Whether deltas of one block that came together are given as one."""
+    """Whether deltas of one block that arrived together are merged."""
     min_interval: float
     """Seconds from one batch of events to the next, so that a display is not redrawn for each token."""
     on_usage: OnUsage | None
@@ -481,7 +481,7 @@ class TurnReader(Reader[E]):
 
     @abstractmethod
     def _shown(self, events: Sequence[LogEvent]) -> Sequence[E]:
-        """The events to give for some events of the log."""
+        """The events to yield for some events of the log."""
 
     @property
     def text_stream(self) -> TextPieces[E]:
@@ -496,7 +496,7 @@ class TurnReader(Reader[E]):
             self._log_reader.close()
 
     async def _next(self) -> Sequence[E]:
-        """At least one event. Raises the turn's error, then StopAsyncIteration."""
+        """The next events, at least one. Raises the turn's error, then StopAsyncIteration."""
         if self._over:
             raise StopAsyncIteration
         if self._log_reader is None:

@@ -1,7 +1,7 @@
-"""A turn as it happens: one object to iterate, to await, or to leave.
+"""A turn in progress: one object to iterate, to await, or to leave.
 
-`StreamResult` and `TurnStream` differ only in their events. A function's stream gives the view, in which
-everything has a start and an end. A session's stream gives the turn's own events, as `Engine.attach` does.
+`StreamResult` and `TurnStream` differ only in their events. A function's stream yields the view, in which
+everything has a start and an end. A session's stream yields the turn's own events, as `Engine.attach` does.
 
 A stream owns its turn. The turn is cancelled when the stream's context is left, after `aclose()`, or when no
 reference to the stream or its readers is left, unless the turn was detached. The running turn holds no reference
@@ -66,10 +66,10 @@ class _Stream(Generic[E]):
         return await anext(self._reader)
 
     async def take(self) -> list[E]:
-        """The events that have come together.
+        """The events that have arrived together.
 
         Returns:
-            At least one event, which is waited for; an empty list when the stream has ended.
+            At least one event, after a wait if needed; an empty list when the stream has ended.
         """
         return await self._reader.take()
 
@@ -85,24 +85,24 @@ class _Stream(Generic[E]):
 
     @property
     def partial_response(self) -> CanonicalResponse | None:
-        """The last message as far as it has come, as if it were cut off now; None before it has started."""
+        """The part of the last message that has arrived, as if it were cut off now; None before it has started."""
         return self._run.partial_response
 
     @property
     def usage_so_far(self) -> UsageSoFar:
-        """The tokens that were used until now, and their cost; an estimate while a reply comes."""
+        """The tokens used so far, and their cost. While a reply arrives, this is an estimate."""
         return self._run.usage
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens that all calls have used until now. Call it at any time: while the reply comes,
-        after the end, and when the stream was left or has failed.
+        """The tokens that all calls have used so far. Call it at any time: while the reply arrives, after the end,
+        and after the stream was left or has failed.
         """
         return self._run.usage.usage
 
     @property
     def cost(self) -> Cost:
-        """The cost of those tokens; unknown as soon as the cost of one call is. It may be asked at any time."""
+        """The cost of those tokens; unknown if the cost of one call is unknown. Call it at any time."""
         return self._run.usage.cost
 
     @property
@@ -127,20 +127,22 @@ class _Stream(Generic[E]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies until now, and of the call in progress, as far as they are known."""
+        """The warnings of all replies so far, and the known ones of the call in progress."""
         return self._run.warnings
 
     @property
     def status(self) -> TurnStatus | None:
-        """The way the turn ended; None until it has."""
+        """How the turn ended; None while it is in progress."""
         return self._run.status
 
     async def message(self) -> Reply:
-        """The assistant's last message, when all is over. An exception of the turn is raised here."""
+        """The assistant's last message, after the turn's end. An exception of the turn is raised here."""
         return await self._run.reply()
 
     async def response(self) -> CanonicalResponse:
-        """The last message as the adapter gave it, when all is over. An exception of the turn is raised here."""
+        """The last message as the adapter returned it, after the turn's end. An exception of the turn is raised
+        here.
+        """
         return (await self._run.result()).response
 
     async def result(self) -> GenerateResult:
@@ -183,7 +185,7 @@ class _Stream(Generic[E]):
         self._run.ownership.held = False
 
     async def aclose(self) -> None:
-        """Cancel what still runs, and wait until it has ended. A second call does nothing."""
+        """Cancel running work, and wait until it has ended. A second call does nothing."""
         self._reader.close()
         await self._run.close()
 
@@ -214,7 +216,7 @@ class StreamResult(_Stream[ViewEvent]):
     Raises:
         AdapterError: The call failed; `.turn` has everything done before.
         CancelledError: The call was cancelled by `cancel()`.
-        WrongLoop: It is read on another event loop.
+        WrongLoop: The stream is read on another event loop.
         CallboardError: Two tasks iterate at the same time, or the stream was closed before it started.
     """
 
@@ -232,11 +234,11 @@ class StreamResult(_Stream[ViewEvent]):
 
 
 class TurnStream(_Stream[LogEvent]):
-    """A turn of a session as it happens. It is a `StreamResult` in all but its events.
+    """A turn of a session in progress. It differs from a `StreamResult` only in its events.
 
-    It gives the turn's own events, as `Engine.attach` does. A reader that has read nothing after the stream was
-    folded gets the messages, their text in one piece; a reader that continues after earlier events gets one
-    StreamReset in place of the events it missed.
+    It yields the turn's own events, as `Engine.attach` does. If the stream was folded, a reader that has read
+    nothing yet gets the messages with their text in one piece. A reader that continues after earlier events gets
+    one StreamReset in place of the events it missed.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:
@@ -255,9 +257,9 @@ class TurnStream(_Stream[LogEvent]):
 class AttachedView(Reader[ViewEvent]):
     """One more reader of a turn's stream, made by ``engine.attach(stream_id, view=True)``.
 
-    It gives the same events as `stream()`, from the first one on. Its last event is `finish`, or `error`, which
-    isn't raised: the caller that started the turn gets it. It is for one task at a time. Closing it changes
-    nothing for the turn.
+    It yields the same events as `stream()`, from the first one on. Its last event is `finish` or `error`. The
+    error isn't raised here, but for the caller that started the turn. It is for one task at a time. Closing it
+    changes nothing for the turn.
 
     Args:
         log_reader: A reader of the turn's own events, from the first.

@@ -1,13 +1,14 @@
-"""The view that `stream()` gives, made from a turn's events: a state machine without I/O.
+"""The view of `stream()`, made from a turn's events: a state machine without I/O.
 
 The state is the reader's place in the current message:
 
 - between messages: nothing is open, and the last message has its end
 - in a message, between segments: a block has ended, and the next has not started
-- in a segment: text, reasoning or a tool call is open, and the passed pieces are kept
+- in a segment: text, reasoning or a tool call is open, and its delivered pieces are kept
 
-A log that was folded meanwhile gives a `StreamReset`: all events so far, in fewer and larger pieces. With the
-place, only the new part is passed on. So each reader sees the same row of events, quick or slow, early or late.
+A log that was folded in the meantime yields a `StreamReset`: all events so far, in fewer and larger pieces. The
+place shows which part is new, and only that part is passed on. So fast and slow, early and late readers see the
+same sequence of events.
 """
 
 from __future__ import annotations
@@ -46,19 +47,18 @@ from .view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, 
 
 
 class UsageSoFar(msgspec.Struct, frozen=True):
-    """The tokens of all calls of a turn until now, and their cost.
+    """The tokens of all calls of a turn so far, and their cost.
 
     Until the provider reports usage, all input counts as uncached.
     """
 
     usage: TokenUsage
-    """The tokens of the calls that are over, the failed ones included, and of the call in progress.
+    """The tokens of the ended calls, including failed ones, and of the call in progress.
 
-    That call counts with what would be booked if it ended now: the counts that the provider has reported, and an
-    estimate of the rest.
+    That call counts as if it ended now: the counts that the provider has reported, and an estimate of the rest.
     """
     cost: Cost
-    """The cost of those tokens; unknown as soon as the cost of one call is."""
+    """The cost of those tokens; unknown if the cost of one call is unknown."""
 
     @property
     def estimated(self) -> bool:
@@ -80,7 +80,7 @@ class Progress:
 
     @property
     def response(self) -> CanonicalResponse | None:
-        """The last message as far as it has come; None before it has started."""
+        """The part of the last message that has arrived; None before it has started."""
         reply, steps = self._arrived(), self._turn.steps
         if not reply.started:
             return None
@@ -91,7 +91,7 @@ class Progress:
 
     @property
     def usage(self) -> UsageSoFar:
-        """The usage of the calls that are over, and of the one in progress as if it ended now."""
+        """The usage of the ended calls, and of the call in progress as if it ended now."""
         turn, call = self._turn, self._turn.call
         usages, costs = [*turn.spending.usages], [*turn.spending.costs]
         if call is not None:
@@ -126,7 +126,7 @@ class TurnView:
     """The events of the view, made from each event of a turn.
 
     Args:
-        ending: A function that returns how the turn ended, once it has. Without it, the view uses the events
+        ending: A function that returns how the turn ended, once it has ended. Without it, the view uses the events
             alone.
     """
 
@@ -230,7 +230,7 @@ class TurnView:
     # --- Catching up ---
 
     def _missing(self, snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
-        """The part of all that has happened that this view hasn't had. It is processed while it is given."""
+        """The new part of a snapshot of all events. It is processed while it is yielded."""
         known, between = self._between, 0
         for event in spelled_out(snapshot):
             match event:

@@ -1,4 +1,4 @@
-"""The view of a stream that `stream()` gives: each part with a start and an end.
+"""The view of `stream()`: each part with a start and an end.
 
     message.start                                     with the warnings so far
       thinking.start  thinking.delta …  thinking.end
@@ -49,7 +49,7 @@ class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):
 
 
 class TextEnd(msgspec.Struct, frozen=True, gc=False, tag="text.end"):
-    """A piece of text is over."""
+    """A piece of text ends."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
@@ -75,14 +75,14 @@ class ThinkingStart(msgspec.Struct, frozen=True, gc=False, tag="thinking.start")
 
 
 class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
-    """A piece of reasoning is over."""
+    """A piece of reasoning ends."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
     text: str
-    """All of the reasoning that can be seen."""
+    """The whole visible reasoning."""
     signature: str | None
-    """The signature of the reasoning, of a provider that signs."""
+    """The signature of the reasoning, if the provider signs it."""
     message_id: str
     """The id of the message that it belongs to."""
     content_block_index: int
@@ -98,11 +98,11 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     usage: TokenUsage
     """The tokens of all messages."""
     cost: Cost
-    """The cost of all calls, failed ones included; unknown as soon as one of them is."""
+    """The cost of all calls, failed ones included; unknown if one cost is unknown."""
     response: CanonicalResponse
     """The last message as the adapter gave it."""
     status: TurnStatus
-    """The way the turn ended, as `TurnStatus` lists them."""
+    """How the turn ended: a value of `TurnStatus`."""
     type: ClassVar[str] = "finish"
 
 
@@ -135,4 +135,4 @@ ViewEvent: TypeAlias = (
     | Finish
     | StreamFailed
 )
-"""An event of a `StreamResult`: one of the turn, or the start or end of something with a length."""
+"""An event of a `StreamResult`: an event of the turn, or the start or end of a segment."""

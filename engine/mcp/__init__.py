@@ -1,6 +1,6 @@
 """MCP servers: their tools for a session, and a session or tools as a server for other hosts.
 
-An annex: the core never imports it, and it needs the official client library only where a server is opened.
+An annex: the core never imports it, and it needs the official client library only to open a server.
 """
 
 from callboard.bus._lazy_names import face

@@ -50,7 +50,7 @@ LOGIN_SECONDS = 300.0
 """Seconds for a person to log in."""
 
 RELIST_SECONDS = 5.0
-"""Seconds for which the end of a call waits for a list of tools that has changed."""
+"""Seconds that the end of a call waits for a changed list of tools."""
 
 
 class ServerGone(CallboardError):
@@ -212,7 +212,7 @@ class Connection:
                 self._settled.set()
 
     async def settle(self) -> None:
-        """Return when the list of tools has been read after a change that is known. Not after a few seconds."""
+        """Wait until the list of tools is read after a known change, for a few seconds at most."""
         if not self._settled.is_set():
             with anyio.move_on_after(RELIST_SECONDS):
                 await self._settled.wait()
@@ -284,8 +284,8 @@ class Connection:
     def context_of_request(self) -> contextvars.Context | None:
         """The context in which to handle a message of the server, if the transport has none.
 
-        The protocol does not name the call that a request belongs to. It is the latest one if all calls in
-        progress are of one turn, and none otherwise: a cost must not count for another turn.
+        The protocol does not name the call that a request belongs to. If all calls in progress belong to one turn,
+        the latest one is used. Otherwise none is used, so that no cost counts for another turn.
         """
         if not self._calls:
             return None
@@ -343,7 +343,7 @@ def _is_old(client: Client) -> bool:
 
 
 def was_refused(error: MCPError) -> bool:
-    """Whether the server no longer had the session. If so, it has not run the request."""
+    """Whether the server had lost the session. If so, it has not run the request."""
     return error.code == INVALID_REQUEST and error.message == "Session terminated"
 
 

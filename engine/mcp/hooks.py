@@ -111,10 +111,10 @@ OnLog: TypeAlias = Callable[[McpLogMessage], object]
 
 
 class McpResource(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource that a server offers, or a template of such."""
+    """A resource that a server offers, or a template of resources."""
 
     uri: str
-    """The URI, which `McpServer.read_resource` takes. Of a template it has parts in braces."""
+    """The URI, which `McpServer.read_resource` takes. A template's URI has parts in braces."""
     name: str
     """The server's name of the resource."""
     title: str | None = None

@@ -1,4 +1,4 @@
-"""OAuth for HTTP servers, by the client library's own client: login in a browser, tokens stored by the host."""
+"""OAuth for HTTP servers, with the client library's own client: login in a browser, tokens stored by the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from callboard.bus.files import write_private
 from .hooks import answer_of
 
 REDIRECT_URI = "http://127.0.0.1:8373/callback"
-"""Where the browser returns to after a login. Some servers compare it to the letter, so the port is fixed."""
+"""Where the browser returns to after a login. Some servers compare it exactly, so the port is fixed."""
 
 _PAGE = "<!doctype html><title>Callboard</title><p>You are logged in. You can close this page."
 
@@ -84,14 +84,14 @@ class McpOAuth:
     credentials, pass its own object in `auth`.
 
     Args:
-        storage: Where the logins are stored. By default they are gone with the process.
+        storage: Where the logins are stored. By default they are lost with the process.
         open_url: Shows the login page to the person. A plain function runs in a thread.
         wait_for_redirect: Returns the URL to which the person's browser came back, with its query.
         redirect_uri: That URL without its query.
         scope: The scopes to ask for, separated by spaces; None lets the server decide.
         client_id: The id of a client that was registered by hand; None registers one.
         client_secret: The secret of that client, if it has one.
-        client_metadata_url: The URL of a document that describes the client, for servers that take one.
+        client_metadata_url: The URL of a document that describes the client, for servers that accept one.
         client_name: The name that the login page shows.
 
     Raises:
@@ -141,7 +141,9 @@ class McpOAuth:
         storage = _LibraryStorage(self._storage, url, self._registered())
 
         class Provider(OAuthClientProvider):
-            """The library's client, which finds where to renew a stored login after a restart of the process."""
+            """The library's client. After a restart of the process, it finds the URL at which to renew a stored
+            login.
+            """
 
             on_login: Callable[[], object] | None = None
             """Called when a person is asked to log in."""
@@ -202,7 +204,9 @@ class _LibraryStorage:
         self.context: Any = None
 
     async def restore(self, context: Any) -> None:
-        """Give the library's client what it discovered when the tokens came, and the time at which they expire."""
+        """Restore the library's client: its discoveries from the time of the login, and the tokens' time of
+        expiry.
+        """
         from mcp.shared.auth import OAuthMetadata, ProtectedResourceMetadata
 
         stored = await self._read()

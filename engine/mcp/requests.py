@@ -5,7 +5,7 @@
     roots/list              the host's `roots`
     notifications/message   the log, and the host's `on_log`
 
-Without a hook the server does not see that ability. A request runs in the context of the tool's call that it
+Without a hook the ability is not offered to the server. A request runs in the context of the tool's call that it
 belongs to, so a call of the engine in a hook is a child of that call.
 """
 
@@ -59,8 +59,8 @@ class Callbacks:
         server: The server's name.
         elicit: Asks the user.
         sampling: Gets a model's reply.
-        roots: Returns the roots of now.
-        on_log: Gets log messages, besides the log.
+        roots: Returns the current roots.
+        on_log: Gets log messages, in addition to the log.
         log_level: The lowest level that the server is asked to send.
     """
 

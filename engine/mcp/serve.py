@@ -68,7 +68,9 @@ class McpService:
         return as_tools(self._given)
 
     async def serve_stdio(self) -> None:
-        """Serve one client over stdin and stdout, until it goes. Other output of the process goes to stderr."""
+        """Serve one client over stdin and stdout, until it disconnects. Other output of the process goes to
+        stderr.
+        """
         from mcp.server.stdio import stdio_server
 
         with _own_stdout() as out:
@@ -278,8 +280,8 @@ def mcp_service(
     Args:
         tools: The tools, or plain functions with type hints and docstrings.
         session: A session, to which the tool `ask` sends messages. All clients share it. A function makes a
-            session for each conversation instead: `ask` returns the id of the conversation, and goes on with it if
-            a client passes the id.
+            session for each conversation instead: `ask` returns the id of the conversation, and continues it if a
+            client passes the id.
         name: The server's name.
         description: The description of `ask`, for the model of the client.
         instructions: A text about the use of the server, for the system prompt of the client.

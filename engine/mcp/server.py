@@ -277,7 +277,7 @@ class McpServer:
     async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> ResultContent:
         """Call a tool of the server. If the caller is cancelled, the server is notified.
 
-        A call that the server has refused unseen, because it was restarted, is sent once more.
+        If a restarted server refused a call without running it, the call is sent once more.
         """
         from mcp import MCPError
 

@@ -41,13 +41,13 @@ T = TypeVar("T")
 _log = Log("engine.mcp")
 
 RESTARTS = RestartPolicy(max_failures=8, healthy_after=30.0, backoff_base=0.5, backoff_cap=30.0)
-"""How servers are restarted: a server that is down for about half a minute comes back by itself."""
+"""How servers are restarted: a server that is down for about half a minute is restarted automatically."""
 
 ACTOR = "mcp "
-"""How the name of a server's actor begins in the supervision tree."""
+"""The prefix of the name of a server's actor in the supervision tree."""
 
 KEPT_RESULTS = 64
-"""The number of whole results that are kept in memory, for results that the model received cut."""
+"""The number of full results kept in memory, for results that were shortened for the model."""
 
 # --- One server ---
 
@@ -181,7 +181,7 @@ def mcp_tools(
 
 
 def _made(named: Sequence[tuple[McpServer, ServerTool, str]]) -> Iterator[McpTool]:
-    """The tools of servers, each with a prefix, under legal and different names."""
+    """The tools of servers, each with a prefix, under legal and distinct names."""
     from .values import legal_names
 
     names = legal_names(prefix + tool.name for _, tool, prefix in named)
@@ -221,7 +221,7 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class McpServers(ToolSource):
     """Several MCP servers, open while the object is entered. `mcp_servers` makes it.
 
-    As a sequence it is the tools of now. A session that has it among its tools follows changes between steps.
+    As a sequence it has the current tools. A session with it among its tools follows changes between steps.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class McpServers(ToolSource):
         await self.aclose()
 
     def __enter__(self) -> Self:
-        """The same for a program without an event loop, with `generate_sync` and the like."""
+        """Start the servers in a program without an event loop, for `generate_sync` and the like."""
         from ..functions.sync import sync_host
 
         host = sync_host()
@@ -401,7 +401,7 @@ class McpServers(ToolSource):
 
     @property
     def tools(self) -> tuple[McpTool, ...]:
-        """The tools of now. The tuple stays the same object until they change."""
+        """The current tools. The tuple stays the same object until they change."""
         seen = tuple((server.version, server.state == "failed") for server in self._servers.values())
         if seen != self._seen:
             self._tools = self._named()
@@ -422,11 +422,11 @@ class McpServers(ToolSource):
         )
 
     def whole_result(self, tool_call_id: str) -> ResultContent | None:
-        """The whole of a result that went to the model cut; None if it is not kept (any more)."""
+        """The full text of a result that was shortened for the model; None if it is not stored, or no longer."""
         return self._results.get(tool_call_id)
 
     def _kept(self, tool_call_id: str, content: ResultContent) -> str:
-        """Keep a whole result. Returns a sentence for the model with its place."""
+        """Store a full result. Returns a sentence for the model with its place."""
         self._results[tool_call_id] = content
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
@@ -485,18 +485,19 @@ def mcp_servers(
     Args:
         servers: A file in the form that hosts share (``{"mcpServers": {...}}``), its content, or
             `McpServerSettings` by name. In a file, ``${VAR}`` and ``${VAR:-default}`` are replaced.
-        engine: The engine whose supervision tree the servers are part of. None has a supervisor of their own.
-        elicit: A function that asks the user what a server wants to know.
+        engine: The engine whose supervision tree the servers are part of. None gives them their own supervisor.
+        elicit: A function that asks the user the questions of a server.
         sampling: The model that answers servers, or a function that decides about each request.
         roots: The folders that servers may work on. `McpServers.set_roots` changes them.
         auth: The login at HTTP servers: a `McpOAuth` for all, or by the servers' names a `McpOAuth` or another
-            authentication of the client library. A server that wants no login is not affected.
+            authentication of the client library. A server that needs no login is not affected.
         on_log: A function that gets the servers' log messages. They go to the log ``callboard.engine.mcp``, too.
         log_level: The lowest level of log messages that servers are asked to send, such as ``info``.
         prefix: ``clash``: a tool name that several servers have gets its server's name in front. ``always``: each
             name does.
         restarts: How servers are restarted.
-        results_folder: A folder for the whole of results that are too long for the model. The model gets the path.
+        results_folder: A folder for the full text of results that are too long for the model. The model gets the
+            path.
 
     Raises:
         ConfigurationError: The client library is missing, or the settings are wrong.

@@ -31,7 +31,9 @@ else:
 _log = Log("engine.mcp")
 
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
-"""The way to a server: a command's standard streams, streamable HTTP, or the older one with server-sent events."""
+"""The connection to a server: a command's standard streams, streamable HTTP, or the older one with server-sent
+events.
+"""
 
 _TRANSPORTS: Mapping[str, Transport] = {
     "stdio": "stdio",
@@ -50,7 +52,7 @@ LONGEST_RESULT = 100_000
 
 
 class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One MCP server: how it is reached, which of its tools are offered, and its limits.
+    """One MCP server: its address or command, the tools to offer, and its limits.
 
     Raises:
         ConfigurationError: There is neither a command nor a URL, or both.
@@ -123,7 +125,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The texts that must not stand in errors and logs, the longest first."""
+        """The texts that must not appear in errors and logs, the longest first."""
         url = () if self.url is None or self.url == self.address else (self.url,)
         values = (value for value in (*self.env.values(), *self.headers.values()) if len(value) >= SHORTEST_SECRET)
         return (*url, *sorted(values, key=len, reverse=True))
@@ -136,7 +138,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORTEST_SECRET = 8
-"""The number of characters from which a value counts as a secret. A shorter one is part of ordinary words."""
+"""The shortest value that counts as a secret, in characters. A shorter one occurs in ordinary words."""
 
 Given: TypeAlias = "str | Path | Mapping[str, McpServerSettings | Mapping[str, Any]]"
 """The servers: a file, or its content, or settings by the servers' names."""

@@ -153,7 +153,7 @@ def resource_part(resource: types.TextResourceContents | types.BlobResourceConte
 def shortened(content: ResultContent, limit: int, note: str) -> ResultContent | None:
     """The content with at most `limit` characters of text, and a note in place of the rest. Pure.
 
-    The start and the end are kept, because errors often stand at the end. None if the content is short enough.
+    The start and the end are kept, because errors are often at the end. None if the content is short enough.
     """
     texts = (
         [content] if isinstance(content, str) else [part.text for part in content if isinstance(part, TextBlock)]

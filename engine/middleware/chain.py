@@ -1,9 +1,10 @@
 """The chain of an engine's middleware, through which every call goes.
 
-The first middleware of the engine is the outermost. It sees a request first and the outcome last. A request that
-it doesn't pass on doesn't reach the others. Every call of a conversation goes through the chain, also in tool
-rounds and after a fallback, with a request that already fits the chosen model. The other calls (embeddings,
-images, videos) have their own kinds of request, which middleware can't change. They are only admitted and settled.
+The first middleware of the engine is the outermost. It sees a request first and the outcome last. If it doesn't
+pass a request on, the request doesn't reach the others. Every call of a conversation goes through the chain, also
+in tool rounds and after a fallback, with a request that already fits the chosen model. The other calls
+(embeddings, images, videos) have their own kinds of request, which middleware can't change. They are only admitted
+and settled.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]
 """A function that gets some events of a message, in order, and returns the events to deliver in their place."""
 
 AsyncEventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Awaitable[Sequence[StreamEvent]]]
-"""An `EventFilter` that may wait. Events that come meanwhile reach it next, all in one."""
+"""An `EventFilter` that may wait. It gets the events that arrive in the meantime as one batch."""
 
 AnyEventFilter: TypeAlias = EventFilter | AsyncEventFilter
 """A filter that may wait, or one that doesn't."""
@@ -52,7 +53,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoppedAfter(Exception):
-    """A filter ends the reply: some events still pass, and then the call fails with an error.
+    """The result of a filter that ends the reply: some events still pass, and then the call fails with an error.
 
     Args:
         passed: The events.
@@ -66,7 +67,7 @@ class StoppedAfter(Exception):
 
 
 GuardReport: TypeAlias = Callable[[Judged], object]
-"""Gets what became of a piece."""
+"""Gets the report about a piece."""
 
 Next: TypeAlias = Callable[[CanonicalRequest], Awaitable[CallOutcome]]
 """A function that passes a request on: to the next middleware, and from the last one to the model."""
@@ -75,7 +76,7 @@ Around: TypeAlias = Callable[[CanonicalRequest, Next], Awaitable[CallOutcome]]
 """A middleware that is an async function: ``async def name(request, next)``."""
 
 Steps: TypeAlias = Generator[CanonicalRequest, CallOutcome, CallOutcome | None]
-"""The generator that a middleware returns which is a generator function."""
+"""The generator of a middleware that is a generator function."""
 
 
 class Middleware:
@@ -113,25 +114,25 @@ class Middleware:
         return self.events(request)
 
     async def admit(self, call: CallInfo) -> None:
-        """Let a call pass that is not a conversation: wait, or raise an exception so that it is not made.
+        """Admit a call that is not a conversation: wait, or raise an exception to prevent it.
 
-        Every fallback is admitted by itself. The operation ``video``, which counts the cost of a finished video,
+        Every fallback is admitted separately. The operation ``video``, which counts the cost of a finished video,
         is not admitted.
         """
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
         """Observe the end of a call of any kind. `end.usage` and `end.cost` have the known values.
 
-        A request that was answered without a call has no end. The method must be quick. Its exceptions are only
-        logged.
+        A request that was answered without a call is not reported. The method must be quick. Its exceptions are
+        only logged.
         """
 
     async def aclose(self) -> None:
-        """Release everything that is held, because the engine has stopped. Another engine may still come."""
+        """Release all resources, because the engine has stopped. Another engine may still use the object."""
 
 
 MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], Steps]
-"""The types that are middleware. It is a `Middleware`, an async function of a request and `next`, or a plain
+"""The types that are accepted as middleware: a `Middleware`, an async function of a request and `next`, or a plain
 generator function of a request, which yields the request to send and is sent the outcome:
 
     def timed(request):
@@ -234,7 +235,7 @@ class Chain:
         return partial(_through, cast("list[EventFilter]", found))
 
     async def admit(self, call: CallInfo) -> None:
-        """Return when all layers let the call pass. An exception of a layer is raised here."""
+        """Return when all layers have admitted the call. An exception of a layer is raised here."""
         for layer in self._layers:
             await layer.admit(call)
 

@@ -31,7 +31,7 @@ _LONGEST_END = 10
 
 
 class Window(msgspec.Struct, frozen=True):
-    """How much of a text is held back until it is checked. Made by one of its functions.
+    """The amount of text that is held back until it is checked. Made by one of its functions.
 
     Raises:
         ValueError: It holds nothing, or its overlap is below zero.
@@ -42,7 +42,7 @@ class Window(msgspec.Struct, frozen=True):
     size: int = 1
     """The number of units in a piece."""
     overlap: int = 0
-    """The characters at the end of a piece that are held back and looked at again with the next piece."""
+    """The characters at the end of a piece that are held back and checked again with the next piece."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.overlap < 0:
@@ -54,36 +54,36 @@ class Window(msgspec.Struct, frozen=True):
 
         Args:
             size: The new characters of each piece.
-            overlap: The characters that are checked again with the next piece. A match is seen whole, wherever it
-                stands, if it is at most one character longer.
+            overlap: The characters that are checked again with the next piece. A match is found whole anywhere, if
+                it is at most one character longer.
         """
         return cls("characters", size, overlap)
 
     @classmethod
     def words(cls, size: int, *, overlap: int = 0) -> Self:
-        """Pieces of so many words, each with its trailing white space.
+        """Pieces of a number of words, each with its trailing white space.
 
         Args:
             size: The words of each piece.
-            overlap: The characters that are looked at again with the next piece.
+            overlap: The characters that are checked again with the next piece.
         """
         return cls("words", size, overlap)
 
     @classmethod
     def sentences(cls, size: int = 1, *, overlap: int = 0) -> Self:
-        """Pieces of so many sentences.
+        """Pieces of a number of sentences.
 
         A full stop, a question mark or an exclamation mark before white space ends one, and so does a line's end.
 
         Args:
             size: The sentences of each piece.
-            overlap: The characters that are looked at again with the next piece.
+            overlap: The characters that are checked again with the next piece.
         """
         return cls("sentences", size, overlap)
 
     @classmethod
     def block(cls) -> Self:
-        """The whole text of a block: nothing passes before the block is over."""
+        """The whole text of a block: nothing passes before the end of the block."""
         return cls("block")
 
 
@@ -112,7 +112,7 @@ class TextWindow:
         return pieces
 
     def rest(self) -> str:
-        """The held text that is no complete piece, at the end of the text."""
+        """The held rest at the end of the text, which is not a complete piece."""
         rest, self._held = self._held, ""
         return rest
 
@@ -142,16 +142,16 @@ class TextWindow:
 # --- One reply in a guardrail ---
 
 GuardedKind: TypeAlias = Literal["text", "thinking"]
-"""A kind of text that a guardrail looks at."""
+"""A kind of text that a guardrail checks."""
 
 BEFORE_CHARACTERS = 2000
-"""The most of the text before a piece that goes with it."""
+"""The largest number of characters before a piece that its guardrail gets."""
 
 _BROKEN = (StopReason.CANCELLED, StopReason.ERROR)
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of text that is held back until its guardrail has looked at it."""
+    """A piece of text that is held back until its guardrail has checked it."""
 
     text: str
     """The text. With an overlap it starts with the end of the piece before, as that was passed."""
@@ -225,7 +225,7 @@ class HeldReply:
         return ready
 
     def steps(self, events: Sequence[StreamEvent]) -> Steps:
-        """Take events in. Each piece to look at is yielded, and the answer to it sent."""
+        """Take events. Yields each piece to check, and is sent the answer."""
         for event in events:
             match event:
                 case TextDelta() if "text" in self._kinds:
@@ -271,7 +271,7 @@ class HeldReply:
             self._pass(ThinkingDelta("", block.signature, block.index, self._message_id))
 
     def _drop(self) -> None:
-        """The open block ends with the text that has passed the check."""
+        """End the open block with the text that has passed the check."""
         block, self._block = self._block, None
         if block is not None:
             self._texts[block.index] = "".join(block.passed)
@@ -312,8 +312,8 @@ class HeldReply:
         self._ready.append(event)
 
     def _final(self, content: tuple[ContentBlock, ...]) -> tuple[ContentBlock, ...]:
-        """The content with the texts that have passed. Of a text that was changed nothing else of the provider's
-        stays, because that might have the text as it was.
+        """The content with the texts that have passed. A changed text loses the provider's other data, which might
+        contain the original text.
         """
         final: list[ContentBlock] = []
         for index, block in enumerate(content):
@@ -357,9 +357,9 @@ class Guardrail(Middleware):
 
     Args:
         check: The function. It may be async and call another model. The reply continues to arrive meanwhile.
-        window: How much text it gets at a time. More takes longer to be read; see `Window`.
-        kinds: The kinds of text that it gets. A reply that must go back to its provider with its reasoning can't
-            if the reasoning was changed.
+        window: The text that it gets at a time. A larger window delays readers more; see `Window`.
+        kinds: The kinds of text that it gets. If its reasoning was changed, a reply can't be sent back to a
+            provider that requires it.
         name: The name in the trace; defaults to the function's.
 
     Raises:

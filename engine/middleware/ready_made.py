@@ -47,17 +47,19 @@ class ReplyStore(Protocol):
         """The reply of a key; None if no valid one exists at `now_us`."""
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
-        """Keep a reply until `until_us`, in place of an earlier one. Replies that are over at `now_us` may go."""
+        """Keep a reply until `until_us`, in place of an earlier one. Replies that have expired at `now_us` may be
+        removed.
+        """
 
     async def aclose(self) -> None:
-        """Release everything that is held. The store may be used again."""
+        """Release all resources. The store may be used again."""
 
 
 class MemoryReplies:
     """Keeps replies in memory.
 
     Args:
-        most: The number of replies. The replies that were used last are kept.
+        most: The number of replies. The most recently used ones are kept.
     """
 
     def __init__(self, most: int = 1000) -> None:
@@ -91,7 +93,7 @@ class Cache(Middleware):
 
     Args:
         store: The place for replies: `MemoryReplies()`, the default, or `tracestore.SavedReplies(path)`.
-        ttl_seconds: Seconds for which a reply is good.
+        ttl_seconds: Seconds for which a reply is valid.
         clock: The clock of that time.
     """
 
@@ -158,7 +160,7 @@ class LogCalls(Middleware):
     """Logs ``call_done`` with model, tokens, cost and milliseconds, or ``call_failed`` with the error. Never
     content.
 
-    Calls that are no conversation are logged with their `operation`.
+    Calls other than conversations are logged with their `operation`.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -1,14 +1,14 @@
 """The catalogue: all known models, with their abilities and published prices.
 
-It has three sources, which are read when first asked for, and never at import:
+It has three sources, which are read at their first use, and never at import:
 
 * The tables in the folders of the providers (`adapters.provider`) have the abilities of models. The adapters
   themselves go by them.
-* The published prices (`tracestore.prices.files`) name the models of some forty providers more, most of them
-  with their window. The abilities of these are not known, so they are None, and never guessed. `callboard prices
+* The published prices (`tracestore.prices.files`) name the models of some forty more providers, most of them with
+  their window. Their abilities are unknown, so they are None. Abilities are never guessed. `callboard prices
   update` brings prices and names of newer models.
 * `callboard models update` brings limits and abilities of models, also of models that are in no table
-  (`known_models`). An adapter's own table goes before it.
+  (`known_models`). An adapter's own table takes precedence.
 
 The catalogue restricts nothing: a name that isn't in it goes to the provider unchanged.
 """
@@ -51,7 +51,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One model of the file. None is not known."""
+    """One model of the file. None means unknown."""
 
     id: str
     """``provider:name``, with the provider's name in price tables."""
@@ -116,7 +116,7 @@ def encode(known: KnownModels) -> bytes:
 
 
 def convert(data: Json, *, source: str, day: str) -> KnownModels:
-    """LiteLLM's list in our form."""
+    """LiteLLM's list in Callboard's form."""
     if not isinstance(data, dict):
         raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
     names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}
@@ -128,7 +128,7 @@ def convert(data: Json, *, source: str, day: str) -> KnownModels:
 
 
 def _models(data: JsonObject, names: Mapping[str, str]) -> Iterator[KnownModel]:
-    """The models that hold conversations. `names` has our names of vendors by LiteLLM's."""
+    """The models for conversations. `names` maps LiteLLM's names of vendors to Callboard's."""
     for name, facts in data.items():
         if isinstance(facts, dict) and facts.get("mode") in _CHATS:
             provider = facts.get("litellm_provider")
@@ -156,7 +156,7 @@ def _tokens(value: Json) -> int | None:
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
-    """The known names that are like a name, the nearest first; none if it is like none."""
+    """The known names that are similar to a name, the nearest first. Empty if none is similar."""
     from difflib import get_close_matches  # only ever needed on the way to an error
 
     return get_close_matches(name, known, n=most)
@@ -177,7 +177,7 @@ _SAME = {"images": "vision", "thinking": "reasoning"}
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The knowledge of one model. None is not known.
+    """The known facts of one model. None means unknown.
 
     It comes from tables that are shipped, or from the tables of `callboard models update`. No provider is asked.
     """
@@ -201,7 +201,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_structured_output: bool | None = None
     """Whether it follows a schema."""
     input_cost_per_million: Decimal | None = None
-    """USD for a million input tokens of now, exact, at the standard tier and of a small prompt."""
+    """USD for a million input tokens at today's prices, exact, for a small prompt at the standard tier."""
     output_cost_per_million: Decimal | None = None
     """USD for a million output tokens, in the same way."""
     aliases: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capability_name(word: str) -> str:
-    """One of `CAPABILITIES`. The adapters' own words are known, too."""
+    """One of `CAPABILITIES`. The adapters' own words are accepted, too."""
     plain = word.removeprefix("supports_")
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:
@@ -244,7 +244,7 @@ def capability_name(word: str) -> str:
 
 
 def get_model_info(model_id: str) -> ModelInfo | None:
-    """The knowledge of a model. Providers with a table of models go before others.
+    """The known facts of a model. Providers with a table of models take precedence.
 
     Args:
         model_id: The model's id, also a dated one; a short name; or ``provider:id``.
@@ -276,15 +276,16 @@ def list_models(
 
 
 def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo | None:
-    """The model of a provider to take when nothing else is known: the best for general use that isn't deprecated.
-    Of two models of a kind, the newer is the better.
+    """The default model of a provider: the best for general use that isn't deprecated.
+
+    Of two models of a kind, the newer one is preferred.
 
     Args:
-        provider: The provider. Only providers with a table of their own have an answer.
+        provider: The provider. Only providers with their own table have one.
         capability: An ability that the model must have.
 
     Returns:
-        None if the model does not exist, or no table of that provider.
+        None if no model fits, or if the provider has no table.
 
     Raises:
         CallboardError: The capability does not exist.
@@ -301,7 +302,7 @@ def default_catalogue() -> Catalogue:
 
 
 def _written(path: Path) -> int:
-    """The time at which a file was written, by which a newer file is noticed; 0 if there is no file."""
+    """The time at which a file was written, to detect a newer file; 0 if there is no file."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -344,7 +345,7 @@ class Catalogue:
         return None if found is None else self._of_provider(*found)
 
     def locate(self, name: str) -> tuple[str, str] | None:
-        """The provider of a model, and its name there; None if the model isn't known, or if several are meant."""
+        """The provider of a model, and its name there; None if the model is unknown or ambiguous."""
         provider, colon, rest = name.partition(":")
         provider = published_vendor(provider)
         if colon and self._knows(provider):
@@ -391,7 +392,7 @@ class Catalogue:
 
     @cached_property
     def _prices(self) -> PriceTable:
-        """The price table, made when a price is first asked for: names need none."""
+        """The price table. It is made when the first price is needed, because names need none."""
         from callboard.tracestore.prices.files import shipped_snapshot
 
         if self._own_prices is not None:

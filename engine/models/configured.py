@@ -29,7 +29,7 @@ from .models_yaml import Reader, read_yaml
 from .registry import ModelRegistry, published_name, published_provider
 
 Consult: TypeAlias = Callable[[AdapterEntry], ProviderAdapter]
-"""An adapter to ask what needs no network. Raises ConfigurationError if there can be none."""
+"""Returns an adapter for questions that need no network. Raises ConfigurationError if none can be made."""
 
 
 class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]
     """Its further names."""
     listed: bool
-    """Whether models.yaml lists it. Else the catalogue does, and its provider's key is there."""
+    """Whether models.yaml lists it. Otherwise the catalogue lists it, and its provider's key is set."""
     state: State | Literal["not_configured"]
     """Its availability as the engine has found it so far, or ``not_configured`` if a key is missing or no adapter
     can be made."""
@@ -59,7 +59,7 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
     output_cost_per_million: Decimal | None = None
     """USD for a million output tokens under the engine's prices of now; None if it is unpriced."""
     info: ModelInfo | None = None
-    """The catalogue's knowledge of it; None if there is none."""
+    """The catalogue's facts about it; None if it has none."""
 
 
 def configured_models(
@@ -93,7 +93,7 @@ class _ModelList:
             yield from self._others(adapter)
 
     def _others(self, adapter: AdapterEntry) -> Iterator[ConfiguredModel]:
-        """The models of the catalogue that an adapter's key opens, and that models.yaml doesn't list."""
+        """The models of the catalogue that an adapter's key gives access to and models.yaml doesn't list."""
         provider = published_provider(adapter)
         if provider is None or adapter.missing_key is not None or not self._is_the_providers_own(adapter):
             return
@@ -106,7 +106,7 @@ class _ModelList:
             yield self._model(entry.on(adapter), aliases, listed=False)
 
     def _is_the_providers_own(self, adapter: AdapterEntry) -> bool:
-        """Whether an adapter's address is its provider's, and not of a server that only speaks like it."""
+        """Whether an adapter's address is its provider's, and not a compatible server's."""
         from callboard.adapters.http.adapter import HttpAdapter
 
         try:
@@ -160,7 +160,7 @@ class _ModelList:
 _log = Log("engine.config")
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
-"""`ModelRegistry.source` for adapters that no file lists. They stand for all that could be configured."""
+"""`ModelRegistry.source` for adapters that no file lists. They represent everything that could be configured."""
 
 
 def key_variables() -> Mapping[str, str]:
@@ -181,8 +181,8 @@ def load_registry(path: Path | None, environ: Mapping[str, str] | None = None) -
 
     Args:
         path: The file; None looks in $CALLBOARD_HOME, or ~/.callboard.
-        environ: The variables in which keys are found. None is the environment, and behind it the keys that
-            `callboard keys` keeps.
+        environ: The variables in which keys are found. None uses the environment first, and then the keys of
+            `callboard keys`.
 
     Raises:
         ConfigurationError: The file is wrong. The text names the file, the key and the expected value.
@@ -262,11 +262,11 @@ def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> Mo
 
 
 HostAdapter: TypeAlias = ProviderAdapter | Callable[[], ProviderAdapter]
-"""An adapter, or what makes one."""
+"""An adapter, or a function that makes one."""
 
 
 def entry_of(name: str, adapter: HostAdapter, prices_as: str | None = None) -> AdapterEntry:
-    """The entry of an adapter that a host gives."""
+    """The entry of an adapter that a host passes."""
     if not name or ":" in name:
         raise ConfigurationError(
             f"an adapter can't be named {name!r}: a name has no ':', because models are named name:model"

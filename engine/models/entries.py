@@ -37,10 +37,10 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     max: int | None = None
     """The largest number of tools in a request.
 
-    `core` tools go first, then those that the conversation has used, then the rest in order.
+    `core` tools are kept first, then the tools that the conversation has used, then the rest in order.
     """
     core: tuple[str, ...] | None = None
-    """The names of the tools that go first."""
+    """The names of the tools that are kept first."""
     parallel: bool | None = None
     """Whether one reply may have several calls if the caller doesn't set this."""
     force_first_turn: bool | None = None
@@ -57,15 +57,15 @@ class ModelInput(msgspec.Struct, frozen=True):
     system_prompt: str | None
     """The system text."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings about tools that the model can't be given as they are."""
+    """Warnings about tools that had to be changed for the model."""
     schema: JsonObject | None = None
     """The schema that the model itself must follow."""
     forced: ToolChoice | None = None
-    """The tool choice of a reply by a schema that is requested as a tool call."""
+    """The tool choice, if a schema is requested as a tool call."""
 
 
 def over(upper: S, lower: S) -> S:
-    """Settings with their open fields filled from the settings below."""
+    """Settings whose unset fields are filled from the settings below."""
     said = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
     return msgspec.structs.replace(lower, **said)
 
@@ -106,7 +106,7 @@ def _limited(
     messages: Sequence[Message],
     choice: ToolChoice | None,
 ) -> tuple[tuple[ToolDefinition, ...], tuple[CallWarning, ...]]:
-    """As many as may be, in their own order, so that what providers cache stays the same."""
+    """The allowed number of tools, in their own order, so that providers' caches stay valid."""
     chosen = choice.tool_name if choice is not None else None
     used = {call.name for message in messages for call in message.tool_uses}
 
@@ -152,7 +152,7 @@ def parallel_calls(
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a request to a model for which its caller gives none; None leaves an option to the model."""
+    """The options of a request to a model that its caller doesn't set. None leaves an option to the model."""
 
     max_output_tokens: int | None = None
     """The largest number of tokens of a reply, reasoning included."""
@@ -179,24 +179,24 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     missing_key: str | None = None
     """The environment variable that should hold its key and doesn't."""
     key_from: str | None = None
-    """The place that its key was found in, in words; None without a key, and for a key that code gave."""
+    """A text about the place of its key; None without a key, and for a key from code."""
     address_from: str | None = None
     """The environment variable that its address came from; None if that is elsewhere, or the provider's own."""
     max_concurrency: int | None = None
     """The largest number of concurrent calls; further calls wait. None means the engine's
     `Limits.calls_per_provider`."""
     capabilities: dict[str, bool | int] = {}
-    """Corrections of the abilities of its models; a model's own correction goes before."""
+    """Corrections of the abilities of its models. A model's own correction takes precedence."""
     defaults: ModelDefaults = NO_DEFAULTS
-    """Options of requests to its models; a model's own options go before."""
+    """Options of requests to its models. A model's own options take precedence."""
     tools: ToolSettings = NO_TOOL_SETTINGS
-    """The way in which its models are given tools; a model's own settings go before."""
+    """How tools are sent to its models. A model's own settings take precedence."""
     prompt_addendum: str | None = None
-    """Text after the system prompt of its models that have none of their own."""
+    """Text after the system prompt, for models without their own."""
     make: Callable[[], ProviderAdapter] | None = None
     """A function that makes the adapter, in place of its type; for adapters of `Engine.register`."""
     shared: bool = False
-    """Whether `make` gives the same adapter each time, which is the host's own."""
+    """Whether `make` returns the same adapter each time, which belongs to the host."""
     offered: bool = False
     """Whether only the environment offers the adapter. An adapter of models.yaml or of the host replaces it."""
 
@@ -206,7 +206,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
         return "configured" if self.missing_key is None else "not_configured"
 
     def create(self, clock: Clock) -> ProviderAdapter:
-        """An adapter as configured. A host's own adapter may raise anything else.
+        """An adapter as configured. A host's own adapter may raise any other exception.
 
         Raises:
             ConfigurationError: No adapter can be made.
@@ -231,7 +231,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     tier: str | None = None
     """A name among its adapter's models."""
     can_delegate: bool = False
-    """A mark for hosts, which is kept and not used here."""
+    """A mark for hosts. It is stored and not used here."""
     aliases: tuple[str, ...] = ()
     """Further names."""
     max_output_tokens: int | None = None
@@ -241,9 +241,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: dict[str, bool | int] = {}
     """Fields of `AdapterCapabilities` that replace the adapter's values."""
     defaults: ModelDefaults = NO_DEFAULTS
-    """Options of requests, where callers leave them open."""
+    """Options of requests, unless callers set them."""
     tools: ToolSettings = NO_TOOL_SETTINGS
-    """The way in which it is given tools."""
+    """How tools are sent to it."""
     prompt_addendum: str | None = None
     """Text that follows the system prompt."""
     max_retries: int | None = None
@@ -251,17 +251,17 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryPolicy | None = None
     """The retry policy, in place of the adapter's."""
     retry_empty: int | None = None
-    """The number of times that an empty reply is requested again, where callers leave it open."""
+    """The number of times that an empty reply is requested again, unless callers set it."""
     usual_max_output: int | None = None
     """The output limit of all the adapter's models, as far as their own limits allow."""
     kind: ModelKind = "chat"
-    """The kind of question that it answers. A model of another kind than ``chat`` is never chosen for a
-    conversation by itself."""
+    """The kind of question that it answers. Only a model of kind ``chat`` is chosen for a conversation
+    automatically."""
     embedding_space: str | None = None
     """A name shared by models that may stand in for each other; None goes by the model's name."""
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:
-        """This entry, with its adapter's settings where it has none of its own."""
+        """This entry, with its unset settings filled from its adapter."""
         defaults = over(self.defaults, msgspec.structs.replace(adapter.defaults, max_output_tokens=None))
         return msgspec.structs.replace(
             self,

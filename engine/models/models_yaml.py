@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = Log("engine.config")
 
 _SHARED_KEYS = ("capabilities", "defaults", "prompt_addendum", "retry", "tools")
-"""Of an adapter for all its models, and of one model."""
+"""The keys of an adapter that apply to all its models, and are keys of one model, too."""
 
 _ADAPTER_KEYS = {
     "type",
@@ -354,7 +354,7 @@ class Reader:
         return value
 
     def _rate(self, entry: JsonObject, key: str, where: str) -> int | None:
-        """A limit for a minute; None if there is none."""
+        """A limit per minute; None if there is none."""
         value = entry.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             self._fail(f"{where}.{key}", "a whole number, at least 1", value)
@@ -405,14 +405,14 @@ def read_yaml(text: str, source: str) -> object:
 
 
 def _describe_fault(error: Exception) -> str:
-    """The fault in the YAML, and its place, without a word of its text."""
+    """The fault in the YAML and its place, without any of its text."""
     mark = getattr(error, "problem_mark", None)
     said = getattr(error, "problem", None) or type(error).__name__
     return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark is not None else str(said)
 
 
 def write_yaml(value: Mapping[str, object]) -> str:
-    """The YAML of a mapping, in its order. A text of several lines stands there as one sees it."""
+    """The YAML of a mapping, in its order. A text of several lines is written as readable lines."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

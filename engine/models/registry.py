@@ -8,8 +8,7 @@ A name is looked up in this order:
    ``sonnet``;
 4. any name at all, with an explicit provider that is configured, or with a default one.
 
-A name that the catalogue lacks, too, is passed through unchanged. Its abilities are unknown. such
-a model.
+If the catalogue lacks the name, too, it is passed through unchanged. Its abilities are unknown. such a model.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _MOST_FOUND = 1024
-"""The number of unlisted names for which a registry remembers the model; each turn looks one up."""
+"""The number of unlisted names whose models a registry caches. Each turn looks one up."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -41,7 +40,7 @@ class Resolved(msgspec.Struct, frozen=True):
     model: ModelEntry
     """The model that the name means."""
     resolved_by: str
-    """The way it was found: ``id``, ``alias``, ``native_name``, ``catalogue`` or ``passthrough``."""
+    """How the model was found: ``id``, ``alias``, ``native_name``, ``catalogue`` or ``passthrough``."""
 
 
 class ModelRegistry:
@@ -51,12 +50,12 @@ class ModelRegistry:
         adapters: The adapters by name.
         models: The models by id, as given. They are completed by the settings of their adapters.
         default_model: The model for callers that name none.
-        default_provider: The adapter of names that mean nothing else; None makes such names errors.
+        default_provider: The adapter for names without another meaning. None makes such names errors.
         source: The origin of the configuration, for messages.
         removed: Names that an earlier configuration of the same engine had. They are errors, and never passed
             through.
-        client_names: What a gateway's clients may ask for, and the models that serve it, the first one first. A
-            ``*`` in a name stands for any text.
+        client_names: The names for a gateway's clients, each with the models that serve it, the first choice
+            first. A ``*`` in a name stands for any text.
 
     Raises:
         ConfigurationError: A name is taken twice, or leads nowhere.
@@ -98,8 +97,9 @@ class ModelRegistry:
     def serving(self, name: str) -> tuple[str, ...]:
         """The models that serve a name of a gateway's client, the first one first.
 
-        A name that `client_names` doesn't list is served by itself. A listed name goes before a model's own id or
-        alias, that before a pattern, and an earlier pattern before a later one.
+        A name that `client_names` doesn't list is served by itself. A listed name takes precedence over a model's
+        own id or alias, which takes precedence over a pattern. An earlier pattern takes precedence over a later
+        one.
         """
         listed = self.client_names.get(name)
         if listed is not None:
@@ -163,8 +163,8 @@ class ModelRegistry:
             provider: The name of the adapter that must serve the model; None is any.
 
         Raises:
-            ConfigurationError: The name is unknown, which the text answers with the nearest names; or it is
-                ambiguous, or of another provider.
+            ConfigurationError: The name is unknown, ambiguous, or of another provider. For an unknown name, the
+                text lists the nearest names.
         """
         if provider is not None:
             return self._at(name, provider)
@@ -276,7 +276,7 @@ class ModelRegistry:
         return entry
 
     def with_http_client(self, client: httpx.AsyncClient) -> ModelRegistry:
-        """This registry, with a client that the adapters use which have none of their own."""
+        """This registry, with a client for the adapters that have no client of their own."""
         fuller = copy.copy(self)
         fuller.adapters = {name: _with_client(entry, client) for name, entry in self.adapters.items()}
         return fuller
@@ -403,7 +403,7 @@ def names_at(adapters: Iterable[AdapterEntry]) -> list[str]:
 
 
 def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
-    """Raise ConfigurationError for the name of another vendor's model, if an adapter serves one vendor's own."""
+    """If an adapter serves one vendor's models alone, raise ConfigurationError for another vendor's model."""
     own = published_provider(adapter)
     if own not in tabled_vendors():
         return  # A server may serve models of any vendor.

@@ -1,4 +1,4 @@
-"""The availability of providers in a cluster: shared findings, shared lessons, and one probe."""
+"""The availability of providers in a cluster: shared findings, shared limits, and one probe."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SharedAvailability:
         self._listens = False
 
     async def run(self) -> None:
-        """Send findings and receive those of others, until cancelled."""
+        """Send findings and receive those of other nodes, until cancelled."""
         if not self._listens:
             await self._broker.subscribe(self._subject, self.receive)
             self._listens = True
@@ -142,7 +142,7 @@ _Place = tuple[str, str, str]
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A lesson, as it goes to the others."""
+    """A learned limit, as sent to the other nodes."""
 
     node: str
     """The node: the run of its engine."""
@@ -180,14 +180,14 @@ class LearnedLimits:
         limits.on_learned = self.note
 
     def note(self, adapter: str, key: str, lesson: Lesson) -> None:
-        """Record the lesson of a reply here. It replaces the one before."""
+        """Record the limits of a reply here. They replace the earlier ones."""
         self._news[adapter, key, lesson.model] = lesson, anyio.current_time()
         self._come.set()
         if lesson.pause_us:
             self._hurry.set()
 
     async def run(self) -> None:
-        """Send lessons and receive those of others, until cancelled."""
+        """Send learned limits and receive those of other nodes, until cancelled."""
         if not self._listens:
             await self._broker.subscribe(self._subject, self.receive)
             self._listens = True
@@ -199,13 +199,13 @@ class LearnedLimits:
                 await self._hurry.wait()
 
     async def drain(self) -> None:
-        """Nothing to send: waiting lessons have no use later."""
+        """Do nothing: waiting limits have no use later."""
 
     async def close(self) -> None:
         """Nothing is held."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Apply what another node has learned."""
+        """Apply limits that another node has learned."""
         try:
             told = msgspec.json.decode(payload, type=Told)
         except msgspec.DecodeError as error:  # of another version
@@ -226,7 +226,7 @@ class LearnedLimits:
 
 
 LEASE_SECONDS = 10.0
-"""The length of a lease. It is taken for longer as long as the probe is in progress."""
+"""The length of a lease in seconds. It is renewed while the probe is in progress."""
 
 _RENEW_SECONDS = 3.0
 _BEGINS_SECONDS = 1.0  # within which a call that may probe has started

@@ -34,7 +34,7 @@ class Page(msgspec.Struct, frozen=True):
     last: int
     """The `seq` of its last event."""
     lines: bytes | None = None
-    """The envelopes, one a line; None if they are not in it."""
+    """The envelopes, one a line; None if the page lacks them."""
 
     @property
     def message_id(self) -> str:
@@ -42,7 +42,7 @@ class Page(msgspec.Struct, frozen=True):
         return f"{self.run_id}:{self.after}-{self.last}"
 
     def envelopes(self) -> list[Envelope] | None:
-        """Its events; None if they are not in it. Raises ValueError if they can't be read."""
+        """Its events; None if the page lacks them. Raises ValueError if they can't be read."""
         return None if self.lines is None else [decode_envelope(line) for line in self.lines.splitlines()]
 
 
@@ -62,7 +62,7 @@ def encode_page(page: Page) -> bytes:
 
 
 def decode_page(message: bytes) -> Page:
-    """The page of a message. Raises ValueError if it is none."""
+    """The page of a message. Raises ValueError if the message is not a page."""
     encoded, _, lines = message.partition(b"\n")
     try:
         head = _heads.decode(encoded)
@@ -111,7 +111,7 @@ def _not_captured(envelope: Envelope) -> Envelope:
 # --- The bridge's decisions ---
 
 MOST_WAITING = 8 * 1024 * 1024
-"""The bytes of pages that wait in memory at most."""
+"""The largest size of the pages that wait in memory, in bytes."""
 
 FIRST_RETRY = 0.1
 """Seconds until a page goes out again. They double with each failure that follows."""
@@ -127,24 +127,26 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Read the events behind one from the trace, and report with `BridgeQueue.read`, or `BridgeQueue.failed`."""
+    """Read the events after a given one from the trace, and report with `BridgeQueue.read`, or
+    `BridgeQueue.failed`.
+    """
 
     after: int
     """The `seq` of the event before them."""
 
 
 class Rest(msgspec.Struct, frozen=True):
-    """Do nothing, until there is something new."""
+    """Do nothing until there are new events."""
 
     seconds: float | None
-    """The seconds after which to go on in any case. None: there is nothing to do."""
+    """The seconds after which to continue in any case. None if there is nothing to do."""
 
 
 Step: TypeAlias = Send | Read | Rest
 
 
 class BridgeQueue:
-    """How far one run's events have gone out. Times are seconds of any clock that never goes back.
+    """The progress of sending one run's events. Times are seconds of any monotonic clock.
 
     Args:
         behind: Whether events may have been committed already.
@@ -154,7 +156,7 @@ class BridgeQueue:
         self.cursor = 0
         """The `seq` up to which the broker has everything."""
         self.last = 0
-        """The `seq` of the last event that waits or has gone out."""
+        """The `seq` of the last event that waits or was sent."""
         self.committed = 0
         """The `seq` of the last event that is known to be committed."""
         self.failures = 0
@@ -190,11 +192,11 @@ class BridgeQueue:
             self._fall_behind()
 
     def note(self, seq: int) -> None:
-        """Events up to this one were committed, while it is behind."""
+        """Record that events up to this one were committed, while the queue is behind."""
         self.committed = max(self.committed, seq)
 
     def read(self, pages: Sequence[Page]) -> None:
-        """The events in the trace behind `last`. No pages means that there are none."""
+        """Add the events in the trace after `last`. No pages means that there are none."""
         self._enqueue(pages)
         if self.last >= self.committed or (not pages and self.committed == self._asked):
             self.is_behind = False
@@ -212,7 +214,7 @@ class BridgeQueue:
         self._retry_at = now + min(FIRST_RETRY * 2.0 ** min(self.failures - 1, 20), LONGEST_RETRY)
 
     def connected(self) -> None:
-        """The broker is back: all waiting pages are sent immediately."""
+        """Send all waiting pages immediately, because the broker is back."""
         self.failures, self._retry_at = 0, 0.0
 
     def _enqueue(self, pages: Sequence[Page]) -> None:
@@ -235,10 +237,10 @@ class BridgeQueue:
 _log = Log("engine.bridge")
 
 MOST_BYTES = 256 * 1024
-"""The size of a page's lines at most. Readers have some dozens of pages in memory."""
+"""The largest size of a page's lines, in bytes. Readers have some dozens of pages in memory."""
 
 HEAD_BYTES = 1024
-"""The room in a message for all that is no line."""
+"""The room in a message for everything except the lines."""
 
 
 class EventBroker(Protocol):
@@ -249,7 +251,7 @@ class EventBroker(Protocol):
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of a message at most."""
+        """The largest size of a message, in bytes."""
         ...
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
@@ -265,9 +267,9 @@ class BridgeStatistics(msgspec.Struct, frozen=True):
     committed: int
     """The `seq` of the last event that is known to be committed."""
     waiting_bytes: int
-    """The bytes that wait in memory to go out."""
+    """The bytes that wait in memory to be sent."""
     is_behind: bool
-    """Whether events wait in the trace alone."""
+    """Whether some waiting events are only in the trace."""
     failures: int
     """The number of failures in a row."""
 
@@ -296,7 +298,7 @@ class EventBridge:
         self._more = anyio.Event()
 
     def committed(self, envelopes: Sequence[Envelope]) -> None:
-        """Add newly committed events, in order. Those of other runs are not sent."""
+        """Add newly committed events, in order. Events of other runs are not sent."""
         course = self._course
         new = [each for each in envelopes if each.seq > course.last and each.run_id == self._run_id]
         if not new:

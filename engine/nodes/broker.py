@@ -34,10 +34,10 @@ RECONNECT_SECONDS = 0.25
 """The time between two attempts to reach the broker."""
 
 PING_SECONDS = 5
-"""The time between two signs of life. A broker that owes two of them counts as away."""
+"""Seconds between two pings. A broker that has not answered two of them counts as away."""
 
 LET_GO_ROUNDS = 8
-"""The rounds of the event loop for which the client's own task may take to write."""
+"""The largest number of rounds of the event loop for the client's own task to write."""
 
 MOST_WAITING = 16 * 1024 * 1024
 """The bytes that may wait to be sent. Messages beyond them are refused."""
@@ -58,7 +58,7 @@ class BrokerStatistics(msgspec.Struct, frozen=True):
 
 
 class _Subscription:
-    """Messages of one subject that are taken in."""
+    """A subscription to the messages of one subject."""
 
     def __init__(self, subject: str, receive: Receiver, subscriptions: set[_Subscription]) -> None:
         self.subject = subject
@@ -73,7 +73,7 @@ class _Subscription:
             _log.error("message_not_taken", subject=message.subject, error=f"{type(error).__name__}: {error}")
 
     async def unsubscribe(self) -> None:
-        """Take in no more. It never raises."""
+        """End the subscription. It never raises."""
         self._subscriptions.discard(self)
         real, self.real = self.real, None
         if real is not None:
@@ -128,7 +128,7 @@ class Broker:
             await self._send()
 
     async def drain(self) -> None:
-        """Send all waiting messages. A broker that doesn't take it within a second is left."""
+        """Send all waiting messages. If the broker doesn't accept them within a second, they are dropped."""
         from nats.errors import Error
 
         if self._client is None or not self.connected:
@@ -153,10 +153,10 @@ class Broker:
             await self._reached.wait()
 
     async def let_go(self) -> None:
-        """Return when published messages are with the operating system.
+        """Return when published messages have been passed to the operating system.
 
-        It sends them even if this process dies. If the broker accepts nothing now, this returns immediately. It
-        never raises.
+        The system sends them even if this process dies. If the broker accepts nothing now, this returns
+        immediately. It never raises.
         """
         if (client := self._client) is None or not self.connected:
             return
@@ -185,7 +185,7 @@ class Broker:
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of a message at most."""
+        """The largest size of a message, in bytes."""
         return self._client.max_payload if self._client is not None and self._client.max_payload > 0 else 1 << 20
 
     def publish(self, subject: str, payload: bytes) -> bool:
@@ -198,7 +198,7 @@ class Broker:
         return True
 
     async def subscribe(self, subject: str, receive: Receiver) -> _Subscription:
-        """Take in the messages of a subject, also after the broker was away."""
+        """Receive the messages of a subject, also after the broker was away."""
         subscription = _Subscription(subject, receive, self._subscriptions)
         self._subscriptions.add(subscription)
         if self._client is not None:
@@ -333,7 +333,7 @@ class Broker:
 
 
 def closing_transport() -> TcpTransport:
-    """A transport that closes the connection before, when it makes another."""
+    """A transport that closes its previous connection when it makes another."""
     from nats.aio.transport import TcpTransport
 
     class ClosingTransport(TcpTransport):
@@ -370,9 +370,9 @@ class BrokerCondition(msgspec.Struct, frozen=True):
     jetstream: bool
     """Whether it can keep messages."""
     events: Kept | None
-    """The events that it keeps for the cluster; None if it never kept any."""
+    """The events that it stores for the cluster; None if it never stored any."""
     frames: Kept | None
-    """The frames of streams that it keeps for the cluster, for some minutes; None if it keeps none."""
+    """The frames of streams that it stores for the cluster, for some minutes; None if it stores none."""
 
 
 async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCondition:

@@ -34,7 +34,7 @@ EVENTS_SECONDS = 24 * 3600
 """Seconds for which events are kept."""
 
 EVENTS_BYTES = 1024 * 1024 * 1024
-"""The bytes of events that are kept at most. Above it, the oldest go."""
+"""The largest size of the stored events, in bytes. Above it, the oldest are dropped."""
 
 DEDUPLICATED_SECONDS = 120
 """Seconds for which the broker recognizes repeated messages. Readers drop later repetitions."""
@@ -43,13 +43,13 @@ ACK_SECONDS = 2.0
 """The longest wait for an acknowledgement, or for an answer."""
 
 PULLED = 64
-"""The number of messages that are requested at a time, and so wait for a reader at most."""
+"""The number of messages that are requested at a time. No more messages wait for a reader."""
 
 PULL_SECONDS = 30.0
 """Seconds for which the broker keeps such a request."""
 
 HEARTBEAT_SECONDS = 2.0
-"""Seconds between its signs of life meanwhile. Without two of them the reading starts again."""
+"""Seconds between its heartbeats in the meantime. If two are missing, the reading starts again."""
 
 FORGOTTEN_SECONDS = 300.0
 """Seconds after which the broker forgets a reader that asks for nothing."""
@@ -61,7 +61,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
     stream: str
     """The stream of the position. A stream that was deleted and recreated is another."""
     sequence: int
-    """The number of the message before it."""
+    """The number of the message before the position."""
 
 
 class KeptMessage(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class KeptEvents:
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of a message at most."""
+        """The largest size of a message, in bytes."""
         return self._broker.most_bytes
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
@@ -113,7 +113,7 @@ class KeptEvents:
         return True
 
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
-        """Where the stream ends now, and the id of each run's last message. It never raises."""
+        """The current end of the stream, and the id of each run's last message. It never raises."""
         from nats.errors import Error
         from nats.js.api import ConsumerConfig, DeliverPolicy
 
@@ -128,7 +128,7 @@ class KeptEvents:
         return end, [headers[_ID] for headers in headers if _ID in headers]
 
     async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
-        """The messages of the stream in their order, for ever."""
+        """The messages of the stream in their order, without end."""
         from nats.errors import Error
         from nats.js.api import ConsumerConfig, DeliverPolicy
 
@@ -215,7 +215,7 @@ class _Pull:
         self._expected = 0
 
     async def next(self) -> Msg:
-        """The next message. Raises TimeoutError if the broker falls silent, OSError if it gives no more."""
+        """The next message. Raises TimeoutError if the broker is silent, and OSError if it sends no more."""
         while True:
             if self._expected <= 0:
                 await self._ask()
@@ -248,7 +248,7 @@ FRAMES_SECONDS = 600
 """Seconds for which the broker keeps frames."""
 
 FRAMES_BYTES = 256 * 1024 * 1024
-"""The bytes of frames that the broker keeps at most. Above it, the oldest go."""
+"""The largest size of the frames that the broker stores, in bytes. Above it, the oldest are dropped."""
 
 FETCHED = 256
 """The number of frames that are fetched at a time."""
@@ -286,7 +286,7 @@ class KeptFrames:
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of a message at most."""
+        """The largest size of a message, in bytes."""
         return self._broker.most_bytes
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
@@ -294,7 +294,7 @@ class KeptFrames:
         self._callbacks.append(callback)
 
     async def run(self) -> None:
-        """See to the stream that keeps frames, whenever the broker is back: it may have been wiped."""
+        """Create the stream for frames again whenever the broker is back, because it may have been wiped."""
         while True:
             await self._back.wait()
             self._back.clear()
@@ -303,7 +303,7 @@ class KeptFrames:
                 callback()
 
     async def kept(self, subject: str) -> AsyncIterator[bytes]:
-        """The frames that the broker has kept, in the order in which they were sent."""
+        """The frames that the broker has stored, in the order in which they were sent."""
         from nats.errors import Error
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
@@ -331,7 +331,7 @@ class KeptFrames:
             raise OSError(f"can't request frames from the broker: {error}") from error
 
     async def forget(self, subject: str) -> None:
-        """Delete the kept frames of a subject that were sent until now.
+        """Delete the stored frames of a subject that were sent before now.
 
         While the broker is away, nothing is done: frames expire after their time.
         """

@@ -1,12 +1,12 @@
-"""A node's slices of shared budgets: requested from the store, and given back when idle.
+"""A node's slices of shared budgets: requested from the store, and returned when idle.
 
 If a call does not fit into the node's slices, the node queries the store. It sends one query at a time, with
 rising numbers. So a lost answer, or a statement that outlives its connection, does no harm. The node stops using a
-slice before it gives the slice back to the store. So the node never assumes more than it has.
+slice before it returns the slice to the store. So the node never assumes more than it has.
 
 A change without an answer, because the store failed or the call was cancelled, may still happen later. Before the
-node trusts what it reads, it sets the same slices again with a higher number. No earlier change can then take
-effect, and the excess is given back.
+node trusts its next reading, it sets the same slices again with a higher number. No earlier change can then take
+effect, and the excess is returned.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Scope:
         return msgspec.structs.replace(query_of(self._budget, now_us), value=only)
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
-        """The slot behind the number that an answer to `query` has."""
+        """The slot for the slot number in an answer to `query`."""
         return self.slot(now_us if query.slot_us is None else (query.since_us or 0) + number * query.slot_us)
 
     def shared_slot(self, slot: WindowSlot) -> Slot:
@@ -102,7 +102,7 @@ class SharedAccount(Account):
         ]
 
     def short_of(self, asked: Amount, now_us: int) -> Allotment | None:
-        """The size that the slice of now must have for a reservation; None if it has it."""
+        """The size that the current slice needs for a reservation; None if it is large enough."""
         slot = self.scope.slot(now_us)
         used, has = self.used(slot), self.granted.get(slot, _NOTHING)
         needs = (used[0] + asked.money, used[1] + asked.tokens)
@@ -113,8 +113,8 @@ class SharedAccount(Account):
     def idle(self, now_us: int, idle_us: int, *, wanted: bool) -> list[tuple[Slot, Allotment]]:
         """The slices that are larger than needed, with the needed sizes.
 
-        A slice with a recent reservation may be larger, unless another node needs it. Grants in ended slots aren't
-        needed any more.
+        A slice with a recent reservation may be larger, unless another node needs it. Grants in ended slots are no
+        longer needed.
         """
         current = self.scope.slot(now_us)
         found = []
@@ -138,12 +138,12 @@ class SharedAccount(Account):
         return refusal
 
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
-        """Why an amount has no room in all; None if it has, for all that is known."""
+        """Why an amount has no room in the whole cluster; None if it has room, as far as known."""
         refusal = super().refuses(_with(_with(asked, self._spent), self._others), now_us)
         return None if refusal is None else self._refusal(refusal.why, asked, now_us)
 
     def may_come(self, asked: Amount, now_us: int) -> bool:
-        """Whether an amount would have room if other nodes gave back all that they have."""
+        """Whether an amount would have room if other nodes returned all their slices."""
         return super().refuses(_with(asked, self._spent), now_us) is None
 
     def add_asked(self, asked: Amount, now_us: int) -> None:
@@ -163,7 +163,7 @@ class SharedAccount(Account):
         )
 
     def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
-        """The end of the slot, because the use of other nodes in the window is unknown here."""
+        """The end of the slot, because other nodes' use in the window is unknown here."""
         limit = self._max_money if why == "money" else self._max_tokens
         need = asked.money if why == "money" else asked.tokens
         end = self._window.slot(now_us).end_us
@@ -175,7 +175,7 @@ def _plus(amount: Amount, more: Allotment) -> Amount:
 
 
 def _with(asked: Amount, more: Allotment) -> Amount:
-    """An amount plus the amount spent elsewhere; without a price it has none."""
+    """An amount plus the amount spent elsewhere. An amount without a price stays without one."""
     return Amount(None if asked.nano_usd is None else asked.money + more[0], asked.tokens + more[1])
 
 
@@ -184,30 +184,30 @@ _log = Log("engine.shared_budgets")
 _Slices: TypeAlias = list[tuple[SharedAccount, Slot]]
 
 LOOK_SECONDS = 1.0
-"""How often accounts in use are looked at, and idle slices given back."""
+"""Seconds between two checks of accounts in use, which also return idle slices."""
 
 TRIES = 4
-"""How often a call asks for what other nodes have and may not use, half a look apart."""
+"""The number of times that a call asks for idle slices of other nodes, half a check apart."""
 
 IDLE_US = 2_000_000
 """The time after a reservation for which a slice may be larger than it needs to be, in microseconds."""
 
 FORGET_US = 60_000_000
-"""The time after a reservation for which an account is looked at, in microseconds."""
+"""The time after a reservation for which an account is checked, in microseconds."""
 
 SETTLE_SECONDS = 15.0
-"""How often it is looked for slices of nodes that are gone."""
+"""Seconds between two searches for slices of nodes that are gone."""
 
 
 class BudgetSlices:
-    """The slices of one node. It is what `Budgets` asks as its `SharedBudgets`.
+    """The slices of one node. `Budgets` uses it as its `SharedBudgets`.
 
     Args:
         tables: The shared rows.
         node: The node.
         budgets: The budgets of its engine.
         clock: The engine's clock.
-        without_store: Whether calls are admitted while the store can't be asked.
+        without_store: Whether calls are admitted while the store can't be reached.
     """
 
     name = "shared budgets"
@@ -250,8 +250,8 @@ class BudgetSlices:
     async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
         """Get a large enough grant for a call, if there is room.
 
-        Idle slices of other nodes count as room: they are given back when those nodes see the need, and this waits
-        for it.
+        Idle slices of other nodes count as room. Those nodes return them when they see the need, and this method
+        waits for it.
         """
         needed = _in_order(accounts)
         for again in range(TRIES):
@@ -293,9 +293,9 @@ class BudgetSlices:
         await self._look(accounts)
 
     def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
-        """Take in that budgets were added to this node's ledger, and that others were removed from it.
+        """Update the shared accounts after budgets were added to this node's ledger or removed from it.
 
-        A removed budget's slices stay with the store until the node ends. Nothing is asked of them any more.
+        A removed budget's slices stay in the store until the node ends. They are not used again.
         """
         self._named.update((name_of(budget), budget) for budget in added)
         for budget in removed:
@@ -304,9 +304,9 @@ class BudgetSlices:
         self._unsure = {each for each in self._unsure if each[0].scope.budget in self._named}
 
     async def carry(self, accounts: Sequence[Account]) -> None:
-        """Get slices for what this node had used in accounts that are new here, whether there is room or not.
+        """Get slices for the amounts that this node used in accounts that are new here, even without room.
 
-        Until then the store had counted it from the trace.
+        Until then the store counted them from the trace.
         """
         carried = _in_order(accounts)
         if not carried:
@@ -322,7 +322,7 @@ class BudgetSlices:
         await self._look(carried)
 
     async def run(self) -> None:
-        """Look, give back, and settle what dead nodes left, until cancelled."""
+        """Check accounts, return idle slices, and settle the slices of dead nodes, until cancelled."""
         settled = anyio.current_time()
         while True:
             await anyio.sleep(LOOK_SECONDS)
@@ -335,10 +335,10 @@ class BudgetSlices:
                 _log.debug("accounts_not_tended", error=str(error))
 
     async def drain(self) -> None:
-        """Nothing to do: spending counts in its slices until the trace has it."""
+        """Do nothing: spending counts in its slices until it is in the trace."""
 
     async def close(self) -> None:
-        """Let go of all slices, if the shared trace has all calls. Otherwise they count until it has them."""
+        """Release all slices, if the shared trace has all calls. Otherwise they count until it has them."""
         if self.shared and self._accounts:
             await self._tables.settle(self._node, [account.scope for account in _in_order(self._accounts)])
 
@@ -360,7 +360,7 @@ class BudgetSlices:
         await self._grant(slices, wants)
 
     async def _grant(self, slices: Callable[[int], _Slices], wants: Callable[[SharedAccount, Slot], Want]) -> None:
-        """Ask for slices, and take in the answer."""
+        """Request slices, and apply the answer."""
         asked: _Slices = []
 
         def ask(now_us: int) -> list[Want]:
@@ -388,7 +388,7 @@ class BudgetSlices:
         self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
 
     def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
-        """Grant the node the amount that a call needs. The store learns of it when it can be asked again."""
+        """Grant the node the amount that a call needs. The store gets the amount when it can be reached again."""
         self._overdrawn = True
         now_us = self.now_us()
         for account in accounts:
@@ -409,7 +409,7 @@ class BudgetSlices:
         await self._give_back(wanted)
 
     async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
-        """Refresh the state of accounts. Returns those where another node was refused a moment ago."""
+        """Refresh the state of accounts. Returns the accounts in which another node was refused a moment ago."""
         asked = _in_order(accounts)
         if not asked:
             return {}

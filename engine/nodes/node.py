@@ -1,10 +1,10 @@
-"""The cluster of an engine, as the host configures it, and the node that an engine is in it.
+"""The cluster of an engine, as the host configures it, and the engine's node in the cluster.
 
 All nodes have the same configuration. `Runtime` joins the cluster, and `Life` starts and ends the node:
 
-    start    behind the trace writer and the shipper, before the turns: a supervisor "node" with one actor a part
-    drain    when all turns are over and the trace is committed, its store still open
-    close    last of all, when the trace is shipped: other nodes may take over all that the node held
+    start after the trace writer and the shipper, before the turns: a supervisor "node" with one actor a part drain
+    when all turns are over and the trace is committed, its store still open close last of all, when the trace is
+    shipped: other nodes may take over all that the node held
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     """The node's name, for people; None is the name of the host and the number of the process."""
     content: bool = False
-    """Whether events go out over the bus with their content."""
+    """Whether events are sent over the broker with their content."""
     lease_seconds: float = 15.0
-    """Seconds for which a node counts as living after its last renewal.
+    """Seconds for which a node counts as alive after its last renewal.
 
     Until then its sessions are not taken over.
     """
     frame_seconds: float = 0.025
     """Seconds after which new content of a stream is sent to other nodes, at the latest."""
     frame_bytes: int = 4096
-    """Bytes after which it goes out immediately."""
+    """Bytes after which it is sent immediately."""
     without_store: Literal["refuse", "admit"] = "refuse"
-    """Whether calls under a budget or a limit are admitted while the shared store can't be asked."""
+    """Whether calls under a budget or a limit are admitted while the shared store can't be reached."""
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
@@ -129,7 +129,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             from_file: Whether the engine's trace is in a file.
 
         Raises:
-            ConfigurationError: The trace would be shipped elsewhere than where the cluster has its own.
+            ConfigurationError: The trace would be shipped to another place than the cluster's trace.
         """
         if ship_to is not None and self.store is not None and ship_to != self.store:
             raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
@@ -139,7 +139,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 class Part(Protocol):
     """One subject of a node: it is created with the engine, works while the engine lives, and ends in two steps.
 
-    Unreachable servers are no errors of a part. It reports them on the bus, and continues when they are back.
+    A part doesn't fail if a server is unreachable. It reports that on the bus, and continues when the server is
+    back.
     """
 
     @property
@@ -150,24 +151,25 @@ class Part(Protocol):
         """Work until cancelled. It may be called again, after an exception."""
 
     async def drain(self) -> None:
-        """Send the rest: all turns are over, and the trace is committed, with its store still open.
+        """Send the rest. All turns have ended, the trace is committed, and its store is still open.
 
         It may take at most a second or two, and is then cut off.
         """
 
     async def close(self) -> None:
-        """Let go of everything that the node holds, and of connections: the trace has been shipped. Called once,
-        also when `run` never was. At most a second or two; it is cut off after that.
+        """Release everything that the node holds, and its connections. The trace has been shipped.
+
+        It is called once, even if `run` never was. It may take a second or two, and is then cut off.
         """
 
 
 def child_of(part: Part) -> ChildSpec:
-    """The part as a child of a supervisor. A part that can't be kept running stays down, and calls continue."""
+    """The part as a child of a supervisor. If it can't be kept running, it stays down, and calls continue."""
     return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")
 
 
 ASK_SECONDS = 3.0
-"""The time that a broker has for its answer."""
+"""Seconds that a broker has for its answer."""
 
 _WITHOUT_BROKER = (
     "Until then, calls, traces, accounting and sessions continue. Readers on other nodes get events "
@@ -176,7 +178,7 @@ _WITHOUT_BROKER = (
 
 
 async def check_broker(url: str, cluster: str) -> list[Check]:
-    """The check of a broker. Nothing is made there."""
+    """The check of a broker. It creates nothing there."""
     from .broker import broker_condition
 
     where = ", ".join(address.strip().rpartition("@")[2].rpartition("//")[2] for address in url.split(","))
@@ -259,7 +261,7 @@ def _lease(node: Node) -> Check:
 _log = Log("engine.node")
 
 PART_SECONDS = 2.0
-"""The time that each part has for each step of its end."""
+"""Seconds that each part has for each step of its end."""
 
 
 class Node:
@@ -295,9 +297,9 @@ class Node:
         self.budgets: BudgetSlices | None = None
         """The node's slices of budgets; None without a shared database."""
         self.bridge: EventBridge | None = None
-        """The way out of this node's events; None without a broker, or without a trace."""
+        """The bridge that sends this node's events; None without a broker, or without a trace."""
         self.parts: Sequence[Part] = ()
-        """In the order in which they start."""
+        """The parts, in the order in which they start."""
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
         """The shared database, for short transactions; None without one."""
         self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
@@ -315,9 +317,9 @@ class Node:
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
-        """The shared lessons about rate limits; None without a broker."""
+        """The shared, learned rate limits; None without a broker."""
         self.trees: FarTrees | None = None
-        """The trees of turns that reach over several nodes; None without a broker."""
+        """The trees of turns across several nodes; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
@@ -378,7 +380,7 @@ class Node:
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """What another node must know to be a part of a tree of this one; nothing without a broker."""
+        """The facts that another node needs to join a tree of this node; nothing without a broker."""
         return {} if self.trees is None else self.trees.carry(caller)
 
     def reach(self, caller: Caller) -> None:
@@ -387,14 +389,14 @@ class Node:
             self.trees.reach(caller)
 
     async def shared_trace(self) -> Store:
-        """The trace that the nodes share, to be read. It is the engine's own where that is on the server."""
+        """The trace that the nodes share, for reading. It is the engine's own trace if that is on the server."""
         if self._trace is None:
             raise StoreError("this cluster has no shared store. Pass it as Cluster(store=...)")
         await self._trace.open()
         return self._trace
 
     async def delete_shared(self, session_id: str) -> bool:
-        """Delete a session from the trace that the nodes share. Returns whether it was there."""
+        """Delete a session from the trace that the nodes share. Returns whether it existed."""
         if self.database is None:
             return False
         dsn, schema = self.database
@@ -444,7 +446,7 @@ class Node:
         )
 
     async def start(self, root: Supervisor) -> None:
-        """Have all parts at work, below a supervisor of their own."""
+        """Start all parts, below their own supervisor."""
         supervisor = await root.start_supervisor("node")
         for part in self.parts:
             await supervisor.start_child(child_of(part))
@@ -468,7 +470,7 @@ class Node:
             await _in_time(part.name, part.drain)
 
     async def close(self, *, shared: bool) -> None:
-        """Let go of everything, the last part first. It never raises."""
+        """Close all parts, the last one first. It never raises."""
         if self.ownership is not None:
             self.ownership.shared = shared
         if self.budgets is not None:

@@ -30,10 +30,10 @@ from .frames.wire import Ending
 # --- The lease and held sessions ---
 
 _RENEWALS = 3
-"""The times that a lease is renewed while it lasts."""
+"""The number of renewals while a lease lasts."""
 
 _TRIES = 15
-"""The times that a renewal that failed is tried while a lease lasts."""
+"""The number of tries of a failed renewal while a lease lasts."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Asked(msgspec.Struct, frozen=True):
     at_ns: int
     """The moment before it was sent."""
     known: int
-    """The number of the lease that the node knew of then."""
+    """The number of the lease that the node had then."""
     held: Mapping[str, int]
     """The sessions that the node held then, with their epochs."""
 
@@ -73,7 +73,7 @@ class Holding:
         return self._sessions.get(session_id, 0)
 
     def lives(self, now_ns: int) -> bool:
-        """Whether its lease lasts, as far as it can judge."""
+        """Whether its lease is valid, as far as it can judge."""
         return self._until_ns is not None and now_ns < self._until_ns
 
     def may_act(self, session_id: str, epoch: int, now_ns: int) -> bool:
@@ -81,18 +81,18 @@ class Holding:
         return self._sessions.get(session_id) == epoch and self.lives(now_ns)
 
     def seconds_left(self, now_ns: int) -> float:
-        """Seconds until the end of the lease; 0 if it is over."""
+        """Seconds until the end of the lease; 0 if it has expired."""
         return 0.0 if self._until_ns is None else max(0, self._until_ns - now_ns) / 1e9
 
     def pause(self, now_ns: int) -> float:
-        """Seconds until something is to be done: a renewal, or the end of the lease is to be noticed."""
+        """Seconds until the next action: a renewal, or the report that the lease has expired."""
         moments = [self._next_ns]
         if self._until_ns is not None and self._until_ns > now_ns:
             moments.append(self._until_ns)
         return max(0, min(moments) - now_ns) / 1e9
 
     def asks(self, now_ns: int) -> Asked:
-        """A renewal is about to be sent."""
+        """Record that a renewal is about to be sent."""
         return Asked(now_ns, self._lease, dict(self._sessions))
 
     def renewed(self, asked: Asked, answer: Renewed) -> dict[str, int]:
@@ -113,15 +113,15 @@ class Holding:
         return lost
 
     def not_renewed(self, now_ns: int) -> None:
-        """A renewal has failed. It is tried again soon."""
+        """Record that a renewal has failed. It is tried again soon."""
         self._next_ns = now_ns + self._lease_ns // _TRIES
 
     def claimed(self, session_id: str, epoch: int) -> None:
-        """A session is the node's own from now on."""
+        """Record that the node owns a session from now on."""
         self._sessions[session_id] = max(epoch, self._sessions.get(session_id, 0))
 
     def let_go(self, session_id: str) -> int:
-        """The node has released a session."""
+        """Record that the node has released a session."""
         return self._sessions.pop(session_id, 0)
 
 
@@ -133,7 +133,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks for requested sessions, and for sessions without a holder here."""
 
 HANDOVER_SECONDS = 3.0
-"""Seconds that a living owner has for handing over a requested session."""
+"""Seconds that a running owner has to hand over a requested session."""
 
 ASK_SECONDS = 0.1
 """Seconds between two requests of a node that waits for a session."""
@@ -156,7 +156,7 @@ class LocalSessions(Protocol):
         """Close the session and end its turns with SessionTakenOver and this text."""
 
     async def ship(self) -> bool:
-        """Ship everything so far to the shared store. Returns whether it is there."""
+        """Ship everything so far to the shared store. Returns whether it arrived."""
 
 
 class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,15 +167,15 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The node's name, for people."""
     lives: bool
-    """Whether its lease lasts, as far as it can judge."""
+    """Whether its lease is valid, as far as it can judge."""
     seconds_left: float
     """Seconds until the end of the lease, unless it is renewed."""
     sessions: int
     """The number of sessions that it owns."""
     breaks: int
-    """How often its lease was over before it was renewed; the first lease counts as one."""
+    """The number of times that its lease expired before its renewal. The first lease counts as one."""
     reason: str
-    """The reason why the last renewal failed, in words; empty if it didn't."""
+    """The text of why the last renewal failed; empty if it didn't fail."""
 
 
 class Ownership:
@@ -192,7 +192,7 @@ class Ownership:
     local: LocalSessions
     """The open sessions; set before the start."""
     tell: Callable[[str], None] = staticmethod(lambda _node: None)
-    """Notifies a node that one of its sessions is requested, if there is a quicker way than the shared rows."""
+    """Notifies a node that one of its sessions is requested, if there is a faster way than the shared rows."""
     shared = True
     """Whether, at the end, all content is in the shared store; set before `close`."""
 
@@ -237,18 +237,18 @@ class Ownership:
         return not self.holding.epoch_of(session_id) or self.holding.lives(self._clock.monotonic_ns())
 
     def holds(self, session_id: str, epoch: int) -> bool:
-        """Whether a turn of the session may go on, for all that can be known without asking."""
+        """Whether a turn of the session may continue, as far as this node can judge without the store."""
         return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
 
     async def require(self, session_id: str, epoch: int) -> None:
-        """Return if the session is this node's in that epoch; ask if needed."""
+        """Return if this node owns the session in that epoch. If needed, ask the store."""
         if not self.holds(session_id, epoch):
             await self._have_lease()
             if self.holding.epoch_of(session_id) != epoch:
                 raise SessionTakenOver(taken_over(session_id))
 
     async def claim(self, session_id: str, *, waits: bool) -> Claimed:
-        """Make a session this node's own."""
+        """Claim a session for this node."""
         await self._have_lease()
         began = anyio.current_time()
         first: Held | None = None
@@ -284,9 +284,7 @@ class Ownership:
             _log.warning("session_not_released", session_id=session_id, error=str(error))
 
     def deleted(self, session_id: str) -> None:
-        """Record that nothing of a session is stored any longer. Unless it is claimed again, nothing is known of
-        it when it is let go of.
-        """
+        """Record that a session is no longer stored. Unless it is claimed again, its release leaves no data."""
         if self.holding.epoch_of(session_id):
             self._deleted.add(session_id)
 
@@ -316,11 +314,11 @@ class Ownership:
     # --- Start and end ---
 
     def hurry(self) -> None:
-        """Look immediately for sessions that others wait for."""
+        """Check immediately for sessions that other nodes wait for."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Keep the lease, and give away what others wait for."""
+        """Keep the lease, and hand over sessions that other nodes wait for."""
         renew_at = 0.0
         while True:
             self._hurry = anyio.Event()
@@ -337,7 +335,7 @@ class Ownership:
                 await self._hurry.wait()
 
     async def drain(self) -> None:
-        """Nothing to do: messages are shipped after this."""
+        """Do nothing: messages are shipped after this."""
 
     async def close(self) -> None:
         """Release all sessions and end the lease, so that no node has to wait for it.
@@ -384,7 +382,7 @@ class Ownership:
         self._note_lease()
 
     def _note_lease(self) -> None:
-        """Report when the lease expires, and when there is one again."""
+        """Report when the lease expires, and when the node has a lease again."""
         lives = self.holding.lives(self._clock.monotonic_ns())
         if lives != self._told_over:
             return
@@ -460,7 +458,9 @@ def _cannot_ask(session_id: str, error: StoreError) -> str:
 
 
 class TakeoverRequests:
-    """The part of a node that sends and hears such words. One that gets lost costs a second: owners look, too.
+    """The part of a node that sends and receives requests for sessions.
+
+    A lost request costs a second, because owners also check the shared rows.
 
     Args:
         broker: The broker.

@@ -2,7 +2,7 @@
 
 A node may use its share of a limit, which is never less than its use in the last minute. The shares of all nodes
 are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never exceed the
-limit. A node requests as much as its waiting requests need, and gives back the rest. The share of a silent node is
+limit. A node requests as much as its waiting requests need, and returns the rest. The share of a silent node is
 free again after a minute and a half.
 
 While the store is unreachable, a node uses the limit divided by the last known number of nodes.
@@ -27,10 +27,10 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of the shares when no request waits."""
 
 PAUSE_SECONDS = 0.02
-"""The least time between two questions."""
+"""The least time between two requests."""
 
 NODES_SECONDS = 15.0
-"""How often the nodes are counted."""
+"""Seconds between two counts of the nodes."""
 
 KEPT_US = 90_000_000
 """The time for which an unrenewed share lasts, in microseconds: longer than a limit's window."""
@@ -58,7 +58,7 @@ class LimitScope:
         return Slot(0, now_us + KEPT_US)
 
     def query(self, now_us: int) -> None:
-        """None: the trace doesn't count."""
+        """Return None: the trace doesn't count for limits."""
 
     def counted_slot(self, query: object, number: int, now_us: int) -> Slot:
         return self.slot(now_us)
@@ -100,7 +100,7 @@ class SharedLimit:
         return found["requests"], found["tokens"]
 
     def use(self, share: Allotment) -> None:
-        """Let requests go as far as a share has room."""
+        """Admit requests as far as the share has room."""
         sizes = dict(zip(("requests", "tokens"), share, strict=True))
         for limit in self.declared:
             limit.share = sizes[limit.kind]
@@ -171,10 +171,10 @@ class RateLimitShares:
             await anyio.sleep(PAUSE_SECONDS)
 
     async def drain(self) -> None:
-        """Nothing to do: used amounts count for a minute."""
+        """Do nothing: used amounts count for a minute."""
 
     async def close(self) -> None:
-        """Nothing: the provider counts what was used for a minute, and so does the share."""
+        """Do nothing: the provider and the share both count used amounts for a minute."""
 
     async def _balance(self, limit: SharedLimit) -> None:
         all_of_them, first = limit.needs()
@@ -191,7 +191,7 @@ class RateLimitShares:
             limit.use(limit.granted)
 
     async def _ask(self, limit: SharedLimit, up_to: Allotment) -> bool:
-        """Ask for a share. Returns whether it is had."""
+        """Request a share. Returns whether it was granted."""
         self._number += 1
 
         def wants(now_us: int) -> list[Want]:
@@ -204,7 +204,7 @@ class RateLimitShares:
         return not _exceeds(up_to, limit.granted)
 
     async def _give_back(self, limit: SharedLimit) -> None:
-        """Keep the used amount only. Requests that come meanwhile ask again."""
+        """Keep the used amount only. Later requests ask for a share again."""
         limit.granted = limit.used()
         limit.use(limit.granted)
         self._number += 1

@@ -5,8 +5,9 @@
             async for envelope in events:
                 ...
 
-Subscriptions take the same patterns and policies as on an engine's own bus, and get the same envelopes. The order
-is that of each run, and none across runs. Events that the broker has lost or dropped come from the shared store.
+Subscriptions take the same patterns and policies as on an engine's own bus, and get the same envelopes. Each run's
+events are in order. There is no order across runs. Events that the broker has lost or dropped come from the shared
+store.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .broker_streams import KeptEvents
 from .remote_source import RemoteEvents, RemoteStatistics
 
 CONNECT_SECONDS = 3.0
-"""The time for which the start waits for the broker."""
+"""Seconds for which the start waits for the broker."""
 
 
 class RemoteBus(ReplayBus):
@@ -50,10 +51,10 @@ class RemoteBus(ReplayBus):
             and counted in `remote_statistics`.
         cluster: The name of the cluster.
         since: The first moment, in microseconds since the epoch or as an aware datetime; None is now. With a
-            moment and a store, nothing comes before the store can be asked.
-        patience: The seconds for which an event that was heard of, and is not in the store, is waited for, and
-            what came behind it in its run with it. None is as long as it takes; `remote_statistics` and the log
-            report it. With a number the gap is then passed over, and counted.
+            moment and a store, no event is delivered before the store can be reached.
+        patience: Seconds to wait for an announced event that is not in the store. Later events of its run wait,
+            too. After that time the gap is passed over and counted. None waits without limit; `remote_statistics`
+            and the log report it.
         sweep_seconds: Seconds between requests to the store for events that the broker didn't send, such as the
             last events of a process that died.
         clock: The clock.
@@ -131,7 +132,7 @@ class RemoteBus(ReplayBus):
 # A bridge of its own, for an engine that is in no cluster.
 
 LAST_SECONDS = 2.0
-"""The time in which the rest goes out at the end."""
+"""Seconds for sending the rest at the end."""
 
 
 class BridgedEngine(Protocol):
@@ -157,9 +158,9 @@ class BridgedEngine(Protocol):
 class Bridge:
     """A bridge from one engine to a broker, as long as the context lasts.
 
-    Events are sent after they were committed to the engine's trace, with those before the bridge. An unreachable
-    broker costs time but no events: it gets them when it is back. Readers find events that were not sent at the
-    end in the shared store.
+    Events are sent after they were committed to the engine's trace, including earlier ones. If the broker is
+    unreachable, no event is lost: it gets them when it is back. Readers find events that were not sent at the end
+    in the shared store.
 
     Args:
         engine: The engine, which starts with the bridge if it hasn't yet.

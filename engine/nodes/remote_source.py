@@ -21,7 +21,7 @@ from .broker_streams import KeptMessage, StreamPosition
 # --- One incoming run ---
 
 MOST_HELD = 64
-"""The number of pages that wait for those before them at most."""
+"""The largest number of pages that wait for earlier pages."""
 
 FIRST_WAIT = 0.05
 """Seconds before missing events are requested from the store. They double with each answer without new events."""
@@ -43,10 +43,11 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class Incoming:
-    """The events of one run. Times are seconds of any clock that never goes back.
+    """The events of one run. Times are seconds of any monotonic clock.
 
     Args:
-        known: The `seq` up to which the reader needs nothing. None: the first page sets it.
+
+    known: The `seq` up to which the reader needs nothing. None: the first page sets it.
         patience: Seconds without any progress after which missing events are passed over; infinity for never.
     """
 
@@ -66,7 +67,7 @@ class Incoming:
 
     @property
     def stuck_since(self) -> float | None:
-        """The time since when something is missing without any progress; None if nothing is."""
+        """The time since when events are missing without any progress; None if none are missing."""
         return self._stuck_since if self.lacking else None
 
     @property
@@ -75,11 +76,11 @@ class Incoming:
 
     @property
     def ask_at(self) -> float | None:
-        """When to ask the store for the events behind `known`; None if none are missing."""
+        """When to ask the store for the events after `known`; None if none are missing."""
         return self._ask_at if self.lacking else None
 
     def heard(self, page: Arrived, now: float) -> list[Envelope]:
-        """A page came. Returns the events that the reader is given now, in order."""
+        """Process a page. Returns the events to deliver now, in order."""
         if self.known is None:
             self.known = self.wanted = page.after
         if page.last <= self.known:
@@ -102,7 +103,7 @@ class Incoming:
             self._want(last, now, GRACE_SECONDS)
 
     def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
-        """Add the store's answer with the events behind `known`."""
+        """Add the store's answer with the events after `known`."""
         assert self.known is not None
         given = [envelope for envelope in envelopes if envelope.seq > self.known]
         reached = max(self.known, through, given[-1].seq if given else 0)
@@ -116,7 +117,7 @@ class Incoming:
         return self._passed_over(now) if now >= self._give_up_at else []
 
     def unanswered(self, now: float) -> None:
-        """The store can't be asked. Nothing is passed over for that."""
+        """Record that the store can't be reached. No event is passed over for that."""
         self._ask_at = now + LONGEST_WAIT
         self._give_up_at = max(self._give_up_at, now + self._patience)
 
@@ -161,7 +162,7 @@ class Incoming:
         return next((page for after, page in self._held.items() if after <= known), None)
 
     def _passed_over(self, now: float) -> list[Envelope]:
-        """Go on behind the gap."""
+        """Continue after the gap."""
         assert self.known is not None
         self.passed_over += 1
         self.known = min(self._held, default=self.wanted)
@@ -178,7 +179,7 @@ PAGES_AHEAD = 16
 """The number of pages that are taken from the broker before they are needed."""
 
 AWAY_SECONDS = 0.25
-"""Seconds until a broker that went away is asked again."""
+"""Seconds until a lost broker is asked again."""
 
 PAST_SECONDS = 0.5
 """Seconds until a failing store is asked again about the past."""
@@ -187,19 +188,19 @@ TOLD_SECONDS = 30.0
 """Seconds after which the log reports missing events."""
 
 DAY_US = 24 * 3600 * 1_000_000
-"""Runs that had ended for longer than this when the reading started are not looked at."""
+"""Runs that ended longer ago than this before the start of reading are ignored."""
 
 MARGIN = timedelta(hours=1)
-"""How far the clocks of hosts may lie apart."""
+"""The largest difference between the clocks of hosts."""
 
 
 class EventReader(Protocol):
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
-        """Where its stream ends now, and the id of each run's last message."""
+        """The current end of its stream, and the id of each run's last message."""
         ...
 
     def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
-        """Its messages in order. Raises OSError when it goes away."""
+        """Its messages in order. Raises OSError when the broker goes away."""
         ...
 
 
@@ -225,7 +226,7 @@ class RemoteEvents:
         clock: The clock of this process.
         since: The first moment that is wanted, in microseconds since the epoch; None is now.
         patience: Seconds for which to wait for an announced event; infinity waits without limit.
-        sweep_seconds: Seconds between two looks at how far all runs are in the store.
+        sweep_seconds: Seconds between two checks of the stored events of all runs.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class RemoteEvents:
             self._starts_at(positions)
 
     def _starts_at(self, positions: Mapping[str, int]) -> None:
-        """Nothing up to there is wanted, and of runs that come later all."""
+        """Skip the events up to a position. Runs that start later are read completely."""
         self._new_run_from = 0
         for name, last in positions.items():
             run = self._run(name)
@@ -288,7 +289,7 @@ class RemoteEvents:
                 self._runs[name] = Incoming(last, self._patience)
 
     async def pump(self) -> None:
-        """Take what the broker has, for ever, and no faster than it is wanted."""
+        """Take pages from the broker without end, and no faster than the reader needs them."""
         while True:
             try:
                 async for message in self._broker.read(self._position):
@@ -302,7 +303,7 @@ class RemoteEvents:
         return self
 
     async def __anext__(self) -> Envelope:
-        """The next envelope. It waits as long as there is none."""
+        """Wait for the next envelope."""
         while not self._ready:
             await self._work()
         return self._ready.popleft()
@@ -322,7 +323,7 @@ class RemoteEvents:
         self._page_came.set()
 
     async def _work(self) -> None:
-        """Do the next thing that may give envelopes."""
+        """Do the next step that may yield envelopes."""
         if self._past is not None:
             await self._read_past(self._past)
             return
@@ -341,7 +342,7 @@ class RemoteEvents:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Until a page comes, or something is due."""
+        """Wait until a page arrives, or a step is due."""
         moments = [self._runs[name].ask_at or 0.0 for name in self._lacking]
         if self._store is not None:
             moments.append(self._sweep_at)
@@ -435,7 +436,7 @@ class RemoteEvents:
             return None
 
     async def _read_past(self, past: _Past) -> None:
-        """Read on in it. While the store can't be asked, nothing comes: it would come before what was earlier."""
+        """Continue to read the past. While the store can't be reached, nothing is delivered, to keep the order."""
         try:
             if self._new_run_from is None:
                 assert self._store is not None
@@ -480,7 +481,7 @@ class _Past:
         self._after_id = 0
 
     async def next(self) -> list[Envelope]:
-        """Some more events; none if those were all. Raises StoreError."""
+        """The next events; empty at the end. Raises StoreError."""
         found = await self._store.numbered_events(since=self._since, after_id=self._after_id, limit=ASKED_EVENTS)
         if found:
             self._after_id = found[-1][0]

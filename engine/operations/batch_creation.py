@@ -64,7 +64,7 @@ def only_handle(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
 
 
 def taker(adapter: ProviderAdapter, named: Named) -> BatchAdapter:
-    """The adapter, which takes batches. Raises CapabilityError if it doesn't."""
+    """The adapter, if it supports batches. Raises CapabilityError if it doesn't."""
     if not isinstance(adapter, BatchAdapter):
         raise CapabilityError(f"{named.model} does not support batches: its adapter has no batch support")
     return adapter
@@ -75,7 +75,7 @@ _log = Log("engine.batches")
 
 @asynccontextmanager
 async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
-    """A block in which no other program with the same trace creates this batch. It waits for its turn.
+    """A context in which no other program with the same trace creates this batch. It waits for its turn.
 
     The next program reads from the trace which steps are done.
     """
@@ -91,8 +91,8 @@ async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
 
 
 async def share(runtime: Runtime) -> None:
-    """Wait until published events are in the trace, for other processes. While the trace can't be written, it
-    is where it survives the end of this process.
+    """Wait until published events are in the trace, for other processes. While the trace can't be written, they
+    are stored where they survive the end of this process.
     """
     try:
         await runtime.host.flush()
@@ -167,7 +167,7 @@ async def resume_batch(
 async def find_part(
     runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, until: float
 ) -> Submission | None:
-    """A part that was never confirmed, as the provider lists it."""
+    """An unconfirmed part, as the provider lists it."""
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in MAYBE_SENT:
         return None  # the provider refused it
@@ -253,7 +253,7 @@ class BatchOptions(CallOptions, total=False):
     """
 
     polling: PollPolicy
-    """The policy for looking at the batch."""
+    """The policy for checking the batch."""
     settle_seconds: float
     """Seconds after which a job is listed, if it was ever created."""
 
@@ -403,7 +403,7 @@ class _Creation:
     async def _sent(
         self, plan: BatchPlan, part: int, items: Sequence[BatchItem], before: Submission | None
     ) -> Submission:
-        """A part, sent now or found to have been sent before."""
+        """A part that is sent now, or was sent before."""
         if before is not None:
             # The sender may have died a moment ago, so the time to settle starts now.
             until = self._runtime.clock.now_us() / 1e6 + self._options.get("settle_seconds", SETTLE_SECONDS)

@@ -73,7 +73,7 @@ class ItemCall(EndedCall):
         return NOT_BILLED if usage is NOTHING_USED else self.price(usage)
 
     def account(self, error: AdapterError) -> None:
-        """Leave the usage as the provider's results have it."""
+        """Keep the usage of the provider's results."""
 
 
 async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, CountedCall]:
@@ -99,13 +99,14 @@ class Submission(msgspec.Struct):
     began_at: int
     """When it was sent, in seconds since the epoch."""
     job: BatchJob | None = None
-    """The job as it was last seen; None if no answer came to its creation."""
+    """The job at the last check; None if its creation was never answered."""
 
 
 class BatchHandle:
-    """A batch at its provider. The batch continues without its handle, and `Engine.resume_batch` makes another.
+    """A batch at its provider. The batch continues without its handle, and `Engine.resume_batch` makes another
+    one.
 
-    Only `wait()` and `refresh()` look at the batch. They publish its progress (`batch.*`), and count each result
+    Only `wait()` and `refresh()` check the batch. They publish its progress (`batch.*`), and count each result
     once, in a call of the operation ``batch``.
     """
 
@@ -151,7 +152,7 @@ class BatchHandle:
 
     @property
     def state(self) -> BatchState:
-        """The batch at the last look."""
+        """The batch at the last check."""
         jobs = [job for job in self.jobs if job is not None]
         counted = self._is_counted
         answered = self._results.answered
@@ -184,7 +185,7 @@ class BatchHandle:
         """Check each job once, and read the results of those that have ended.
 
         Raises:
-            AdapterError: The look failed.
+            AdapterError: The check failed.
         """
         return await self._refresh(None)
 
@@ -209,15 +210,15 @@ class BatchHandle:
         wait ends early.
 
         Args:
-            on_progress: Is given the progress at every look. Its exceptions are raised here.
-            timeout: Seconds to wait; None is without end.
+            on_progress: Called with the progress at every check. Its exceptions are raised here.
+            timeout: Seconds to wait; None waits without limit.
 
         Returns:
             The results, in the order of the requests.
 
         Raises:
             RequestTimeoutError: The time is up. The batch continues.
-            AdapterError: Looking can't succeed, or has failed for too long. The batch continues.
+            AdapterError: Checks can't succeed, or have failed for too long. The batch continues.
             CallboardError: `for_each` has passed the results on and dropped them.
         """
         self._results.all()  # rather now than after a day
@@ -240,9 +241,9 @@ class BatchHandle:
 
         Args:
             on_result: Called with each result, and awaited if it is async. Its exceptions are raised here. It
-                can't look at the batch or wait for it.
+                can't check the batch or wait for it.
             on_progress: As in `wait`.
-            timeout: Seconds to wait, those that `on_result` takes included; None is without end.
+            timeout: Seconds to wait, including the time of `on_result`; None waits without limit.
 
         Returns:
             The batch at its end.
@@ -387,10 +388,10 @@ class BatchHandle:
         outcomes: Sequence[BatchOutcome],
         on_result: OnResult | None,
     ) -> None:
-        """Make a call of each result that isn't one yet.
+        """Publish a call for each result that has none yet.
 
-        Another process may count them at the same moment. So the trace is asked again and again, and at the end it
-        decides what counts in the budgets: there each result is one row.
+        Another process may count the results at the same moment. So the trace is queried repeatedly. At the end it
+        decides which results count in the budgets, because it has one row for each.
         """
         counted: dict[str, CountedCall] = {}
         places = list(self._plan.places(part))

@@ -64,18 +64,18 @@ def call_id(batch_id: str, place: int) -> str:
 
 
 class BatchState(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch as it was at the last look."""
+    """A batch at the last check."""
 
     batch_id: str
     """The batch's id."""
     status: BatchStatus
-    """How the batch stands: an end once all of its jobs have ended."""
+    """The status of the batch: an end once all of its jobs have ended."""
     total: int
     """The number of requests."""
     succeeded: int
     """The number of requests that are answered, as far as the provider counts them."""
     failed: int
-    """The number of requests that came to nothing, as far as the provider counts them."""
+    """The number of requests that failed, as far as the provider counts them."""
     done: bool
     """Whether all jobs have ended, and their results are read and counted."""
 
@@ -84,7 +84,7 @@ _ENDS: tuple[BatchStatus, ...] = ("cancelled", "expired", "completed", "failed")
 
 
 def status_of(jobs: Sequence[BatchJob | None]) -> BatchStatus:
-    """The status of a batch with these jobs. None stands for a part without a job that is known."""
+    """The status of a batch with these jobs. None is a part without a known job."""
     known = [job for job in jobs if job is not None]
     if all(job.done for job in known):
         ended = {job.status for job in known}
@@ -95,7 +95,7 @@ def status_of(jobs: Sequence[BatchJob | None]) -> BatchStatus:
 
 
 def digest_of(requests: Sequence[CanonicalRequest]) -> str:
-    """12 hex digits of the hash of all that the requests ask for. Ids and ways of asking are no part of it."""
+    """12 hex digits of the hash of all request contents. Ids and delivery options are not included."""
     digest = sha256()
     for request in requests:
         said = [(message.role, message.content) for message in request.messages]
@@ -116,7 +116,7 @@ def digest_of(requests: Sequence[CanonicalRequest]) -> str:
 
 
 def check_id(batch_id: str) -> None:
-    """Require that an id of a batch can be one."""
+    """Check that an id is a valid id of a batch."""
     if _ID.fullmatch(batch_id) is None:
         raise InvalidRequestError(f"invalid batch id {batch_id!r}: expected 1 to 48 letters, digits, '_' and '-'")
 
@@ -142,7 +142,7 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
     error: AdapterError | None = None
     """Why there is no response."""
     cost: Cost | None = None
-    """The cost; None if it is not known whether anything is billed."""
+    """The cost; None if it is unknown whether anything is billed."""
 
     @property
     def text(self) -> str:
@@ -209,7 +209,7 @@ class HandOutFailedError(Exception):
 
 
 class CollectedResults:
-    """The results by their index in the batch. Only the cost is kept of a result that was passed on."""
+    """The results by their index in the batch. If a result was passed on, only its cost is kept."""
 
     def __init__(self, batch_id: str) -> None:
         self._batch_id = batch_id
@@ -233,7 +233,7 @@ class CollectedResults:
 
     @property
     def cost(self) -> CostSum:
-        """The cost of all results, handed out or not."""
+        """The cost of all results, whether they were passed on or not."""
         kept = [result.cost_sum for result in self._kept.values()]
         return sum((*kept, *(spent for _, spent in self._handed_out.values())), CostSum())
 
@@ -244,13 +244,13 @@ class CollectedResults:
         return tuple(self._kept[place] for place in sorted(self._kept))
 
     def forget(self, places: Iterable[int]) -> None:
-        """Forget the results at some places, since there will be others."""
+        """Drop the results at some places, because others will replace them."""
         for place in places:
             self._kept.pop(place, None)
             self._handed_out.pop(place, None)
 
     async def add(self, place: int, result: BatchResult, on_result: OnResult | None) -> None:
-        """Keep a result, or hand it out."""
+        """Keep a result, or pass it on."""
         if on_result is None:
             self._kept[place] = result
         else:

@@ -95,7 +95,7 @@ class ImageResult(ShortRepr, frozen=True, kw_only=True):
     request_id: str
     """The id of the call in the trace."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings about options that were left out, and about images that came out otherwise."""
+    """Warnings about options that were left out, and about images that differ from the request."""
 
     @property
     def image(self) -> GeneratedImage:
@@ -187,9 +187,9 @@ class EmbeddingOptions(CallOptions, total=False):
     input_type: InputType | None
     """The purpose for which the texts are embedded."""
     truncate: bool
-    """Whether a text that is too long is cut. Otherwise it is an error, where the provider has such an option."""
+    """Whether a text that is too long is cut. Otherwise it is an error, if the provider has such an option."""
     batch_size: int | None
-    """The largest number of texts in a batch; None is the largest that the provider takes."""
+    """The largest number of texts in a batch; None is the provider's maximum."""
     at_once: int
     """The largest number of batches in progress at the same time."""
     on_progress: OnProgress | None
@@ -206,7 +206,7 @@ class EmbeddingResult(ShortRepr, frozen=True, kw_only=True):
     usage: TokenUsage
     """The tokens of all calls that gave vectors."""
     cost: Cost
-    """The cost of these calls; unknown as soon as one cost is."""
+    """The cost of these calls; unknown if one cost is unknown."""
     calls: tuple[str, ...] = ()
     """The request ids of these calls, in the order in which they ended."""
     warnings: tuple[CallWarning, ...] = ()
@@ -243,7 +243,7 @@ async def embed(
 
 
 def require_same_space(plan: Plan) -> None:
-    """Check that all models of a plan embed alike."""
+    """Check that all models of a plan have the same embedding space."""
     first = plan.named[0]
     for named in plan.named[1:]:
         if space_of(named.entry) != space_of(first.entry):
@@ -256,8 +256,7 @@ def require_same_space(plan: Plan) -> None:
 def space_of(entry: ModelEntry) -> str:
     """The space in which a model's vectors can be compared: its `embedding_space`, or else the model's name.
 
-    The name counts without an organisation before it and ``:latest`` behind it, because not all providers have
-    these.
+    A leading organisation and a trailing ``:latest`` are ignored in the name, because not all providers have them.
     """
     if entry.embedding_space is not None:
         return entry.embedding_space
@@ -332,7 +331,7 @@ class _Embedding:
         return can
 
     def _first_and_limits(self) -> tuple[Named, EmbeddingCapabilities]:
-        """The first model that can serve, and limits that all models keep which can.
+        """The first model that can serve, and limits that fit all models that can serve.
 
         An exception of `choose` is raised here if no model can serve.
         """
@@ -375,7 +374,7 @@ def _that_embeds(adapter: ProviderAdapter, named: Named) -> EmbeddingAdapter:
 
 
 def _tightest(capabilities: Sequence[EmbeddingCapabilities]) -> EmbeddingCapabilities:
-    """Limits that all models keep."""
+    """Limits that fit all models."""
     sums = [each.max_request_tokens for each in capabilities if each.max_request_tokens is not None]
     return EmbeddingCapabilities(
         max_inputs=min(each.max_inputs for each in capabilities), max_request_tokens=min(sums, default=None)

@@ -2,10 +2,10 @@
 
 submitting  one call creates the job. Its start is in the journal before the request is sent, and the job's id
             as soon as it is known. A cancelled creation waits `GRACE_SECONDS` for that id.
-running     only the job's handle looks at it, with the provider's present adapter (`with_adapter`). An engine
-            has one handle for each job.
-over        the end is published as a call of its own (`EndedCall`), priced when it is first seen. The trace is
-            asked before that, so that an end which another process has published is not counted again.
+running only the job's handle checks it, with the provider's present adapter (`with_adapter`). An engine has one
+            handle for each job.
+over the end is published as a separate call (`EndedCall`), priced when it is first seen. The trace is queried
+            before that, so that an end published by another process is not counted again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def priced_as(runtime: Runtime, named: Named) -> str | None:
 
 
 def decision_of(named: Named, requested: str) -> RoutingDecision:
-    """The decision for a model among which there was no choice."""
+    """The decision for a model without alternatives."""
     return RoutingDecision(
         requested=requested,
         model=named.model,
@@ -117,14 +117,14 @@ class EndedCall(CallEvents):
         stop_reason: StopReason = StopReason.END_TURN,
         raw_stop_reason: str | None = None,
     ) -> Cost:
-        """Publish a good end. Without a cost it is priced with the prices that are in force now."""
+        """Publish a successful end. Without a cost it is priced with the current prices."""
         self.on_attempt(AttemptStarted(1, key=key))
         cost = self.price(answer.usage, answer.model) if cost is None else cost
         self.publish_end(self.completed(answer, cost, stop_reason, raw_stop_reason))
         return cost
 
     def fail(self, error: AdapterError, key: str | None) -> None:
-        """Publish a bad end. It costs nothing, unless the error has a usage."""
+        """Publish a failed end. It costs nothing, unless the error has a usage."""
         self.on_attempt(AttemptStarted(1, key=key))
         self.publish_end(error)
 

@@ -41,16 +41,15 @@ class OperationMethods:
         model: Models = None,
         **options: Unpack[EmbeddingOptions],
     ) -> EmbeddingResult:
-        """The vectors of texts, however many. The texts are cut into batches that the provider takes, several of
-        them immediately.
+        """The vectors of any number of texts. The texts are sent in batches that the provider accepts, several
+        concurrently.
 
-        Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
-        Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
+        Each batch is a separate call with its own retries. Without texts nothing is sent, and the result is free.
+        If the waiting task is cancelled, all batches end. Vectors that had arrived are lost, and billed.
 
         Args:
             texts: The texts, or one text.
-            model: Any of a model's names, or several names of one and the same model; None is the configured
-                default.
+            model: Any of a model's names, or several names of the same model; None is the configured default.
             options: The fields of `EmbeddingOptions`.
 
         Raises:
@@ -192,8 +191,8 @@ class OperationMethods:
     ) -> BatchHandle:
         """Send many requests for one model, answered within about a day and mostly for half the price.
 
-        It returns when the provider has accepted all of them. Use `await handle.wait()` for the results. The batch
-        continues without this process, and `resume_batch` returns to it. Requests that exceed one job of the
+        It returns when the provider has accepted all requests. Use `await handle.wait()` for the results. The
+        batch continues without this process, and `resume_batch` returns to it. Requests that exceed one job of the
         provider are split into several.
 
         No request is billed twice. You may create a batch with your own id again, in any process, with the same
@@ -202,8 +201,8 @@ class OperationMethods:
         sends the batch, and the others wait for it.
 
         Args:
-            requests: The requests. Their `request_id` comes back with the results; without one, the result has the
-                id of the call.
+            requests: The requests. Each result has the `request_id` of its request; without one, it has the id of
+                the call.
             model: Any of the model's names; None is that of the requests, or the configured default.
             batch_id: The batch's id: 1 to 48 letters, digits, ``_`` and ``-``. None makes one.
             options: The fields of `BatchOptions`.
@@ -241,7 +240,7 @@ class OperationMethods:
             batch_id: The batch's id, `BatchHandle.id`.
             requests: The requests, if available: the results then have the warnings about fields that were left
                 out, and inputs of tools are cleaned as in any other call.
-            polling: The times at which the batch is looked at; None means the default.
+            polling: The intervals between checks of the batch; None means the default.
             settle_seconds: Seconds after which a job is listed, if it was ever created; None means the default.
 
         Raises:
@@ -261,7 +260,7 @@ class OperationMethods:
         """The latest batches in the trace, the latest first.
 
         Args:
-            limit: The number of batches at most.
+            limit: The largest number of batches.
 
         Raises:
             StoreError: The trace can't be read.
@@ -276,7 +275,7 @@ class OperationMethods:
     async def open_replies(self, session_id: str | None = None) -> list[OpenReply]:
         """The replies requested with ``background=True`` by processes that have ended since.
 
-        The provider continues them, or has finished them. The oldest comes first. Take each up with
+        The provider continues them, or has finished them. The oldest comes first. Resume each with
         `Session.take_up` if it has a session, or else with `take_up`.
 
         Args:
@@ -291,11 +290,11 @@ class OperationMethods:
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> GenerateResult:
         """Wait for a reply that another process has requested, without a new request.
 
-        It is the same call in the trace, which gets its end now, priced as of its start. The exceptions are those
-        of `generate`.
+        It is the same call in the trace. It ends now, and is priced as of its start. The exceptions are those of
+        `generate`.
 
         Args:
-            reply: The reply, as `open_replies` gives it.
+            reply: The reply, as returned by `open_replies`.
             options: The options of the turn, such as `call_timeout_seconds`.
 
         Raises:
@@ -309,7 +308,7 @@ class OperationMethods:
         return result_of(turn)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> StreamResult:
-        """`take_up`, streamed: from the reply's first word on, and then as it comes."""
+        """`take_up`, streamed: first the earlier part of the reply, and then the rest as it arrives."""
         from ..generation.streaming import StreamResult
 
         return StreamResult(self._runtime, turn_of_reply(self._runtime, reply, options, streamed=True))
@@ -332,7 +331,7 @@ async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenRep
 def turn_of_reply(
     runtime: Runtime, reply: OpenReply, options: TurnOptions, *, streamed: bool, state: SessionState | None = None
 ) -> Turn:
-    """A turn that takes a reply up. It is not run yet."""
+    """A turn that resumes a reply. It is not run yet."""
     if state is None:
         state = SessionState("", reply.model, None, (), reply.tags or {})
     elif reply.session_id != state.id:

@@ -71,7 +71,7 @@ class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
     """A completed job."""
 
     job: VideoJob
-    """The job as it was at its end."""
+    """The job at its end."""
     usage: TokenUsage
     """The seconds of the video, as pieces."""
     cost: Cost
@@ -81,8 +81,8 @@ class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
 class VideoHandle:
     """A job at its provider. The job continues without its handle, and `Engine.resume_video` makes another handle.
 
-    Only `wait()` and `refresh()` look at the job. They publish events of its progress and of its end (`job.*`).
-    The end is published once, and the cost of a completed job is counted once.
+    Only `wait()` and `refresh()` check the job. They publish events of its progress and of its end (`job.*`). The
+    end is published once, and the cost of a completed job is counted once.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class VideoHandle:
 
     @property
     def job(self) -> VideoJob:
-        """The job as it was at the last look."""
+        """The job at the last check."""
         return self._job
 
     @property
     def status(self) -> VideoStatus:
-        """The status at the last look."""
+        """The status at the last check."""
         return self._job.status
 
     @property
@@ -134,10 +134,10 @@ class VideoHandle:
     # --- Checking ---
 
     async def refresh(self) -> VideoJob:
-        """Look at the job once. There is no look if the job has ended, or if another task waits for it.
+        """Check the job once. The check is skipped if the job has ended, or if another task waits for it.
 
         Raises:
-            AdapterError: The look failed.
+            AdapterError: The check failed.
         """
         if self._waiting:
             return self._job
@@ -155,14 +155,14 @@ class VideoHandle:
         wait ends early.
 
         Args:
-            on_progress: Is given the job at every look. Its exceptions are raised here.
-            timeout: Seconds to wait; None is without end.
+            on_progress: Called with the job at every check. Its exceptions are raised here.
+            timeout: Seconds to wait; None waits without limit.
 
         Returns:
             The completed job. Its cost is counted in the trace by then.
 
         Raises:
-            AdapterError: The job failed, or looking at it failed for good.
+            AdapterError: The job failed, or its checks failed permanently.
             CancelledError: The job was cancelled, or the engine was closed.
             RequestTimeoutError: The time is up.
         """
@@ -224,7 +224,7 @@ class VideoHandle:
     # --- The end ---
 
     async def _end(self) -> None:
-        """Publish the end and count the cost, if the job has ended and that was not done before."""
+        """If the job has ended, publish the end and count the cost, unless this was done before."""
         if not self._job.done or self._published:
             return
         job = self._job
@@ -296,7 +296,7 @@ class VideoHandle:
 
         Args:
             variant: ``video``, ``thumbnail`` or ``spritesheet``.
-            to: The path of a file, which appears there when it is whole.
+            to: The path of a file. It is created when the download is complete.
             on_progress: Called with the number of bytes so far, and the number of all bytes, or None if the server
                 doesn't report it.
 
@@ -334,7 +334,7 @@ class VideoHandle:
     async def cancel(self) -> bool:
         """Cancel the job as far as the provider supports it. The provider may still charge for it.
 
-        The job is checked first. A job that has been completed meanwhile is billed, so it is counted, and can
+        The job is checked first. If the job has been completed in the meantime, it is billed and counted, and can
         still be downloaded.
 
         Returns:
@@ -363,7 +363,7 @@ class VideoHandle:
         return True
 
     async def _still_runs(self) -> bool:
-        """Whether there is anything to end. A provider may not find a job yet that it has just created."""
+        """Whether there is anything to end. A provider may not find a just created job yet."""
         if not self._job.done:
             with contextlib.suppress(NotFoundError):
                 if self._waiting:  # The waiting task finds the job done, and counts it.
@@ -422,7 +422,7 @@ class VideoOptions(CallOptions, total=False):
     audio: bool | None
     """Whether the video has sound."""
     polling: PollPolicy
-    """The policy for looking at the job."""
+    """The policy for checking the job."""
 
 
 async def create_video(runtime: Runtime, prompt: str, model: Models, options: VideoOptions) -> VideoHandle:

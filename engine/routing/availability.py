@@ -1,9 +1,8 @@
 """The availability of providers and models: a table of states that follows the calls. Pure.
 
-    available    there are no known failures
-    degraded     three failures in a row, or a requested pause: it is used after the available ones
-    unavailable  it is skipped until `retry_at`, except by calls without an alternative
-    probing      one call checks whether it is back; for all other calls it is still unavailable
+    available there are no known failures degraded three failures in a row, or a requested pause: it is used after
+    the available ones unavailable it is skipped until `retry_at`, except by calls without an alternative probing
+    one call checks whether it is back; for all other calls it is still unavailable
 
 `TRANSITIONS` is the whole state machine. `blame` reads the signals from the events. Five failures in a row are an
 `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty account
@@ -90,15 +89,15 @@ class Record(msgspec.Struct):
     cool_down_us: int = FIRST_COOL_DOWN_US
     """Microseconds of the next cool-down."""
     retry_at_us: int | None = None
-    """The time from which on it may be tried again, in microseconds since the epoch."""
+    """The earliest time of the next try, in microseconds since the epoch."""
     reason: str = ""
-    """The reason for the state, in words."""
+    """The reason for the state, as text."""
     probe: str | None = None
     """The id of the call that probes."""
     early: bool = False
-    """Whether that call did not wait for `retry_at_us`. Its failure changes nothing then."""
+    """Whether that call did not wait for `retry_at_us`. If so, its failure changes nothing."""
     elsewhere: bool = False
-    """Whether another node has found this and nothing here, or finds out whether it is over."""
+    """Whether only another node has found this, or probes whether it has ended."""
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,12 +108,12 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     """The model as ``provider:name``; None for the provider as a whole."""
     state: State
-    """``available``; ``degraded``, chosen after others; ``unavailable``, left alone for now; or ``probing``, while
-    one call finds out."""
+    """``available``; ``degraded``, chosen after others; ``unavailable``, skipped for now; or ``probing``, while
+    one call checks it."""
     reason: str
-    """The reason for the state, in words."""
+    """The reason for the state, as text."""
     retry_at_us: int | None = None
-    """The time from which on it may be tried again, in microseconds since the epoch."""
+    """The earliest time of the next try, in microseconds since the epoch."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -125,7 +124,7 @@ class Standing(msgspec.Struct, frozen=True):
     reason: str = ""
     """The reason, in words."""
     retry_after_seconds: float | None = None
-    """Seconds until a call may go there again; None while a probe of unknown length is in progress."""
+    """Seconds until a call may try it again; None while a probe of unknown length is in progress."""
 
 
 READY = Standing()
@@ -134,7 +133,7 @@ LIMITED = Standing("later", "its rate limit is exhausted")
 
 
 def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
-    """The signals that the end of an attempt gives about the provider and about the model."""
+    """The signals about the provider and the model in the end of an attempt."""
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
     if event.of_batch:
@@ -176,7 +175,7 @@ class AvailabilityTable:
         return max(states, key=order.index, default="available")
 
     def snapshot(self) -> tuple[Availability, ...]:
-        """All providers and models that are not simply available."""
+        """All providers and models with a state other than plain availability."""
         return tuple(
             Availability(
                 provider=record.provider,
@@ -215,19 +214,19 @@ class AvailabilityTable:
         return [key for key in keys if self.is_half_open(key, now_us)]
 
     def is_half_open(self, key: RecordKey, now_us: int) -> bool:
-        """Whether the next call to a provider or a model, one that has a choice, would probe it."""
+        """Whether the next call to a provider or a model, if it has alternatives, would probe it."""
         record = self._records.get(key)
         return record is not None and record.state == "unavailable" and (record.retry_at_us or 0) <= now_us
 
     def is_probing(self, key: RecordKey) -> bool:
-        """Whether a call finds out about a provider or a model."""
+        """Whether a call is probing a provider or a model."""
         record = self._records.get(key)
         return record is not None and record.state == "probing"
 
     # --- Signals ---
 
     def leave_to_other(self, provider: str, model: str | None, until_us: int) -> None:
-        """Leave it to another node to find out about a provider or a model, at most until then."""
+        """Leave the probe of a provider or a model to another node, at most until the given time."""
         record = self._records.get((provider, model))
         if record is not None and record.state == "unavailable":
             record.retry_at_us, record.elsewhere = max(record.retry_at_us or 0, until_us), True
@@ -302,7 +301,8 @@ class AvailabilityTable:
         now_us: int,
         node: str,
     ) -> Changes:
-        """Apply the finding of another node. If either node closed it, it stays closed until the later time.
+        """Apply the finding of another node. If either node marked it unavailable, it stays so until the later
+        time.
 
         If the other node found it available, it may be tried here immediately. While a call probes here, that call
         decides.
@@ -366,7 +366,7 @@ class AvailabilityTable:
         return [self._records[key] for key in keys if key in self._records]
 
     def _record(self, provider: str, model: str | None, signal: Signal) -> Record | None:
-        """The record that a signal changes. A record is made only for signals that speak against it."""
+        """The record that a signal changes. A new record is made only for negative signals."""
         record = self._records.get((provider, model))
         if record is None and signal in ("failure", "limited", "refused", "crashed"):
             record = self._records[provider, model] = Record(provider, model)
@@ -378,8 +378,8 @@ class AvailabilityTable:
             del self._records[next(iter(self._records))]
 
     def _counted(self, record: Record, signal: Signal, now_us: int) -> Signal:
-        """The signal after counting: failures count by their place in the row, and a success doesn't end a pause
-        that was requested.
+        """The signal after counting: failures count by their number in a row, and a success doesn't end a
+        requested pause.
         """
         if signal == "failure":
             record.failures += 1
@@ -434,7 +434,7 @@ class AvailabilityTable:
             self._records.pop((record.provider, record.model), None)
 
     def _cool_down(self, record: Record, previous: State, signal: Signal, now_us: int) -> None:
-        """Set the time until which an unavailable record is left alone."""
+        """Set the time until which an unavailable record is skipped."""
         if signal in ("refused", "crashed") and previous != "probing":
             record.cool_down_us = max(
                 record.cool_down_us, LONGEST_COOL_DOWN_US if signal == "refused" else FIRST_COOL_DOWN_US
@@ -501,7 +501,7 @@ class AvailabilityActor(Actor):
         subscription: A lossless subscription to the topics in `WATCHED`, which the engine owns.
         bus: The bus to which changes are published.
         clock: The clock.
-        provider_of: Returns the provider that an actor serves; None for actors that are no adapters.
+        provider_of: Returns the provider that an actor serves; None for actors that are not adapters.
     """
 
     def __init__(

@@ -5,9 +5,9 @@ All of it is pure. `expand` turns a name, a chain or a `ModelChoice` into the mo
 each other model was not taken.
 
 A chain is tried in order, with two exceptions. A model that asked for a pause comes after the ready models. A turn
-stays with the model that has started to answer it. The first named model must have the required abilities. It
-gives way to a fallback if it fails or if the prompt is too long for it, not if it lacks an ability. A model
-without alternatives is never refused for being unavailable: the call is the probe.
+stays with the model that has started to answer it. The first named model must have the required abilities. It is
+replaced by a fallback if it fails or if the prompt is too long for it, not if it lacks an ability. A model without
+alternatives is called even if it is unavailable: the call is the probe.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ DEFAULT_MAX_OUTPUT = 16_384
 LEAST_DEFAULT_OUTPUT = 256
 
 NOMINAL_USAGE = TokenUsage(3000, 1000)
-"""The usage by which models are compared when the cheapest model is wanted."""
+"""The usage for comparing models when the cheapest one is requested."""
 
 
 class Named(msgspec.Struct, frozen=True, dict=True):
     name: str
     entry: ModelEntry
     resolved_by: str
-    """The way in which the name was resolved, as in `RoutingDecision`."""
+    """How the name was resolved, as in `RoutingDecision`."""
     fallback_of: str | None = None
-    """The model with this fallback in its chain in models.yaml."""
+    """The model that has this fallback in its chain in models.yaml."""
 
     @functools.cached_property
     def model(self) -> str:
-        """The model as ``provider:name``. It is kept, because a call asks for it ten times."""
+        """The model as ``provider:name``. It is cached, because a call uses it ten times."""
         return f"{self.entry.adapter}:{self.entry.wire_name}"
 
     @property
@@ -77,7 +77,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The models that a caller's words mean."""
+    """The models that a caller's choice means."""
 
     requested: str
     """The caller's words."""
@@ -91,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def without_alternative(self) -> RoutingDecision:
-        """The decision where the plan has one model, and takes it."""
+        """The decision of a plan with one model."""
         (named,) = self.named
         return self.decision(named, [Candidate(named.model, None, named.fallback_of)])
 
@@ -125,7 +125,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     nominal_cost: int | None = None
     """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model isn't wanted."""
     too_dear: Refusal | None = None
-    """The refusal of a budget that wants a cheaper model; None if the call has room."""
+    """The refusal of a budget that requires a cheaper model; None if the call has room."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class Route(msgspec.Struct, frozen=True):
     """The decision, as it is recorded in events."""
     option: Option
     others: tuple[str, ...] = ()
-    """The models that are ready to serve as well, unless the turn is to stay with this one."""
+    """The other models that are ready to serve, unless the turn must stay with this one."""
 
 
 _plans: WeakKeyDictionary[ModelRegistry, dict[str, Plan]] = WeakKeyDictionary()
@@ -216,8 +216,8 @@ def default_max_output(
 ) -> int:
     """The number of output tokens if the caller gives none.
 
-    It is the model's own number within reason. Without one in the configuration, prompt and reply share the
-    model's window.
+    It is the model's own number, within reason. If the configuration has none, prompt and reply share the model's
+    window.
     """
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
@@ -339,7 +339,7 @@ def may_fall_back(error: AdapterError) -> bool:
 
 
 def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]) -> dict[str, str]:
-    """The models that are out of question after a failure, with the reason."""
+    """The models that can't serve after a failure, each with the reason."""
     out = {taken.named.model: f"failed: {type(error).__name__}: {error}"[:500]}
     if isinstance(error, ContextOverflowError) and taken.capabilities is not None:
         window = taken.capabilities.max_context_tokens
@@ -353,9 +353,9 @@ def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]
 def deployment_of_last_reply(messages: Sequence[Message], plan: Plan) -> str | None:
     """The model that answered last, if it is the plan's first model at this or another provider.
 
-    Two models are deployments of one if their providers call them alike. A fallback of another name is none: the
-    conversation goes back to its own model as soon as that is available. A `ModelChoice` is chosen again each
-    time.
+    Two models are deployments of one if their providers use the same name. A fallback with another name is not a
+    deployment: the conversation returns to its own model as soon as that is available. A `ModelChoice` is chosen
+    again each time.
     """
     if len(plan.named) == 1 or plan.chosen:
         return None

@@ -40,7 +40,7 @@ class Requirements(msgspec.Struct, frozen=True):
     """The abilities that a model must have, in addition to those that the requests show.
 
     Raises:
-        CallboardError: There is no capability of a name.
+        CallboardError: A capability does not exist.
     """
 
     capabilities: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Requirements(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "capabilities", tuple(_flag(name) for name in names))
 
     def unmet(self, capabilities: AdapterCapabilities) -> str | None:
-        """The abilities that a model lacks, in words; None if it lacks nothing."""
+        """A text about the abilities that a model lacks; None if it lacks nothing."""
         lacking = [name for name in self.capabilities if not getattr(capabilities, name)]
         if lacking:
             return f"lacks {', '.join(name.removeprefix('supports_') for name in lacking)}"
@@ -82,7 +82,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """``cheapest``: the cheapest model for a nominal usage; models without a price come last. ``first``: the first
     model in the order of `among`, or of models.yaml."""
     among: tuple[str, ...] | None = None
-    """The names of the models to choose from; None is all models that are listed."""
+    """The names of the models to choose from; None means all listed models."""
 
     def __post_init__(self) -> None:
         if self.among is not None:
@@ -93,7 +93,7 @@ Model: TypeAlias = str | Sequence[str] | ModelChoice
 
 
 def model_text(model: Model) -> str:
-    """A model in words, for events and texts."""
+    """A model as text, for events and messages."""
     match model:
         case str():
             return model

@@ -1,10 +1,9 @@
 """The rate limits of one model and key, or of all models of one key, and the reaction to a refusal.
 
-    open      requests go as far as the limits have room
-    paused    the provider refused a request with 429: nothing goes before the moment that it named
-    opening   after the pause one request probes. Each success lets two more go, until as many are
-              in progress as at the refusal, or until a reply's headers state the remaining amount.
-              Another refusal pauses again, and longer if the provider names no moment
+    open requests are sent as far as the limits have room paused the provider refused a request with 429: nothing
+    is sent before the time that it named opening after the pause one request probes. Each success admits two more,
+    until as many are in progress as at the refusal, or until a reply's headers state the remaining amount. Another
+    refusal pauses again, and longer if the provider names no moment
 
 Requests that were sent before a refusal have no effect on the pause: a success does not end it, and a refusal does
 not start another.
@@ -28,9 +27,9 @@ _TOLERANCE = 1e-6
 
 
 class Ticket:
-    """One request, from asking for its turn to its end.
+    """One request, from the request for its turn to its end.
 
-    waiting → held → sent → over; a request that is given up is over immediately.
+    waiting → held → sent → over; a cancelled request is over immediately.
     """
 
     __slots__ = (
@@ -42,15 +41,15 @@ class Ticket:
         self.model = model
         self.order = order
         self.number = 0
-        """The number of the request within its order; once it is sent, among all that were sent."""
+        """The number of the request within its order. Once it is sent, its number among all sent requests."""
         self.input_tokens = input_tokens
-        """Tokens of the input: at most, and once it is over, as they were."""
+        """Input tokens: the maximum, and after the request's end the actual number."""
         self.output_tokens = output_tokens
-        """Tokens of the reply, likewise."""
+        """Output tokens: the maximum, and after the request's end the actual number."""
         self.state: Literal["new", "waiting", "held", "sent", "over"] = "new"
         self.sent_us = 0
         self.generation = -1
-        """The number of refusals before it was let in."""
+        """The number of refusals before it was admitted."""
         self.counted = False
         """Whether the request counts among those with an open outcome."""
 
@@ -63,7 +62,7 @@ class Reading(NamedTuple):
     remaining: float
     """The part that is left."""
     reset_us: int | None
-    """Microseconds until the limit is whole again; None if it is not stated."""
+    """Microseconds until the limit is fully reset; None if it is not stated."""
     fixed: bool = False
     """Whether the provider counts in fixed windows."""
 
@@ -106,15 +105,15 @@ class Limit(ABC):
 
     @abstractmethod
     def change(self, ticket: Ticket, before: float, now_us: int) -> None:
-        """Count a request that was sent otherwise than before. `room` was asked at the same moment."""
+        """Count a sent request with changed amounts. Call `room` at the same moment before."""
 
 
 LACKS_SHARE_US = 250_000
-"""The time until which a request looks again that lacks nothing but this node's share, in microseconds."""
+"""Microseconds until a request that lacks only this node's share is checked again."""
 
 
 class Declared(Limit):
-    """A limit for any minute, by our own count. In a cluster a node has a share of it."""
+    """A limit for any minute, counted here. In a cluster a node has a share of it."""
 
     def __init__(self, kind: Literal["requests", "tokens"], limit: float, window_us: int = MINUTE_US) -> None:
         super().__init__(kind, limit)
@@ -125,7 +124,7 @@ class Declared(Limit):
         self._sent: deque[Ticket] = deque()
 
     def used(self, now_us: int) -> float:
-        """The amount that counts now, with admitted requests that are not sent yet."""
+        """The amount that counts now, including admitted requests that are not sent yet."""
         self._forget(now_us)
         return self._used
 
@@ -192,7 +191,7 @@ class Learned(Limit):
 
     @property
     def overdrawn(self) -> bool:
-        """Whether requests used more than the reported rest, which should have refilled meanwhile."""
+        """Whether requests used more than the reported rest, although it should have refilled since."""
         return self._stated < 0 <= self._level
 
     def room(self, now_us: int) -> float:
@@ -248,7 +247,7 @@ class Account:
         """An account without known limits."""
         self.limits: tuple[Limit, ...] = ()
         self.paused_until_us = 0
-        """The moment before which nothing goes, if `cap` is a number."""
+        """The time before which no request is sent, if `cap` is a number."""
         self.cap: int | None = None
         """The number of requests that may be in progress after a refusal; None if the account is open."""
         self.generation = 0
@@ -265,7 +264,7 @@ class Account:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is known, and nothing in progress."""
+        """Whether no limit is known and no request is in progress."""
         return not self.limits and self.cap is None and not self._sent and not self._held
 
     def declare(self, requests: float | None, tokens: float | None, window_us: int = MINUTE_US) -> None:
@@ -284,7 +283,7 @@ class Account:
         self.limits = (*declared, *self._learned.values())
 
     def short_of(self, ticket: Ticket, now_us: int) -> str:
-        """The reason why a request can't go now; empty if it can."""
+        """The reason why a request can't be sent now; empty if it can."""
         if self.cap is not None:
             if now_us < self.paused_until_us:
                 return "pause"
@@ -296,7 +295,7 @@ class Account:
         return ""
 
     def opens_in(self, ticket: Ticket, ahead: list[Ticket], now_us: int) -> int:
-        """Microseconds until a request may go: at least, since the outcome of others is not known."""
+        """The least microseconds until a request may be sent. Other requests' outcomes are not known."""
         wait = max(self.paused_until_us - now_us, 0) if self.cap is not None else 0
         for limit in self.limits:
             amount = limit.amount(ticket) + sum(map(limit.amount, ahead))
@@ -318,7 +317,7 @@ class Account:
             limit.drop(ticket, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> None:
-        """Count a request that was let in and is sent now."""
+        """Count a request that was admitted and is sent now."""
         self._held.discard(ticket)
         self._sent.append(ticket)
         for limit in self.limits:
@@ -340,7 +339,7 @@ class Account:
                 limit.change(ticket, amount, now_us)
 
     def prune(self, now_us: int) -> None:
-        """Forget requests that are over and count nowhere."""
+        """Drop ended requests that no longer count."""
         sent, kept_us = self._sent, MINUTE_US if self.limits else 0
         while sent and sent[0].state == "over" and sent[0].sent_us + kept_us <= now_us:
             sent.popleft()
@@ -398,7 +397,7 @@ class Account:
         self._forget_learned()
 
     def _forget_learned(self) -> None:
-        """Drop the learned limits, because the refusal contradicts the headers before it.
+        """Drop the learned limits, because the refusal contradicts the earlier headers.
 
         The provider counts in fixed windows if it refuses although the limit should have refilled.
         """

@@ -1,4 +1,4 @@
-"""The permit of one call: the turn of each of its requests at the gate, and the lessons of the replies."""
+"""The permit of one call: the turn of each of its requests at the gate, and the limits learned from replies."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _LONGEST_NAP_SECONDS = 60.0
 
 
 class LiveGate:
-    """A gate on an event loop: it wakes the requests that were let in."""
+    """A gate on an event loop: it wakes the requests that were admitted."""
 
     def __init__(self, name: str, key: str, gate: Gate) -> None:
         self.name = name
         self.key = key
         self.gate = gate
         self.on_wait: Callable[[], None] | None = None
-        """Called when requests wait; None if nothing can be done for them."""
+        """Called when requests wait; None if nothing can help them."""
         self.on_learned: Callable[[Lesson], None] | None = None
-        """Called with the lesson of a reply; None if no other node uses the key."""
+        """Called with the limits learned from a reply; None if no other node uses the key."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unseen: dict[Permit, None] = {}
         """The calls in progress that were sent before any limit was known."""
@@ -54,7 +54,7 @@ class LiveGate:
         return int(loop.time() * 1e6)
 
     def known_time_us(self) -> int | None:
-        """The same, also where no event loop runs; None if there never was one."""
+        """The time of the event loop in microseconds, even when none runs; None if there never was one."""
         return None if self._loop is None else int(self._loop.time() * 1e6)
 
     def begin_to_count(self) -> None:
@@ -65,14 +65,14 @@ class LiveGate:
             permit.force()
 
     def learned(self, model: str, headers: Headers) -> None:
-        """Share the lesson of a reply with other nodes."""
+        """Share the limits learned from a reply with other nodes."""
         if self.on_learned is not None:
             account = self.gate.models[model]
             pause_us = 0 if account.cap is None else max(account.paused_until_us - self.now_us(), 0)
             self.on_learned(Lesson(model, headers, pause_us, account.cap is None))
 
     def learn(self, lesson: Lesson, observed_us: int) -> None:
-        """Apply what others have learned."""
+        """Apply limits that other nodes have learned."""
         now_us = self.now_us()
         if not self.gate.known:
             self.begin_to_count()
@@ -103,7 +103,7 @@ class LiveGate:
                 self._timer = asyncio.get_running_loop().call_later(seconds, self.changed)
 
     async def wait(self, ticket: Ticket) -> None:
-        """Return when a request that waits is let in. A request that is given up is forgotten."""
+        """Return when a waiting request is admitted. If the wait is cancelled, the request is dropped."""
         try:
             while ticket.state == "waiting":
                 told = self._told[ticket] = anyio.Event()
@@ -118,7 +118,7 @@ class LiveGate:
 class Permit:
     """The turns of one call's requests.
 
-    Nothing is counted, and there is no ticket, as long as no limit is known.
+    While no limit is known, nothing is counted and there is no ticket.
     """
 
     __slots__ = ("_learns", "_live", "_most", "_order", "_patience", "_ticket", "_waited_for", "model")
@@ -179,7 +179,7 @@ class Permit:
             self._refuse(self._ticket, 0.0)
 
     def send(self) -> bool:
-        """Count the request as sent. False: it must wait, since a refusal came after it was let in."""
+        """Count the request as sent. Returns False if it must wait, because a refusal followed its admission."""
         live = self._live
         if self._ticket is None:
             if not live.gate.known:
@@ -196,7 +196,7 @@ class Permit:
     # --- Reports of the call ---
 
     def report(self, report: AttemptReport) -> NextAttempt | None:
-        """Record an adapter's report of an attempt. Returns what waits for the next attempt's turn."""
+        """Record an adapter's report of an attempt. Returns the wait for the next attempt's turn."""
         match report:
             case AttemptStarted():
                 if self._ticket is not None and self._ticket.state != "sent":
@@ -313,7 +313,7 @@ def _is_of_rate(error: RateLimitError) -> bool:
 # The rate limits of one engine
 
 MOST_HEARD = 256
-"""The number of models of an unused adapter whose readings from other nodes are kept."""
+"""The number of models of an unused adapter with stored readings from other nodes."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,17 +342,17 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
     """The number of calls that wait."""
     why: str
     """The reason: ``requests`` or ``tokens`` are used up; ``pause``, which the provider asked for; ``probe``,
-    while one call finds out whether it takes requests again; ``turn``, while others come first."""
+    while one call checks whether it accepts requests again; ``turn``, while others are first."""
     opens_in_seconds: float
-    """Seconds until the first of them may go, at the earliest."""
+    """The least seconds until the first of them may be sent."""
 
 
 class RateLimits:
     def __init__(self, share: Callable[[LiveGate], None] | None = None) -> None:
-        """The gates of an engine that has used none."""
+        """Create the gates of an engine, without any use so far."""
         self._share = share
         self.on_learned: Callable[[str, str, Lesson], None] | None = None
-        """Called with each lesson about an adapter and a key. Does nothing without other nodes."""
+        """Called with each learned limit of an adapter and a key. Does nothing without other nodes."""
         self._heard: dict[tuple[str, str], dict[str, tuple[Lesson, int]]] = {}
         """The readings of other nodes for adapters and keys that are unused here, with their moments, by models.
         """
@@ -371,7 +371,7 @@ class RateLimits:
         return Permit(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
     def learn(self, adapter: str, key: str, lesson: Lesson, age_us: int) -> None:
-        """Apply what another engine has learned."""
+        """Apply limits that another engine has learned."""
         name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
         if (live := self._gates.get(name)) is not None:
             self._teach(live, lesson, observed_us)
@@ -384,7 +384,7 @@ class RateLimits:
             live.learn(still, observed_us)
 
     def is_free(self, adapter: str, model: str, key: str = "") -> bool:
-        """Whether a small request to a model would go immediately."""
+        """Whether a small request to a model would be sent immediately."""
         live = self._gates.get((adapter, key))
         if live is None or not live.gate.known:
             return True

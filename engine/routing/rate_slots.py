@@ -1,12 +1,10 @@
 """The queue for the slots of one adapter and key, which decides which request goes next.
 
-    new        it has not asked yet
-    waiting    a limit has no room for it, or a request before it waits for the same limit
-    held       it was let in, and its amounts are reserved
-    sent       it is in progress, and the provider counts it
-    over       it has ended, or was given up
+    new it has not asked yet waiting a limit has no room for it, or a request before it waits for the same limit
+    held it was admitted, and its amounts are reserved sent it is in progress, and the provider counts it over it
+    has ended, or was given up
 
-Requests wait in the order of their turns, and within a turn in order of arrival. A request goes immediately if
+Requests wait in the order of their turns, and within a turn in order of arrival. A request is sent immediately if
 all its limits have room and no earlier request waits for one of them. So a full model delays no other model, and
 small requests can't overtake a large one forever.
 
@@ -54,7 +52,7 @@ class Room(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The waiting requests to one model, as they are shown in statistics."""
+    """The waiting requests to one model, as shown in statistics."""
 
     model: str
     waiting: int
@@ -205,7 +203,7 @@ class Gate:
         return self._short(ticket, self.models[ticket.model], now_us)
 
     def is_free(self, model: str, now_us: int) -> bool:
-        """Whether a small request to a model would go immediately."""
+        """Whether a small request to a model would be sent immediately."""
         account = self.models.get(model)
         small = Ticket(model, 0, 1, 0)
         if account is None:

@@ -1,7 +1,7 @@
 """`callboard chat`: a chat over the same engine that a host embeds.
 
-The main thread is the person's: it reads lines, draws, and is where Ctrl-C arrives. The engine has an event loop
-in a thread of its own, so that neither ever waits for the other.
+The main thread reads lines, draws, and receives Ctrl-C. The engine has an event loop in a second thread, so
+neither thread waits for the other.
 """
 
 from __future__ import annotations

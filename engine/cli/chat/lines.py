@@ -85,7 +85,7 @@ def is_open(text: str) -> bool:
 
 
 def unwrapped(text: str) -> str:
-    """A message as it is meant: without the marks around it, and blanks at its ends."""
+    """The message without the marks around it and without blanks at its ends."""
     stripped = text.strip()
     if stripped.startswith(MARK):
         stripped = stripped.removeprefix(MARK).removesuffix(MARK).strip("\r\n")

@@ -1,4 +1,4 @@
-"""Lines at a terminal: several of them, pasted or written, with Tab and a saved history.
+"""Input at a terminal: messages of several lines, Tab completion, and a saved history.
 
 prompt_toolkit does the editing. It is imported for chats at a terminal only.
 """
@@ -59,13 +59,13 @@ class TerminalReader:
 
 
 def files(begin: str) -> list[str]:
-    """The paths that start so; a folder ends with a slash."""
+    """The paths that start with a text. A folder ends with a slash."""
     found = glob(f"{escape(os.path.expanduser(begin))}*")
     return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)
 
 
 def history(path: Path) -> History:
-    """The history in a private file; one in memory if that file can't be had."""
+    """The history in a private file, or in memory if that file can't be used."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         refuse_link(path)

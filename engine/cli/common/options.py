@@ -89,7 +89,7 @@ def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/t
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    """The trace, and which of its calls."""
+    """The options for the trace, and for the selection of its calls."""
     from callboard.tracestore.call_columns import CallStatus
 
     add_trace(parser)
@@ -255,7 +255,7 @@ def demo_trace() -> Path:
 
 
 def command_name() -> str:
-    """How this command was called, for the next one."""
+    """The name by which this command was called, for hints about further commands."""
     called = Path(sys.argv[0])
     if called.name != "callboard":
         return "python -m callboard"
@@ -268,12 +268,12 @@ def short(path: Path) -> str:
 
 
 def option_of(trace: TracePlace) -> str:
-    """The option that names a trace, as one would type it from here. It holds no password."""
+    """The option that names a trace, as the user would type it here. It has no password."""
     return f"--db {short(trace)}" if isinstance(trace, Path) else f"--store {shlex.quote(str(trace))}"
 
 
 def near(path: Path) -> Path:
-    """Relative, if it is below the working directory."""
+    """The path, relative if it is below the working directory."""
     shorter = os.path.relpath(path)
     return path if shorter.startswith("..") else Path(shorter)
 

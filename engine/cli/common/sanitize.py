@@ -1,4 +1,4 @@
-"""The writing of foreign text, without characters that could steer a terminal or turn a line's order around.
+"""Output of text from other sources, without characters that could control a terminal or reverse a line.
 
 Names, tags, errors, file names and replies come from elsewhere. Control characters other than line feed and tab
 are left out. So are invisible characters that change the direction of text, break its lines or hide in it. The
@@ -32,7 +32,7 @@ _ESCAPED = {code: _json_escape(code) for code in _LEFT_OUT if code >= 0x7F}
 
 
 def sanitize(text: str) -> str:
-    """The text as a terminal may have it, its line breaks and tabs kept."""
+    """The text without characters that are unsafe at a terminal. Line breaks and tabs stay."""
     return text.translate(_HARMLESS)
 
 
@@ -41,7 +41,7 @@ def one_line(text: str) -> str:
 
 
 def harmless_json(text: str) -> str:
-    """JSON that means the same, with escapes in place of the characters that `harmless` leaves out."""
+    """The same JSON, with escapes in place of the characters that `sanitize` leaves out."""
     return text.translate(_ESCAPED)
 
 

@@ -66,7 +66,7 @@ def make_console(*, plain: bool = False) -> Console:
 
 
 def color_system() -> Literal["auto"] | None:
-    """The colour setting for rich. NO_COLOR means none, and neither bold nor dim, which rich would leave."""
+    """The colour setting for rich. NO_COLOR turns colours off, and also bold and dim, which rich would keep."""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
@@ -77,7 +77,7 @@ def complain(text: str) -> None:
 
 
 def folded(line: str, out: TextIO, indent: int = 0) -> str:
-    """A line as a terminal of its width shows it best; for anything else, the line as it is."""
+    """The line, broken between words for a terminal of its width. For other output the line is unchanged."""
     if not out.isatty():
         return line
     width = shutil.get_terminal_size().columns
@@ -102,7 +102,7 @@ class Flow:
         self._gap = ""
 
     def feed(self, piece: str) -> str:
-        """The text to write for one more piece. Blanks at its end wait for the word after them."""
+        """The text to write for one more piece. Blanks at its end are held back until the next word."""
         return "".join(self._run(run) for run in _RUNS.findall(piece))
 
     def _run(self, run: str) -> str:
@@ -124,7 +124,7 @@ class Flow:
 
 
 class Screen:
-    """Where a command shows things. Methods without a word on threads may be called from any."""
+    """The output of a command. Methods may be called from any thread, unless they state a thread."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -134,7 +134,9 @@ class Screen:
         self._status: Status | None = None
 
     def show(self, *renderables: RenderableType, style: str | None = None) -> None:
-        """A line, a table: anything that rich draws. While a reply is being written it waits for its end."""
+        """Show a line, a table or anything else that rich draws. While a reply is being written, it waits for the
+        end.
+        """
         self._actions.put(lambda: self._draw(lambda: self.console.print(*renderables, style=style)))
 
     def line(self, text: str = "", style: str | None = None, *, whole: bool = False) -> None:

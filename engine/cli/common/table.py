@@ -1,8 +1,8 @@
 """Rows as a table that fits the terminal, as JSON lines, or as CSV.
 
-Amounts are whole numbers of nano-USD. People open CSV in a spreadsheet, so there each amount comes in USD as well,
-as an exact decimal. A nested value has one column for each field (`usage.input_tokens`), and a missing value is
-empty. Characters that could steer a terminal are escaped in JSON. CSV has no escapes, so they are left out there.
+Amounts are whole numbers of nano-USD. People open CSV in a spreadsheet, so CSV also has each amount in USD, as an
+exact decimal. A nested value has one column for each field (`usage.input_tokens`), and a missing value is empty.
+Characters that could steer a terminal are escaped in JSON. CSV has no escapes, so they are left out there.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Column(NamedTuple, Generic[R]):
     cell: Callable[[R], str | Sequence[str]]  # the text of a row: one line, or several lines
     folds: bool = False  # whether it may be broken over several lines
     may_go: int = 0
-    """0 for a column that always stays. Of the others, the one with the greatest number goes first."""
+    """0 for a column that is always shown. If there is no room, the greatest number is dropped first."""
     right: bool = False
     footer: str = ""  # the text below the column, which a table of several rows shows
 
@@ -314,7 +314,7 @@ def usd(nano_usd: int) -> str:
 
 
 def rounded(nano_usd: int) -> str:
-    """An amount for the eye: to the cent from a dollar on, and below with the digits that matter."""
+    """A rounded amount: to the cent from one dollar up, and with the digits that matter below."""
     if abs(nano_usd) < NANO:
         return usd(nano_usd)
     cents = Decimal(abs(nano_usd)).scaleb(-9).quantize(Decimal("0.01"), ROUND_HALF_UP)
@@ -358,7 +358,7 @@ def percent(before: int, after: int) -> str:
 
 
 def sum_text(total: CostSum) -> str:
-    """A sum, with the number of calls that are in no amount."""
+    """A sum, with the number of calls that no amount includes."""
     if total.calls and total.unpriced == total.calls:
         return "unpriced"
     if total.calls and total.unknown == total.calls:
@@ -367,13 +367,13 @@ def sum_text(total: CostSum) -> str:
 
 
 def beside(total: CostSum) -> list[str]:
-    """How many calls are in no amount, and why."""
+    """The number of calls that no amount includes, and the reasons."""
     kinds = ((total.unpriced, "unpriced"), (total.unknown, "unknown"))
     return [f"{count:,} {kind}" for count, kind in kinds if count]
 
 
 def tell_beside(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
-    """The calls that a sum lacks, and the estimates in it, one line each."""
+    """Report the calls that a sum lacks and the estimates in it, one line each."""
     if total.unpriced:
         console.print(f"{plural(total.unpriced, 'call')} {unpriced}, not included in sums.", style="yellow")
     if total.unknown:

@@ -1,9 +1,9 @@
 """The subjects of frames, and the questions of nodes about each other's streams.
 
-callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker keeps for a while
-callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has asked for
-callboard.CLUSTER.ask.NODE.STREAM           questions to a node; to all of them where NODE is ``-``
-callboard.CLUSTER.wanted.NODE               word that another node waits for a session of this one
+callboard.CLUSTER.streams.SESSION.STREAM frames, which the broker keeps for a while
+callboard.CLUSTER.mirrors.NODE.STREAM frames that one node has asked for callboard.CLUSTER.ask.NODE.STREAM
+questions to a node; to all of them where NODE is ``-`` callboard.CLUSTER.wanted.NODE word that another node waits
+for a session of this one
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """How long a reader waits."""
 
     quiet: float = 3.0
-    """Seconds without news after which the owner is asked whether it still is at it."""
+    """Seconds without news after which the owner is asked whether the turn continues."""
     gap: float = 0.2
     """Seconds for which missing events may still be on their way."""
     retry: float = 1.0
@@ -40,7 +40,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskOwner(msgspec.Struct, frozen=True):
-    """A question to the owner: its events from there on."""
+    """A question to the owner: its events from a number on."""
 
     from_seq: int
     """The number of the first event that is wanted."""
@@ -83,7 +83,7 @@ class Stored(msgspec.Struct, frozen=True):
 StoreAnswer: TypeAlias = Stored | Ending | Literal["alive", "nothing", "no answer"]
 """The answer of the store: the turn, its ending, that its owner still has it, or nothing (also without a store).
 
-``no answer`` means that store or broker can't be asked now.
+``no answer`` means that the store or the broker can't be reached now.
 """
 
 
@@ -120,7 +120,7 @@ class Follower:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to do."""
+        """Whether the work is complete."""
         return self.mirror.over
 
     @property
@@ -147,7 +147,7 @@ class Follower:
             self._due = min(self._due, now + self._timing.gap)
 
     def replayed(self, now: float) -> None:
-        """The broker has no more frames, or can't be asked for them."""
+        """Record that the broker has no more frames, or can't be reached."""
         self._phase, self._stale = "following", False
         ended, self._ended = self._ended, None
         if ended is not None:
@@ -155,7 +155,7 @@ class Follower:
         self._due = now + (self._timing.gap if self.mirror.behind else self._timing.quiet) if self._known else now
 
     def reconnected(self, now: float) -> None:
-        """Frames may have been missed."""
+        """Record a reconnection: frames may have been missed."""
         self._stale, self._due = True, now
 
     def owner_answered(self, answer: OwnerAnswer | None, now: float) -> None:
@@ -210,7 +210,7 @@ class Follower:
 
 
 def unknown_anywhere(stream_id: str) -> UnknownStream:
-    """The error for a stream that no node has, and for one of another owner: the two must not differ."""
+    """The error for an unknown stream and for a stream of another owner. The two must not differ."""
     return UnknownStream(
         f"no stream {stream_id!r}: no node has it, and it is not stored. Read the finished message from "
         f"its session instead"
@@ -245,11 +245,11 @@ class Subjects:
         return f"{self._root}.streams.>"
 
     def stream(self, stream_id: str, session_id: str) -> str:
-        """Where the owner of a stream puts its frames."""
+        """The subject to which the owner of a stream sends its frames."""
         return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
 
     def wanted(self, node: str) -> str:
-        """Where a node hears that another waits for one of its sessions."""
+        """The subject on which a node is notified that another node waits for one of its sessions."""
         return f"{self._root}.wanted.{token(node)}"
 
     def of_stream(self, stream_id: str) -> str:
@@ -269,26 +269,26 @@ class Subjects:
         return f"{self._root}.mirrors.{token(node)}.*"
 
     def ask(self, node: str, stream_id: str) -> str:
-        """Where a node is asked, or all of them if the name is empty."""
+        """The subject for questions to a node, or to all nodes if the name is empty."""
         return f"{self._root}.ask.{token(node)}.{token(stream_id)}"
 
     def asked(self, node: str) -> str:
-        """All questions to a node, or those to all nodes if the name is empty."""
+        """The pattern of all questions to a node, or to all nodes if the name is empty."""
         return f"{self._root}.ask.{token(node)}.*"
 
 
 class AskFrames(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Send me the events of a stream."""
+    """A request to send the events of a stream."""
 
     stream_id: str
     from_seq: int
     """The number of the first event that is wanted."""
     to: str
-    """The subject where they are wanted. The answer is an `OwnerAnswer`."""
+    """The subject to send them to. The answer is an `OwnerAnswer`."""
 
 
 class AskCancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Cancel the turn of a stream. The answer is a bool."""
+    """A request to cancel the turn of a stream. The answer is a bool."""
 
     stream_id: str
     owner: str | None = None
@@ -306,7 +306,7 @@ def _ask_decoder() -> msgspec.msgpack.Decoder[Ask]:
 
 
 def encode(value: Ask | OwnerAnswer | bool) -> bytes:
-    """A question or an answer as it travels."""
+    """A question or an answer in its wire form."""
     return _encoder.encode(value)
 
 
@@ -333,14 +333,16 @@ Receiver: TypeAlias = Callable[[str, bytes, str], None]
 
 
 class Subscription(Protocol):
-    """Messages that are taken in."""
+    """A subscription to messages."""
 
     async def unsubscribe(self) -> None:
-        """Take in no more. It never raises."""
+        """End the subscription. It never raises."""
 
 
 class FrameBroker(Protocol):
-    """The methods of a broker that frames use. An unreachable broker loses messages, and reports it."""
+    """The methods of a broker that frames use. While the broker is unreachable, messages are lost, and that is
+    reported.
+    """
 
     @property
     def connected_seconds(self) -> float:
@@ -348,13 +350,13 @@ class FrameBroker(Protocol):
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of a message at most."""
+        """The largest size of a message, in bytes."""
 
     def publish(self, subject: str, payload: bytes) -> bool:
         """Send a message, without waiting."""
 
     async def subscribe(self, subject: str, receive: Receiver) -> Subscription:
-        """Take in messages from now on, also after the broker was away."""
+        """Receive messages from now on, also after the broker was away."""
 
     async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
         """The first answer to a message.
@@ -363,7 +365,7 @@ class FrameBroker(Protocol):
         """
 
     def kept(self, subject: str) -> AsyncIterator[bytes]:
-        """The frames that the broker has kept, in the order in which they were sent."""
+        """The frames that the broker has stored, in the order in which they were sent."""
 
     async def forget(self, subject: str) -> None:
         """Delete all stored frames of a subject from the broker. It never raises."""
@@ -372,10 +374,10 @@ class FrameBroker(Protocol):
         """Return when published messages will be sent even if this process dies, if possible. It never raises."""
 
     async def drain(self) -> None:
-        """Have everything sent that was published."""
+        """Send everything that was published."""
 
     async def run(self) -> None:
-        """Be at work until cancelled."""
+        """Work until cancelled."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call a function whenever the broker is back. Messages sent, and those that it kept, may be lost."""
+        """Call a function whenever the broker is back. Messages that were sent or stored may be lost."""

@@ -2,13 +2,13 @@
 
     empty ──▶ contiguous ⇄ with a gap ──▶ over
 
-- A frame that directly follows is added; of an overlapping one, the new part. Known events, and those of an older
-  epoch, are ignored.
-- A frame behind a gap is held. The gap is closed by the missing frames, or by a snapshot.
+- A frame that directly follows is added; if it overlaps, only its new part is added. Known events, and events of
+  an older epoch, are ignored.
+- A frame after a gap is held. The gap is closed by the missing frames, or by a snapshot.
 - The mirror is over with exactly one of these: the turn's own end, an ending from another node, or the store's
   copy of the turn. Later frames are ignored.
 
-So at every moment its readers have a prefix of the owner's stream, with one end. There is no I/O here and no
+So at every moment its readers have a prefix of the owner's stream, with one end. This module uses no I/O and no
 clock.
 """
 
@@ -37,7 +37,7 @@ def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEven
 
 
 MOST_HELD = 256
-"""The number of frames held behind a gap. Later ones are dropped; the missing frames are requested anyway."""
+"""The number of frames held after a gap. Later ones are dropped; the missing frames are requested anyway."""
 
 
 class Mirror:
@@ -56,7 +56,7 @@ class Mirror:
         self.epoch = 0
         """The highest epoch that a frame had."""
         self.ahead = 0
-        """The number of events that the owner is known to have had."""
+        """The known number of the owner's events."""
         self._held: dict[int, Frame] = {}
 
     @property
@@ -69,7 +69,7 @@ class Mirror:
 
     @property
     def behind(self) -> bool:
-        """Whether events are missing that the owner is known to have had."""
+        """Whether known events of the owner are missing."""
         return not self.over and self.ahead > self.next_seq
 
     def receive(self, frame: Frame) -> bool:
@@ -94,13 +94,13 @@ class Mirror:
         self.ahead = max(self.ahead, next_seq)
 
     def end(self, ending: Ending) -> None:
-        """End the stream as it was decided. An open message is ended with the content that had arrived."""
+        """End the stream with a decided ending. An open message ends with the content that had arrived."""
         if not self.over:
             self.log.extend(closing_events((*self.log.snapshot, *self.log.since(0)), ending))
             self.log.close()
 
     def complete(self, events: Sequence[TurnEvent], owner: str | None = None) -> None:
-        """End the stream with the whole of it, as it was found elsewhere: readers of a part of it start again."""
+        """End the stream with its complete events from another source. Readers of a part of it start again."""
         if not self.over:
             self.log.owner = owner
             *content, end = events
@@ -159,7 +159,7 @@ def _consistent(frame: Frame) -> bool:
 _ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 RECENT_US = 2 * 3_600_000_000
-"""The age up to which a turn may just have been made, in microseconds: clocks may differ by an hour and more."""
+"""The largest age at which a turn may be new, in microseconds. Clocks may differ by an hour and more."""
 
 
 def begun_us(stream_id: str) -> int | None:

@@ -1,7 +1,7 @@
 """The reader's side: mirrors of streams on other nodes, each filled while it has readers.
 
-Each has a `Follower`, which decides, and a task, which listens and asks accordingly. The log of a mirror is in the
-engine's streams like any other, so that further readers share it, and a completed stream is kept.
+Each has a `Follower`, which decides, and a task, which receives frames and sends questions. The log of a mirror is
+in the engine's streams like any other. So further readers share it, and a completed stream is kept.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Filling(Protocol):
 class RemoteReader(StreamReader[TurnEvent]):
     """A reader of a log that is filled from another node. It starts with the first read.
 
-    The first read raises the errors that `attach` raises for a local stream. UnknownStream: no node has the stream
-    and nothing is stored of it, or it has another owner. ValueError: `from_seq` is beyond the end.
+    The first read raises the errors that `attach` raises for a local stream. UnknownStream: no node or store has
+    the stream, or it has another owner. ValueError: `from_seq` is beyond the end.
 
     Args:
         filling: The log, and its facts.
@@ -98,7 +98,7 @@ class RemoteReader(StreamReader[TurnEvent]):
         await super()._refill()
 
     async def _place(self) -> None:
-        """Wait until the first event can be read that is wanted, or there is none."""
+        """Wait until the first requested event can be read, or there is none."""
         await self._begin()
         log = self._log
         if self._tail:
@@ -131,7 +131,7 @@ class RemoteReader(StreamReader[TurnEvent]):
             raise unknown_anywhere(self.stream_id)
 
     def statistics(self) -> ReaderStatistics:
-        """A snapshot of how far this reader is."""
+        """A snapshot of this reader's position."""
         seen = super().statistics()
         return ReaderStatistics(seen.seq, max(seen.lag, 0), seen.delivered, seen.resets)
 
@@ -145,7 +145,7 @@ ASK_ALL_SECONDS = 1.0
 """The longest wait for an answer of an unknown owner. Other nodes don't answer."""
 
 STEADY_SECONDS = 5.0
-"""The time after a connection in which a node that doesn't answer may still be about to connect itself."""
+"""Seconds after a connection in which a silent node may still be connecting itself."""
 
 
 class TurnSource(Protocol):
@@ -179,7 +179,7 @@ class _Mirrored:
             await signal.wait()
 
     def receive(self, _subject: str, payload: bytes, _reply: str = "", *, kept: bool = False) -> None:
-        """Take in a message, one that the broker has kept or one that has just been sent."""
+        """Process a message, either stored by the broker or just sent."""
         follower = self.follower
         try:
             frame = self._assembly.frame(payload)
@@ -212,7 +212,7 @@ class Mirrors:
         node: This node.
         streams: The streams of this engine.
         source: The source of turns with an unreachable owner.
-        announce: A function that publishes to all readers how a stream's turn was ended, by its id and session.
+        announce: A function that publishes the end of a stream's turn to all readers, by its id and session.
         timing: The waiting times of readers.
         now_us: The time of this node's clock, in microseconds since the epoch.
     """

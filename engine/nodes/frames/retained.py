@@ -1,4 +1,4 @@
-"""The messages in a session's kept frames beyond its stored history, for a takeover.
+"""The messages in a session's stored frames that its stored history lacks, for a takeover.
 
 The owner may have died with messages that the shared store lacks: the user's, completed replies, and the text of
 the reply in progress. All of them were in frames before any reader got them. The code is pure: frames in any order
@@ -58,15 +58,15 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     history: int | None
     """The number of messages before it; None if its start was not kept."""
     status: TurnStatus | None
-    """The way it ended; None if it has no end."""
+    """How it ended; None if it has no end."""
     finished: bool
-    """Whether its own node has published its end. Otherwise another node has, or none."""
+    """Whether its own node has published its end. Otherwise another node has published it, or none."""
     opening: bytes
-    """The session's setup, as the turn's start has it; empty if that was not kept."""
+    """The session's setup from the turn's start; empty if that was not kept."""
     appended: dict[int, Message]
     """The messages that it had added to the history, by their places."""
     left: tuple[Message, ...]
-    """The messages that it would have added if it had ended with its frames.
+    """The messages that it would have added if it had ended after its last frame.
 
     They are the user's messages that wait for a reply, and the arrived part of the reply. Empty without such a
     part, as for any turn that fails so early.
@@ -138,7 +138,7 @@ def retained(frames: Iterable[Frame]) -> Retained:
 
 
 class _Turn:
-    """A turn while its frames come."""
+    """A turn while its frames arrive."""
 
     def __init__(self, stream_id: str) -> None:
         self._log: StreamLog[TurnEvent] = StreamLog(stream_id)
@@ -237,7 +237,7 @@ class Endings(Protocol):
     """The interface for deciding how a dead node's turn ended."""
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The ending of a turn. It is decided now, if the lease of its node is over."""
+        """The ending of a turn. It is decided now, if the lease of its node has expired."""
 
 
 class NothingStored:
@@ -277,8 +277,8 @@ class StoredTurns:
 async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
     """The events of a completed turn, with whole messages; None if it isn't stored.
 
-    A turn has two ends if its node died between its end and the shipment of that, without a frame. Then the end
-    that another node decided and published applies.
+    A turn has two ends if its node died after its end but before shipping it, and sent no frame of it. Then the
+    end that another node decided and published applies.
     """
     begun = begun_us(stream_id)
     since = None if begun is None else max(begun - _MINUTE_US, 0)  # a minute earlier, to be safe

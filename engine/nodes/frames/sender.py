@@ -1,7 +1,7 @@
 """The owner's side: events of its streams are sent, and questions about them are answered.
 
 A log with new events marks itself, once. The frames of all marked logs are then made together: immediately if the
-last time is long enough ago, or else when it is. So a silent stream costs nothing, and a busy one costs a list
+last time is long enough ago, or else as soon as it is. So a silent stream costs nothing. A busy one costs a list
 append per delta, as without a cluster.
 """
 
@@ -54,7 +54,7 @@ class Framer:
 
     @property
     def over(self) -> bool:
-        """Whether all is sent, and no more will come."""
+        """Whether everything is sent and no more events will follow."""
         return self.log.closed and self._said >= self.log.next_seq
 
     def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
@@ -66,7 +66,7 @@ class Framer:
         self._appended.append(Appended(position, pack_message(message)))
 
     def again(self) -> None:
-        """Send everything again, because it may be lost."""
+        """Send everything again, because earlier frames may be lost."""
         self._said = self._appended_said = 0
         self._beginning_said = False
 
@@ -86,7 +86,7 @@ class Framer:
         yield from frames
 
     def since(self, seq: int) -> Iterator[Frame]:
-        """The frames of the events from there on. The part that the log has folded comes as a snapshot."""
+        """The frames of the events from a number on. The folded part of the log is sent as a snapshot."""
         log = self.log
         folded, events = log.snapshot if seq < log.first_seq else (), log.since(seq)
         first_seq = max(seq, log.first_seq)
@@ -112,7 +112,7 @@ class Framer:
 _log = Log("engine.frames")
 
 PROMPT = 0.9
-"""The part of the waiting time after which frames are made, so that making them fits into it."""
+"""The fraction of the waiting time after which frames are made. The rest is for making them."""
 
 MOST_ENDED = 4096
 """The number of completed streams with a remembered owner."""
@@ -267,7 +267,8 @@ class FrameSender:
     def _is_ours(self, framer: Framer) -> bool:
         """Whether the session still belongs to this node in the turn's epoch.
 
-        A turn that has ended by itself is published in any case: the session may have been handed over since.
+        The end of a turn that has ended here is always published, because the session may have been handed over
+        since.
         """
         epoch = self._epoch_of(framer.session_id) if framer.session_id else 0
         framer.epoch = framer.epoch or epoch
@@ -372,7 +373,7 @@ class Frames:
         return await self._kept(self._subjects.of_session(session_id))
 
     async def delivered(self, stream_id: str, message_id: str) -> int:
-        """The output tokens that the kept frames hold of a message; 0 without any."""
+        """The output tokens of a message that are in the stored frames; 0 without any."""
         for turn in (await self._kept(self._subjects.of_stream(stream_id))).turns:
             for message in (*turn.left, *turn.appended.values()):
                 if message.id == message_id and message.metadata is not None:
@@ -397,7 +398,7 @@ class Frames:
         await self._broker.forget(self._subjects.of_session(session_id))
 
     async def hand_over(self, stream_id: str) -> None:
-        """Release a stream completely. If this process dies later, the end that is handed over still counts."""
+        """Release a stream completely. If this process dies later, the end that was sent still counts."""
         if self.sender.say_now(stream_id):
             with anyio.CancelScope(shield=True):
                 await self._broker.let_go()

@@ -34,7 +34,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     json: bytes
     """Its JSON, without the provider's usage object."""
     usage: bytes | None = None
-    """The provider's usage object as it came; None where there is none."""
+    """The provider's usage object, unchanged; None if there is none."""
 
 
 def pack_event(event: TurnEvent) -> Packed:
@@ -78,12 +78,12 @@ def unpack_message(packed: Packed) -> Message:
 
 
 def text_bytes(text: str) -> bytes:
-    """A text as bytes, also one that UTF-8 can't hold."""
+    """A text as bytes, even if UTF-8 can't encode it."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def text_of(encoded: bytes) -> str:
-    """The text of `text_bytes`. Raises ValueError if it is none."""
+    """The text of `text_bytes`. Raises ValueError for other bytes."""
     return encoded.decode("utf-8", "surrogatepass")
 
 
@@ -193,7 +193,7 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
     said: tuple[Packed, ...]
     """The messages of the turn. They enter the history with the first content of the reply."""
     opening: bytes = b""
-    """All of the session besides its messages, see `engine.sessions.handover`; empty if not known."""
+    """The whole session except its messages, see `engine.sessions.handover`; empty if unknown."""
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -208,7 +208,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a turn that its owner could not publish."""
 
     status: TurnStatus
-    """The way it ended, for its `turn.complete`."""
+    """How it ended, for its `turn.complete`."""
     error: str | None = None
     """The reason, in words."""
     epoch: int = 0
@@ -227,15 +227,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """The number of the event after the last."""
     entries: tuple[Entry, ...] = ()
     folded: bool = False
-    """Whether the entries are a snapshot: all events before `next_seq`, in fewer ones."""
+    """Whether the entries are a snapshot: all events before `next_seq`, merged into fewer."""
     beginning: Beginning | None = None
     """The start of the turn, in its first frame."""
     appended: tuple[Appended, ...] = ()
-    """The messages that entered the history meanwhile."""
+    """The messages that have entered the history since the last frame."""
     ending: Ending | None = None
     """The end of the turn, from a node that is not its owner. Such a frame has no events."""
     owner: str | None = None
-    """The tag ``owner`` of the stream; None if it has none, and in a frame with an ending."""
+    """The tag ``owner`` of the stream; None if it has none, or in a frame with an ending."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -243,7 +243,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
     stream_id: str
     check: int
-    """The CRC-32 of the whole frame, by which parts of one frame are known."""
+    """The CRC-32 of the whole frame. It identifies the parts of one frame."""
     index: int
     """The part's place, from 0."""
     count: int
@@ -252,7 +252,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class UnreadableFrame(ValueError):
-    """The bytes are no frame, or one of an unknown version."""
+    """The bytes are not a frame, or a frame of an unknown version."""
 
 
 _frame_encoder = msgspec.msgpack.Encoder()
@@ -286,10 +286,10 @@ def read_packet(payload: bytes) -> Frame | Part:
 
 
 class Assembly:
-    """The parts of large frames, until they are whole. Parts may come in any order, and twice."""
+    """The parts of large frames, until they are complete. Parts may arrive in any order, and twice."""
 
     MOST = 16
-    """The number of frames that may be incomplete at a time; the oldest is given up for the next one."""
+    """The number of frames that may be incomplete at a time; the oldest is dropped for the next one."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
@@ -328,7 +328,7 @@ _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta
 
 
 def chunks(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[Chunk]:
-    """The events in groups of roughly this number of bytes. A larger event is a stretch of its own."""
+    """The events in groups of roughly this number of bytes. A larger event is a group by itself."""
     entries: list[Entry] = []
     size = count = 0
     for entry, events_in_it, weight in _entries(events, most_bytes):
@@ -371,8 +371,7 @@ def _pieces(entry: Texts | Thoughts | Arguments) -> list[str]:
 
 
 def _entries(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[tuple[Entry, int, int]]:
-    """Entries, each with its number of events and its size. No run of deltas weighs more than a
-    frame."""
+    """Entries, each with its number of events and its size. No run of deltas is larger than a frame."""
     index, total = 0, len(events)
     while index < total:
         event = events[index]
@@ -388,7 +387,7 @@ def _entries(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[tuple[Ent
 
 
 def _run(events: Sequence[TurnEvent], start: int, first: _Delta, most: int) -> tuple[list[str], int]:
-    """The texts of the deltas that make one entry from there on, and the index behind the last of them."""
+    """The texts of the deltas that make one entry, and the index after the last of them."""
     kind, block, message_id = type(first), first.content_block_index, first.message_id
     call = first.tool_use_id if isinstance(first, ToolUseInputDelta) else ""
     texts: list[str] = []
