@@ -52,6 +52,7 @@ from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client
 
+
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
 
@@ -137,6 +138,7 @@ class Gateway:
         self._hosts = frozenset(hosts)
         self._bodies = Bodies(limits)
         self._models: tuple[float, object, list[ListedModel]] | None = None
+        self._spans: operations.SpanImports | None = None
         self._handlers: Mapping[Purpose, Callable[[Call], Awaitable[None]]] = {
             "reply": self._reply,
             "respond": self._respond,
@@ -150,6 +152,7 @@ class Gateway:
             "delete_response": self._delete_response,
             "cancel_response": self._cancel_response,
             "list_items": self._list_items,
+            "take_spans": self._take_spans,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -405,6 +408,18 @@ class Gateway:
 
     async def _list_items(self, call: Call) -> None:
         await self._answer(call, await self._stored.items(call.client_name, call.address.name, call.request.query))
+
+    async def _take_spans(self, call: Call) -> None:
+        if self.engine.store is None:
+            raise BadRequest("this gateway has no trace, so it takes no spans", kind="not_found")
+        await self.engine.start()
+        body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
+        client = call.client
+        tags = {} if client is None or self.clients is None else self.clients.tags(client)
+        if self._spans is None:
+            self._spans = operations.SpanImports(self.engine.store, self.engine.clock)
+        taken = await self._spans.take(body, kind, tags)
+        await answer(call.request.send, 200, taken, kind=kind.partition(";")[0].encode())
 
     # --- Models ---
 

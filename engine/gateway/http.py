@@ -133,6 +133,10 @@ class Bodies:
 
     async def read_json(self, request: Incoming) -> JsonObject:
         """The body of a request, a JSON object. Raises BadRequest or ClientGone."""
+        return json_object(await self.read(request))
+
+    async def read(self, request: Incoming) -> bytes:
+        """The body of a request, decompressed. Raises BadRequest or ClientGone."""
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "deflate"):
             raise BadRequest(
@@ -141,9 +145,7 @@ class Bodies:
             )
         body = await self._read(request)
         request.is_read = True
-        if encoding in ("gzip", "deflate"):
-            body = self._unpacked(body)
-        return json_object(body)
+        return self._unpacked(body) if encoding in ("gzip", "deflate") else body
 
     def _unpacked(self, body: bytes) -> bytes:
         """A body without its compression. It is unpacked no further than the bound of a body."""
