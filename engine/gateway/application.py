@@ -411,7 +411,7 @@ class Gateway:
 
     async def _take_spans(self, call: Call) -> None:
         if self.engine.store is None:
-            raise BadRequest("this gateway has no trace, so it takes no spans", kind="not_found")
+            raise BadRequest("this gateway has no trace to store spans in", kind="not_found")
         await self.engine.start()
         body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
         client = call.client
