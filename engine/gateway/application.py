@@ -487,8 +487,8 @@ def gateway(
             client is that client's.
         hosts: The names, without a port, by which clients reach a keyless gateway, besides those of this machine.
         limits: The bounds.
-        on_disconnect: What happens to the call of a client that leaves: ``cancel`` ends it, and what was delivered
-            is billed. ``finish`` lets it run to its end.
+        on_disconnect: The fate of the call of a client that leaves: ``cancel`` ends it and bills the delivered
+        part. ``finish`` lets it run to its end.
     """
     return Gateway(
         engine,

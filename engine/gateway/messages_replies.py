@@ -223,7 +223,8 @@ def _bare(usage: TokenUsage | None) -> TokenUsage | None:
 
 
 def _own_usage(usage: TokenUsage) -> JsonObject | None:
-    """The provider's usage object, if it has the form of this API. OpenAI's has other fields beside the counts."""
+    """The provider's usage object, if it has the form of this API. OpenAI's has other fields besides the
+    counts."""
     if usage.raw is None:
         return None
     try:

@@ -112,7 +112,7 @@ class PassedReply:
 
     @property
     def end(self) -> bytes:
-        """What follows the last event."""
+        """The bytes after the last event."""
         return b"]" if self._is_array else b""
 
     def whole(self) -> bytes:

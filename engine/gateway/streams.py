@@ -26,7 +26,7 @@ WEIGH_EVERY = 256
 class TurnEvents:
     """The events of a turn, taken from its log in the moment at which they are appended.
 
-    A reader of the log would miss what is folded while its client reads slowly, and an answer can't be taken back.
+    A reader of the log would miss folded events while its client reads slowly, and sent bytes can't be changed.
 
     Args:
         runtime: The parts of the engine.
