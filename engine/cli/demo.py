@@ -333,7 +333,7 @@ _TYPES: Mapping[Source, str] = {
 
 
 def demo_registry(source: Source) -> ModelRegistry:
-    """The four models by alias: on a running server, on the cassettes, or on a server while recording cassettes."""
+    """The four models by alias: on a running server, on the cassettes, or on a server that is recorded."""
     adapters: dict[str, AdapterEntry] = {}
     models: dict[str, ModelEntry] = {}
     for name, options in ADAPTERS.items():
