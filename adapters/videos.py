@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
-"""The status of a job, by our names. The last three are ends."""
+"""The status of a job, by Callboard's names. The last three are ends."""
 
 VideoVariant: TypeAlias = Literal["video", "thumbnail", "spritesheet"]
 """A file of a job: the video, an image of it, or a sheet of small images."""
