@@ -284,7 +284,7 @@ def places(output: str | None, error: str | None) -> dict[str, str]:
 
 
 def mark_of(metadata: Mapping[str, Json] | None) -> str | None:
-    """Our mark of a job; None if it has none."""
+    """The caller's mark of a job; None if it has none."""
     mark = (metadata or {}).get(MARK)
     return mark if isinstance(mark, str) else None
 

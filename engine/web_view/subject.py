@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The name of the trace, without any password, or of the engine without a trace."""
+        """The name of the trace, without any password. Without a trace, a text that states this."""
         match self._trace:
             case None:
                 return "no trace"
