@@ -1,8 +1,8 @@
 """An adapter as a supervised actor, with a task for each call.
 
-It publishes no events; it reports to the starter of each call. Starting a call is synchronous and no message, so a
-thousand calls in one tick are a thousand tasks and no full mailbox. A crash inside a call fails that call. A crash
-of the actor fails its calls, and the next call uses a fresh adapter.
+It publishes no events; it reports to the starter of each call. Starting a call is synchronous and sends no
+message. So a thousand calls in one tick start a thousand tasks and fill no mailbox. A crash inside a call fails
+that call. A crash of the actor fails its calls, and the next call uses a fresh adapter.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class CallHandle(Generic[T]):
         return self._task.done
 
     def abandon(self) -> None:
-        """Let `wait` raise CancelledError immediately. A call in a task of its own runs until `kill`."""
+        """Let `wait` raise CancelledError immediately. A call in a separate task runs until `kill`."""
         if self._in_place:
             self._task.cancel()
         else:
@@ -124,7 +124,7 @@ def start_call(
 ) -> CallHandle[CanonicalResponse]:
     """Start a call in an adapter's actor, now.
 
-    A call that ends when cancelled runs in the waiting task. All others get a task of their own, which can be
+    A call that ends when cancelled runs in the waiting task. Any other call gets a separate task, which can be
     abandoned if the adapter ignores its cancellation.
     """
 
@@ -152,7 +152,7 @@ def start_call(
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start a call of any kind in a task of its own, now. Raises the errors of `start_call`."""
+    """Start a call of any kind in a separate task, now. Raises the errors of `start_call`."""
     adapter = _adapter_of(ref, request_id)
     return CallHandle(ref, request_id, ref.spawn(work, adapter, name=f"call {request_id}"))
 

@@ -2,9 +2,9 @@
 
 A batch holds many conversations for one model. The provider answers them within about a day, usually for half the
 price and in any order. The job belongs to the provider and continues without this process. Creating it costs
-money, so a request with a lost answer is not repeated; the provider's list is searched for the caller's mark.
-Anthropic's jobs have no mark: a job is found by its time and size, and confirmed by its results. Other requests
-may be repeated.
+money, so a request with a lost answer is not repeated. Instead, the provider's list is searched for the caller's
+mark. Anthropic's jobs have no mark: a job is found by its time and size, and confirmed by its results. Other
+requests may be repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 BatchStatus: TypeAlias = Literal[
     "queued", "in_progress", "cancelling", "completed", "failed", "expired", "cancelled"
 ]
-"""The status of a job, by our names. The last four are ends. A job may have results after any end."""
+"""The status of a job, by Callboard's names. The last four are ends. A job may have results after any end."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ A cassette is one JSON file for a scenario, meant for review:
       {"request": {"method": "POST", "path": "/v1/messages", "headers": {...}, "body": {...}},
        "reply": {"status": 200, "headers": {...}, "chunks": ["data: ...", ...], "end": "whole"}}]}
 
-* body is the request's JSON. Our own random ids (``tu_<ulid>`` and the like) are numbered by appearance.
+* body is the request's JSON. Callboard's random ids (``tu_<ulid>`` and the like) are numbered by appearance.
 * chunks are the pieces from the network, decompressed; a piece that is not UTF-8 is ``{"base64": "..."}``.
 * end is ``whole``; ``left`` if the reader left first; otherwise the text of the error.
 * Headers are kept by allow-list. Known keys (from headers and `secrets`) are masked everywhere.
@@ -111,8 +111,8 @@ _SHORTEST_SECRET = 4
 class CassetteMiss(AdapterError):
     """No recording answers this request.
 
-    It is an AdapterError, because a transport raises nothing else. Its class is ``other``, and it is never
-    retried, because the test is wrong.
+    It is an AdapterError, because a transport raises nothing else. Its class is ``other``. It is never retried,
+    because the cause is in the test.
     """
 
 
@@ -351,7 +351,7 @@ class _ReplayedReply:
 
 
 def number_ids(body: str) -> str:
-    """A body with our own random ids numbered by appearance, the same in every run."""
+    """A body with Callboard's random ids numbered by appearance, so that every run has the same body."""
     numbers: dict[str, str] = {}
     return _OUR_ID.sub(lambda found: numbers.setdefault(found[0], f"{found[1]}_{len(numbers) + 1}"), body)
 

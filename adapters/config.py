@@ -103,7 +103,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     None uses only the limits in the provider's headers.
     """
     tokens_per_minute: int | None = None
-    """The largest number of tokens of requests and replies in any minute, likewise."""
+    """The largest number of tokens of requests and replies in any minute, with the same rules."""
     max_wait_seconds: float | None = None
     """Seconds that a call may wait for a rate limit before a `RateLimitWaitError`; None for the call's
     own time.
@@ -111,7 +111,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     http_client: httpx.AsyncClient | None = None
     """The host's own client for requests, with its proxies, certificates or transport. The host closes it.
 
-    None uses our own connections, at half the cost for each call.
+    None uses Callboard's own connections, at half the cost for each call.
     """
 
     def __repr__(self) -> str:

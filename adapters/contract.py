@@ -103,7 +103,7 @@ _NAME = attrgetter("name")
 
 
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model through its adapter. False means that it does not work.
+    """The abilities of a model through its adapter. False means that the ability does not work.
 
     If a request needs an ability that is False, it is refused before it is sent, repaired, or sent without that
     part and with a warning.
@@ -122,7 +122,7 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_system_prompt: bool = True
     """A system prompt."""
     supports_structured_output: bool = False
-    """A JSON Schema that the provider enforces."""
+    """Whether the provider enforces a JSON Schema."""
     supports_streaming: bool = True
     """Streamed replies."""
     supports_streaming_tool_calls: bool = False
@@ -152,10 +152,10 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     `adapters.http.fidelity`. It ignores the canonical fields. Any other adapter ignores this. Batches ignore it,
     and so does an adapter that emulates the request's tools.
 
-    A refused body is repaired by edits, as any other. If a repair changes the canonical request instead, the
+    A refused body is repaired by edits, like any other. If a repair changes the canonical request instead, the
     canonical request is sent and `on_event` gets nothing. A reply that breaks off is never continued
-    (`continue_broken`). A Responses body with ``background: true`` asks for a background reply: the call ends when
-    the provider has completed it.
+    (`continue_broken`). A Responses body with ``background: true`` asks for a background reply: the call ends
+    when the provider has completed it.
     """
 
     protocol: str
@@ -209,7 +209,7 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     temperature: float | None = None
     """The temperature of sampling."""
     top_p: float | None = None
-    """The share of likely tokens that are sampled from."""
+    """The share of the most likely tokens to sample from."""
     frequency_penalty: float | None = None
     """The penalty for tokens by how often they came before."""
     presence_penalty: float | None = None
@@ -382,7 +382,7 @@ class AdapterStream(Protocol):
 
 @runtime_checkable
 class PumpedStream(Protocol):
-    """An AdapterStream that can push its events, which costs less than iterating."""
+    """An AdapterStream that can push its events. This costs less than iteration."""
 
     async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
         """Read to the end, and pass the events to `sink` in batches. Raises the same errors as iterating."""

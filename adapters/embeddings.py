@@ -4,8 +4,8 @@ A vector is an `array('f')`: four bytes for each dimension. Use `tolist()` for J
 and `numpy.frombuffer(vector, "f4")` without a copy.
 
 A batch is as many texts in a row as fit by count and by estimated tokens. If the provider finds one too large, it
-is split in two until it fits or holds one text. A failure that further batches would share (the key, the model,
-spent credit) stops those that have not started.
+is split in two until it fits or holds one text. If a failure would affect further batches (the key, the model,
+spent credit), pending batches are not started.
 """
 
 from __future__ import annotations
@@ -423,8 +423,8 @@ async def embed_all(
 ) -> EmbeddingResponse:
     """Embed any number of texts, in order, without an engine.
 
-    Each batch is a request of its own, with the request's id and the indexes of its texts (``mine.0-100``), and
-    retries by itself. Cancelling loses the vectors so far, which are billed.
+    Each batch is a separate request with its own retries. Its id is the request's id and the indexes of its texts
+    (``mine.0-100``). If the call is cancelled, the vectors so far are lost, and billed.
 
     Args:
         adapter: The adapter of the model's provider.

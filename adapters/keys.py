@@ -81,8 +81,8 @@ class Key:
 
 
 async def _answer(source: KeySource) -> tuple[str, str | None]:
-    """A function's answer, and the reason why it can't be sent. Exception texts are left out: they may contain a
-    key.
+    """A function's answer, and the reason if it can't be sent. Exception texts are left out, because they may
+    contain a key.
     """
     try:
         answer = source()
@@ -192,8 +192,8 @@ class KeyPool:
         self._of_session: dict[str, str] = {}
 
     def choose(self, session: str, model: str, now_us: int, *, without: Collection[str] = ()) -> str | None:
-        """The key of a call. If all keys are paused, the one with the first end, unless the call has tried some
-        before.
+        """The key of a call. If all keys are paused, it is the one whose pause ends first, unless the call has
+        tried a key before.
         """
         ends = {name: self._end_of_rest(name, model, now_us) for name in self.names if name not in without}
         ready = [name for name, end in ends.items() if end == 0]
@@ -246,7 +246,7 @@ class Keyring:
         self.own = self._own(config)
         """The key of requests outside of calls."""
         self.unnamed = self.own if self.pool is None and (config.api_key is not None or not self._named) else None
-        """The key of calls without a named key; None if a pool has it, or if each call must name a key."""
+        """The key of calls without a named key; None if there is a pool, or if each call must name a key."""
         hide_in_logs(self, self.secrets)
 
     @property
@@ -285,7 +285,7 @@ class Keyring:
         return self._named[name]
 
     def rest(self, name: str | None, model: str, now_us: int) -> KeyRest | None:
-        """The pause that blocks a call: of its own key, or of the whole pool."""
+        """The pause that blocks a call: the pause of its own key, or of the whole pool."""
         if name is not None:
             return self.rests.rest(name, model, now_us)
         if self.pool is None:

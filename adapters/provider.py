@@ -1,9 +1,9 @@
-"""The descriptor of a provider, how descriptors are found, and the adapters that they and other packages offer.
+"""The descriptor of a provider, the search for descriptors, and the adapters that they and other packages offer.
 
 Each package in `adapters.providers` has a `PROVIDER`. Every list of providers is derived from them: types of
 models.yaml, exported names, environment keys, names in price files and telemetry, owners of keys, estimates. So
-adding a folder adds a provider. A descriptor names code by its place in the folder, ``module:name``, which is
-imported when needed. For the same reason a folder's `__init__` imports nothing.
+adding a folder adds a provider. A descriptor names code by its place in the folder, ``module:name``. The code is
+imported when needed, so a folder's `__init__` imports nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True):
     """The names of a vendor of models."""
 
     name: str
-    """The vendor's name in our price tables, before the colon of its models' names."""
+    """The vendor's name in Callboard's price tables, before the colon of its models' names."""
     telemetry: str | None = None
     """The name in OpenTelemetry's conventions for generative AI; defaults to the provider's own name."""
     genai_prices: str | None = None
@@ -77,9 +77,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     # --- Environment ---
 
     key_variables: tuple[str, ...] = ()
-    """The environment variables of its key, the usual one first. Empty: there are none."""
+    """The environment variables of its key, the usual one first. Empty if there are none."""
     base_url_variable: str | None = None
-    """The environment variable of another address, which the vendor's own library reads too."""
+    """The environment variable of another address. The vendor's own library reads it, too."""
     expected: bool = False
     """Whether it is listed as not configured if its key is missing and there is no models.yaml."""
     precedence: int = 100
@@ -92,14 +92,14 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     # --- Owner of keys ---
 
     home: str | None = None
-    """The host that gets the key by default. None: any key may go there."""
+    """The host that the key is for. None means that any key may be sent to the address."""
     key_words: tuple[str, ...] = ()
     """Words in an environment variable's name for a key of `home`."""
 
     # --- Models ---
 
     models: str | None = None
-    """The module with the table of its models as `TABLE`, and `find_model`. None: there is no table."""
+    """The module with the table of its models as `TABLE`, and `find_model`. None if there is no table."""
     rates: str | None = None
     """The file of rates for estimates of tokens; defaults to the common rates."""
     vocabulary: str | None = None
@@ -108,7 +108,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     # --- Names elsewhere ---
 
     vendor: Vendor | None = None
-    """The vendor of its models. None: it depends on the address, or is unknown."""
+    """The vendor of its models. None if it depends on the address, or is unknown."""
     vendor_of: str | None = None
     """Where to find a function that returns a vendor's name, given the options and the address of
     `AdapterConfig`."""
@@ -176,7 +176,7 @@ def vendors() -> tuple[Vendor, ...]:
 
 
 def published_vendor(name: str) -> str:
-    """Our name of a vendor, by its name in genai-prices."""
+    """Callboard's name of a vendor, by its name in genai-prices."""
     return _published().get(name, name)
 
 
@@ -455,7 +455,7 @@ def create_adapter(
         config: The adapter's configuration.
         name: The adapter's name, the prefix of its models' names.
         clock: The clock of the adapter's times and of its randomness.
-        transport: Replaces the network, for adapters over HTTP. Others need not take it.
+        transport: Replaces the network, for adapters over HTTP. Other adapters need not accept it.
 
     Raises:
         ConfigurationError: There is no such type, it can't be imported, or its options are invalid.

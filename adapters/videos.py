@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
-"""The status of a job, by our names. The last three are ends."""
+"""The status of a job, by Callboard's names. The last three are ends."""
 
 VideoVariant: TypeAlias = Literal["video", "thumbnail", "spritesheet"]
 """A file of a job: the video, an image of it, or a sheet of small images."""
@@ -148,7 +148,7 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage | None = None
     """The seconds of a completed job, as a piece (see `adapters.operations.media_wire`); None before."""
     addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The addresses of downloads by variant, if they don't follow from the id."""
+    """The addresses of downloads by variant, if they can't be derived from the id."""
     warnings: tuple[CallWarning, ...] = ()
     """Warnings for the caller, such as ``found_again`` for a job with an unconfirmed creation."""
     provider_request_id: str | None = None

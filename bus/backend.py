@@ -37,8 +37,8 @@ class Signal(Protocol):
 class LoopSignal:
     """A signal on asyncio.
 
-    anyio's event costs 2 µs more for every wait, and a call waits a few times, for each token too. asyncio's event
-    has a deque, which takes more memory than the rest of a waiting stream.
+    anyio's event costs 2 µs more for every wait, and a call waits a few times, also for each token. asyncio's
+    event has a deque, which takes more memory than the rest of a waiting stream.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiters")
@@ -189,7 +189,7 @@ def time_source() -> Callable[[], float]:
 
 
 def current_time() -> float:
-    """The event loop's time in seconds, as `anyio.current_time` has it."""
+    """The event loop's time in seconds, equal to `anyio.current_time`."""
     return time_source()()
 
 

@@ -5,7 +5,7 @@ a reader, so no reader can block it, recurse into it or raise through it. Each r
 if it is slow (see `bus.subscription`).
 
 `seq` counts the calls of `publish` from 1, without a gap. Every reader sees it strictly increase. Two buses are
-not ordered. A bus belongs to the thread that first used it. It has no lock: other threads use
+not ordered. A bus belongs to the thread that first used it. It has no lock, so other threads use
 `publish_threadsafe`.
 """
 

@@ -19,12 +19,12 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CYCLE_DAYS = 146_097
-"""Of 400 years, after which the calendar repeats itself."""
+"""The days of 400 years, after which the calendar repeats itself."""
 _CYCLE_BEGIN = date(2000, 1, 1)
 
 
 def to_us(moment: int | datetime) -> int:
-    """Microseconds since the epoch, of those or of an aware datetime. Raises ValueError for a naive one."""
+    """Microseconds since the epoch, from microseconds or an aware datetime. Raises ValueError for a naive one."""
     if isinstance(moment, int):
         return moment
     if moment.tzinfo is None:
@@ -33,14 +33,14 @@ def to_us(moment: int | datetime) -> int:
 
 
 def from_us(moment_us: int) -> datetime:
-    """The same moment, exactly: a timestamp in seconds would be a float."""
+    """The moment as a datetime, exactly. A timestamp in seconds would be an inexact float."""
     return _EPOCH + timedelta(microseconds=moment_us)
 
 
 def iso_day(day: int) -> str:
     """Days since the epoch as an ISO date (UTC); beyond the years 1 to 9999 with a sign and six digits or more.
 
-    A clock that is set to nonsense gives such days, and they are no reason to show nothing of the others.
+    A wrongly set clock produces such days. They must not prevent the display of others.
     """
     cycles, rest = divmod(day - (_CYCLE_BEGIN - _EPOCH.date()).days, _CYCLE_DAYS)
     within = _CYCLE_BEGIN + timedelta(days=rest)
@@ -56,7 +56,7 @@ def iso_moment(moment_us: int) -> str:
 
 
 def read_moment(text: str) -> datetime:
-    """The moment that people mean by a text: a day, a time, or a time ago such as 90m, 24h, 7d or 2w.
+    """The moment that a text names: a day, a time, or a time ago such as 90m, 24h, 7d or 2w.
 
     A day or a time without a zone is local.
     """
@@ -80,7 +80,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_ns(self) -> int:
-        """The time in nanoseconds of a clock that never goes back; only differences mean anything."""
+        """The time of a monotonic clock in nanoseconds. Only differences are meaningful."""
         ...
 
     def new_id(self, prefix: str) -> str:

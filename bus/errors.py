@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class CallboardError(Exception):
-    """The root of all our exceptions."""
+    """The root of all Callboard exceptions."""
 
     turn: TurnSoFar | None = None
     """The turn that the exception ended, with its content so far; None outside of a turn."""
@@ -72,7 +72,7 @@ class SessionBusy(CallboardError):
 
 
 class NoTurnRunning(CallboardError):
-    """No turn takes the message that was to steer it. The text gives the reason and the alternative."""
+    """No turn accepts the steering message. The text gives the reason and the alternative."""
 
 
 class SessionTakenOver(CallboardError):
@@ -117,12 +117,12 @@ class TaskCancelled(CallboardError):
 
 
 class SupervisorEscalated(CallboardError):
-    """A supervisor stopped everything below it, because a child could not be kept alive."""
+    """A supervisor stopped everything below it, because a child could not be kept running."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        """The child that could not be kept alive, and why, in words."""
+        """A text about the child that could not be kept running, and the reason."""
 
 
 class UnknownStream(CallboardError, LookupError):
@@ -145,7 +145,7 @@ class ErrorClass(StrEnum):
 class AdapterError(CallboardError):
     """A call failed.
 
-    An exception of a turn has `turn` as well, see `Session.send`.
+    An exception of a turn also has `turn`, see `Session.send`.
 
     Args:
         message: The text for people. It never contains a key.
@@ -157,7 +157,7 @@ class AdapterError(CallboardError):
         retryable: Whether the failure is temporary, so that the caller may retry later. None uses the class's
             default.
         retry_after_seconds: The wait that the provider asks for, in seconds, if it gave one.
-        request_id: Our id of the request.
+        request_id: Callboard's id of the request.
         provider_request_id: The provider's id of the request, for its support.
     """
 
@@ -195,7 +195,7 @@ class AdapterError(CallboardError):
         self.usage: TokenUsage | None = None
         """The tokens that the call used; None if unknown."""
         self.cost: Cost | None = None
-        """The cost of the call, set by the engine; None where an adapter is used alone.
+        """The cost of the call, set by the engine; None if an adapter is used alone.
 
         The error's `turn` has the cost of all calls of the turn.
         """
@@ -304,7 +304,7 @@ class UnsupportedToolChoiceError(CapabilityError):
 
 
 class PromptTooLongError(CapabilityError):
-    """The prompt exceeds the model's context window by our estimate. Raised before anything is sent."""
+    """The prompt exceeds the model's context window, by Callboard's estimate. Raised before anything is sent."""
 
 
 class NoModelAvailable(AdapterError):

@@ -53,7 +53,7 @@ class UnfinishedFile:
 
 @contextmanager
 def private_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file that replaces the target if the block succeeds.
+    """Open a file that replaces the target if the `with` block succeeds.
 
     A device or a pipe, such as ``/dev/stdout``, is written directly.
     """

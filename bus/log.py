@@ -1,8 +1,8 @@
 """Log lines with fields for the standard library's `logging`, and warnings about renamed names.
 
 Every module logs under its own name below `callboard`. structlog formats the lines and is imported with the first
-one, independent of the host's configuration of it. Without a handler of the host, a line goes nowhere. The path
-of a single delta has no log lines. An old public name works, with a DeprecationWarning at the caller's line.
+one, independent of the host's configuration of it. Without a handler of the host, lines are dropped. The path of
+a single delta has no log lines. An old public name works, with a DeprecationWarning at the caller's line.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
             async for envelope in events:
                 ...
 
-Envelopes of a replay are unchanged: run_id, seq, times, ids. They come in the order of the source, and nothing can
-be published. A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and `Latest`
-drop events, but all readers get a turn after every few events. After the source's end, every subscription ends.
+Envelopes of a replay are unchanged: run_id, seq, times, ids. They are in the order of the source, and nothing can
+be published. A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and
+`Latest` drop events, but all readers get a turn after every few events. After the source's end, every
+subscription ends.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class BusStatistics(msgspec.Struct, frozen=True):
     published: int
     """The number of events so far, which is also the last seq."""
     after_close: int
-    """The number of these events that came after `close` and were not delivered."""
+    """The number of these events that were published after `close` and not delivered."""
     dead_letters: int
     """The number of messages so far to actors that had stopped or had a full mailbox."""
     subscriptions: tuple[SubscriptionStatistics, ...]
@@ -81,14 +82,15 @@ class ObservableBus:
         closed already.
 
         Args:
-            patterns: A topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one
-                or more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
+            patterns: A topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for
+                one or more (``llm.>``, or ``>`` for everything). An event that several patterns match is
+                delivered once.
             policy: The behaviour when the reader is slow; defaults to `DropOldest(1024)`.
             name: A name for statistics; defaults to the file and line of this call.
             without: Patterns of topics to exclude.
 
         Raises:
-            ValueError: There is no pattern, or one that can't match anything.
+            ValueError: There is no pattern, or a pattern can't match any topic.
             WrongLoop: The bus belongs to another thread.
         """
         self.check_thread()
@@ -118,7 +120,7 @@ class ObservableBus:
                 subscription.close()
 
     def check_thread(self) -> None:
-        """Check that this is the bus's own thread. The first use makes the calling thread the bus's own.
+        """Check that the calling thread is the bus's own. The first use makes it the bus's own.
 
         Raises:
             WrongLoop: The bus belongs to another thread.
@@ -207,13 +209,13 @@ _ROUTES_KEPT = 1024
 class ReplayBus(ObservableBus):
     """A bus that delivers envelopes again, made by `Bus.replay`, for one use.
 
-    As an async context manager it replays in a task of its own, which starts when a reader waits for events. So
-    readers that subscribed before that miss nothing. Leaving the context ends the replay. If the source raises,
-    the context raises that exception after the readers have had every event before it. `run()` replays in the
-    caller's task.
+    As an async context manager it replays in a separate task, which starts when a reader waits for events. So
+    readers that subscribed before miss no event. Leaving the context ends the replay. If the source raises,
+    readers get all earlier events, and then the context raises that exception. `run()` replays in the caller's
+    task.
 
-    Within a run the pace follows the monotonic clock, between runs the wall clock. A replay that had to wait
-    catches up.
+    Within a run the pace follows the monotonic clock, and between runs the wall clock. A delayed replay catches
+    up.
 
     Args:
         source: The envelopes, iterated once.

@@ -1,12 +1,12 @@
 """Subscriptions: one reader's bounded view of the bus.
 
-    Lossless     keeps everything, without a bound: admission must check `depth` and `oldest_age_ms`.
-    DropOldest   keeps the newest `capacity`. A `Gap` reports dropped events before the next one.
-    Latest       keeps the newest for each key. Superseded events are no loss; a dropped key is a `Gap`.
+    Lossless keeps everything, without a bound, so admission must check `depth` and `oldest_age_ms`. DropOldest
+    keeps the newest `capacity`. A `Gap` reports dropped events before the next one. Latest keeps the newest for
+    each key. Superseded events are not a loss. A dropped key is a `Gap`.
 
 The bus puts an envelope into a buffer with a plain call. The sequence numbers that a reader sees strictly
 increase. The oldest event is dropped first, so one gap at the head of the buffer covers all drops. A waiting
-reader leaves one signal, which the next envelope sets. A busy reader costs the publisher one append.
+reader registers one signal, which the next envelope sets. For a busy reader, the publisher only does one append.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READ_BURST = 256
 class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
     """Events that this subscription dropped.
 
-    It comes before the next event, in an envelope with `last` as its `seq`. It is not published: only the
+    It is delivered before the next event, in an envelope with `last` as its `seq`. It is not published: only the
     subscription that dropped the events gets it. Other events between `first` and `last` did not match the
     subscription.
     """
@@ -49,12 +49,12 @@ class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
 class Lossless(msgspec.Struct, frozen=True):
     """Keep everything until it is read.
 
-    For the few readers that must not lose events and that admission watches.
+    Use it for the few readers that must not lose events and that admission checks.
     """
 
 
 class DropOldest(msgspec.Struct, frozen=True):
-    """Keep the newest events, and report the dropped ones in-band, by a `Gap`.
+    """Keep the newest events, and report dropped ones with a `Gap` among the events.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -76,7 +76,7 @@ class Latest(msgspec.Struct, frozen=True):
     """
 
     key: Callable[[Envelope], Hashable]
-    """A fast pure function. An event for which it raises has a key of its own."""
+    """A fast pure function. If it raises for an event, the event gets a unique key."""
     capacity: int = 1024
     """The largest number of keys."""
 
@@ -218,11 +218,10 @@ def _buffer(policy: Policy) -> _Buffer:
 class Subscription:
     """A reader's view of a bus, made by `Bus.subscribe`. Read it with ``async for``, or with `take` and `wait`.
 
-    As a context manager, ``with`` or ``async with``, it closes itself. Reading never fails. It loses no event that
-    the policy keeps, also if a waiting reader is cancelled. Several tasks may read one
-        subscription; each event then goes to one of them. Iteration ends when the subscription or the bus is
-        closed
-        and every waiting event has been read.
+    As a context manager, ``with`` or ``async with``, it closes itself. Reading never fails. It loses no event
+    that the policy keeps, even if a waiting reader is cancelled. Several tasks may read one subscription; each
+    event then goes to one of them. Iteration ends when the subscription or the bus is closed and every waiting
+    event has been read.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class StoreAddress:
 
     @property
     def name(self) -> str:
-        """The address without its password, where a page names a trace."""
+        """The address without its password, as the name of a trace on pages."""
         return str(self)
 
 
@@ -98,7 +98,7 @@ def _is_secret(parameter: str) -> bool:
 
 
 def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
-    """The store of an engine: a host's own, the one at a path or an address, or the one in the home folder."""
+    """The store of an engine: the host's own, the one at a path or an address, or the default file."""
     if store is None:
         store = home_folder() / "trace.db"
     if isinstance(store, str) and is_address(store):
@@ -116,7 +116,9 @@ def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
 
 
 def place_to_read(store: Store | None) -> TracePlace | Store | None:
-    """The path of a store's file, so that it is read over a connection of one's own; for any other, the store."""
+    """The path of a store's file, so that it is read over a separate connection. For any other store, the store
+    itself.
+    """
     return store.path if isinstance(store, tracestore.TraceStore) else store
 
 
@@ -155,7 +157,7 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
 
 
 async def shipping_checks(trace: Path) -> list[Check]:
-    """How far each shared store is that a trace file is shipped to. No store is asked."""
+    """The progress of shipping a trace file to each shared store. No store is queried."""
     from callboard.tracestore.shipping.marks import check_shipping
 
     return await check_shipping(trace)

@@ -1,8 +1,9 @@
 """The tree of turns: the calls that tools make, with their limits, their costs and their end.
 
-While a tool runs, a context variable holds its `Caller`. A call or a turn that starts meanwhile reads it once, and
-is a child of the turn that runs the tool. Async functions, tasks and threads inherit the variable. `trace_context`
-carries it to another process. A turn has a `TreeNode` as soon as it runs a tool, has limits, or is a child itself.
+While a tool runs, a context variable holds its `Caller`. A call or a turn that starts during that time reads it
+once. It is a child of the turn that runs the tool. Async functions, tasks and threads inherit the variable.
+`trace_context` carries it to another process. A turn has a `TreeNode` as soon as it runs a tool, has limits, or
+is a child itself.
 
 A child may run on another event loop than its parent: a tool in a thread uses the loop of the sync functions. One
 lock guards all nodes, and a child is cancelled on its own loop.
@@ -52,13 +53,17 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_calls: int | None = None
-    """The most calls of models. A descendant leaves one call for each turn above it, so that these can answer."""
+    """The largest number of calls of models. A descendant leaves one call for each turn above it, so that those
+    turns can answer.
+    """
     max_depth: int | None = None
-    """The most levels below the turn. With 0 its tools can make no calls."""
+    """The largest number of levels below the turn. With 0 its tools can make no calls."""
     max_children: int | None = None
-    """The most turns and calls that the tools of one turn may start. It holds for each turn of the tree."""
+    """The largest number of turns and calls that the tools of one turn may start. It applies to each turn of the
+    tree.
+    """
     max_cost_usd: Decimal | float | str | None = None
-    """The most money, in US dollars. The most that a call can cost is reserved before it is sent."""
+    """The largest amount of money, in US dollars. The most that a call can cost is reserved before it is sent."""
     timeout_seconds: float | None = None
     """Seconds from the start of the turn. Its descendants end with it."""
 
@@ -98,7 +103,7 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: str
     """The turn. Its stream has the same id, see `Engine.attach`."""
     model: str
-    """The model as requested, in words."""
+    """The model as requested, as text."""
     tool_use_id: str
     """The id of the tool's call."""
     tool_name: str
@@ -113,22 +118,22 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FarTurn(Protocol):
-    """The way to the node that runs a turn, for the node that stands for it here; see `engine.nodes.trees`."""
+    """The connection to the node that runs a turn that is represented here; see `engine.nodes.trees`."""
 
     async def known(self) -> None:
-        """Wait until that node knows that calls are in progress here."""
+        """Wait until that node has received that calls are in progress here."""
 
     def idle(self) -> None:
-        """The last call here has ended."""
+        """Report that the last call here has ended."""
 
     def started(self, child: ChildTurn) -> None:
-        """A turn has started here below it."""
+        """Report that a turn has started here below it."""
 
     def called(self, calls: int) -> None:
-        """Calls were counted here below it, or taken back."""
+        """Report that calls were counted here below it, or taken back."""
 
     def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """An attempt here below it has ended."""
+        """Report that an attempt here below it has ended."""
 
 
 _lock = threading.Lock()
@@ -154,7 +159,7 @@ class TreeNode:
         self.limited: tuple[TreeNode, ...] = () if above is None else above.limited
         """The nodes from here up that have limits."""
         self.accounts: tuple[Account, ...] = () if above is None else above.accounts
-        """The accounts of the money that these may spend."""
+        """The accounts of the money that these nodes may spend."""
         if limits is not None:
             self.limited = (self, *self.limited)
             if limits.max_cost_usd is not None:
@@ -172,17 +177,17 @@ class TreeNode:
         self.over = False
         """Whether the turn has ended. Calls that its tools start later are not its children."""
         self.refusal = ""
-        """Why what its tools start now is refused: the turn was cancelled, or has failed."""
+        """The reason to refuse new calls of its tools: the turn was cancelled, or has failed."""
         self.far: FarTurn | None = None
-        """The way to the turn, if another node runs it."""
+        """The connection to the turn, if another node runs it."""
         self.far_above: FarTurn | None = None if above is None else above.far or above.far_above
-        """The way to the nearest turn above that another node runs."""
+        """The connection to the nearest turn above that another node runs."""
         self._started = 0
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
         self._idle: Callable[[], object] | None = None
 
     def seconds(self, own: float | None) -> float | None:
-        """The seconds that the turn has: its own, what its limits allow, and what the turn above has left."""
+        """The seconds that the turn has: the least of its own time, its limits, and the rest of the turn above."""
         given = [own, None if self.limits is None else self.limits.timeout_seconds]
         if self.above is not None and self.above.deadline < math.inf:
             given.append(max(self.above.deadline - anyio.current_time(), 0.0))
@@ -214,7 +219,7 @@ class TreeNode:
             self._count_calls(1)
 
     def take_back_call(self) -> None:
-        """Take back a call that was admitted and is not made."""
+        """Stop counting a call that was admitted and is not made."""
         with _lock:
             self._count_calls(-1)
 
@@ -244,7 +249,7 @@ class TreeNode:
     # --- Children in progress ---
 
     def adopt(self, caller: Caller, child: object, cancel: Callable[[], object]) -> None:
-        """Note a child that has started on the running event loop, and how it is cancelled there."""
+        """Record a child that has started on the running event loop, and the function that cancels it there."""
         with _lock:
             self._open[child] = (
                 caller,
@@ -252,7 +257,7 @@ class TreeNode:
             )
 
     def release(self, child: object) -> None:
-        """Note that a child is over. A second call does nothing."""
+        """Record that a child has ended. A second call does nothing."""
         with _lock:
             known = self._open.pop(child, None) is not None
             idle = None if self._open else self._idle
@@ -270,7 +275,7 @@ class TreeNode:
             cancel()
 
     async def end(self, refusal: str) -> None:
-        """End the turn's part in the tree: cancel what its tools left in progress, and wait for the end of it."""
+        """End the turn's part in the tree: cancel the remaining calls of its tools, and wait for their end."""
         self.over, self.refusal = True, refusal
         if not self._open:
             return
@@ -292,7 +297,7 @@ def _on_loop(loop: asyncio.AbstractEventLoop, thread: int, function: Callable[[]
 
 
 class Caller:
-    """One run of a tool, as the calls see it that it makes.
+    """One run of a tool, for the calls that the tool makes.
 
     Args:
         node: The turn that runs the tool.
@@ -307,8 +312,8 @@ class Caller:
         streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
         beside: Whether the call belongs to the turn itself, such as a summary of its history.
-        carry: Gives what another node must know to reach this one; see `trace_context`.
-        carried: What that node has got.
+        carry: Returns the facts that another node needs to reach this one; see `trace_context`.
+        carried: The facts that the other node has received.
     """
 
     def __init__(
@@ -344,7 +349,9 @@ class Caller:
         self.carry = carry
         self.carried = carried
         self.beyond: object = None
-        """The part of a node that talks with others about this run, if its place was carried to them."""
+        """The part of the node that exchanges messages about this run with other nodes, if its place was carried
+        there.
+        """
         self._key = key
         self._tell = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
@@ -357,7 +364,7 @@ class Caller:
 
     @property
     def refusal(self) -> str:
-        """Why the tool may start no call: the turn or the run was cut off; empty if it may."""
+        """The reason why the tool may start no call: the turn or the run was cut off. Empty if it may."""
         return self._refusal or self.node.refusal
 
     def require(self) -> None:
@@ -366,7 +373,7 @@ class Caller:
             raise CancelledError(refusal)
 
     def start(self, child: object, cancel: Callable[[], object], turn: ChildTurn | None = None) -> None:
-        """Note a turn or a call that starts. Raises TurnLimitError or CancelledError."""
+        """Record the start of a turn or a call. Raises TurnLimitError or CancelledError."""
         self.require()
         self.node.admit_child()
         self.node.adopt(self, child, cancel)
@@ -377,7 +384,7 @@ class Caller:
             self.node.far.started(turn)
 
     def note(self, turn: ChildTurn) -> None:
-        """Note a turn that the tool has started, here or on another node, and publish it."""
+        """Record and publish a turn that the tool has started, here or on another node."""
         self.node.children.append(turn)
         if self._tell is not None and self._home is not None:
             loop, thread = self._home
@@ -398,7 +405,7 @@ class Caller:
 
 
 current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=None)
-"""The run of a tool around the code that looks here."""
+"""The run of a tool that contains the current code."""
 
 
 def caller_here() -> Caller | None:
@@ -408,7 +415,7 @@ def caller_here() -> Caller | None:
 
 
 def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
-    """The tags of a call that starts here: those of the turn whose tool makes it, and over them its own.
+    """The tags of a call that starts here: the tags of the turn whose tool makes it, overridden by its own.
 
     None if there are none. So a budget of a tag counts what tools spend, too.
     """
@@ -442,8 +449,8 @@ def trace_context() -> dict[str, str]:
     """The place of this code in the tree of turns, for `attach_trace_context` in another process.
 
     Returns:
-        The headers ``traceparent`` and ``baggage`` as W3C defines them, as far as there is something to carry. A
-        parent's remaining limits are included.
+        The headers ``traceparent`` and ``baggage`` as W3C defines them, if there is anything to carry. A parent's
+        remaining limits are included.
     """
     caller = current_tool.get()
     carried: dict[str, str] = {}
@@ -472,7 +479,7 @@ def _place(caller: Caller) -> dict[str, str]:
 
 
 def _left(node: TreeNode) -> dict[str, str]:
-    """The limits of a turn that apply to what its tools start, as far as they are not used."""
+    """The unused part of the turn's limits, which applies to the calls of its tools."""
     calls = [
         each.limits.max_calls - each.calls - (node.depth + 1 - each.depth)
         for each in node.limited

@@ -1,6 +1,6 @@
 """The trace of events and calls, and the costs of calls.
 
-It has the store, the writer that fills it from the bus, price tables, and repricing. Nothing here calls a
+This package has the store, the writer that fills it from the bus, price tables, and repricing. It calls no
 provider.
 """
 

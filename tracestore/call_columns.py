@@ -152,7 +152,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sum(self) -> CostSum:
-        """The part that the attempt has in a sum."""
+        """The attempt's part in a sum."""
         return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
 
 
@@ -202,7 +202,7 @@ SHOWN: Mapping[str, Shown] = {
     "origin_file": Shown("Imported file", in_lists=False),
     "origin_line": Shown("Imported line", in_lists=False),
 }
-"""Columns without a place of their own. They are shown as they are."""
+"""Columns without a special place. They are shown unchanged."""
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -219,7 +219,9 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provider: str | None = None
     """The adapter's name."""
     model: str | None = None
-    """The model as routed: ``provider:name``, or the name alone. With ``*`` at the end, any that starts so."""
+    """The model as routed: ``provider:name``, or the name alone. With ``*`` at the end, any model that starts
+    with the text before it.
+    """
     session_id: str | None = None
     """The session of the call."""
     request_id: str | None = None
@@ -246,7 +248,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unknown: bool = False
     """True: only calls of unknown usage, see `CostRow`."""
     origin: str | None = None
-    """The source of imported calls. ``callboard`` is Callboard's own calls, and ``imported`` all others."""
+    """The source of imported calls. ``callboard`` selects Callboard's own calls, and ``imported`` all others."""
 
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
@@ -261,10 +263,10 @@ IMPORTED = "imported"
 
 
 class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The captured messages that are looked for."""
+    """A search for captured messages."""
 
     text: str | None = None
-    """The words in the message: all of these, ``"a phrase"``, ``start*``, and ``-not``. None is any."""
+    """The words in the message: all of these, ``"a phrase"``, ``start*``, and ``-not``. None means any words."""
     session_id: str | None = None
     """The session of the messages."""
     since_us: int | None = None
@@ -272,13 +274,13 @@ class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int | None = None
     """The moment before which the messages were stored."""
     limit: int = 20
-    """The number of messages at most, the latest first."""
+    """The largest number of messages, the latest first."""
 
 
 # --- Trees of turns: sums are computed from rows, so a repricing changes them ---
 
 MOST_CALLS = 2000
-"""The largest number of attempts that are read of one tree."""
+"""The largest number of attempts of one tree that are read."""
 
 
 class TurnTree(msgspec.Struct, kw_only=True):

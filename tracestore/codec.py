@@ -183,7 +183,7 @@ def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
 
 
 def decode_line(line: bytes) -> Envelope:
-    """The envelope behind a line. Raises ValueError if the line is torn or has another format."""
+    """The envelope in a line. Raises ValueError if the line is torn or has another format."""
     try:
         stored = _line_decoder.decode(line)
     except msgspec.DecodeError:
@@ -226,15 +226,15 @@ KEPT = frozenset(
         *("pricing_version", "key", "guardrail"),
     )
 )
-"""The fields with texts that stay, at any depth."""
+"""The text fields that are kept, at any depth."""
 
 _ERASED_HERE = frozenset(((LlmCallGuarded, "reason"),))
-"""Fields of a kept name that hold other words in one event: a guardrail's reason is the host's own."""
+"""Fields with a kept name that hold other text in one event: a guardrail's reason comes from the host."""
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _BARE = (SessionMessageAppended, SessionConfigured)
-"""They are stored without content from the start."""
+"""Events that are stored without content from the start."""
 
 
 def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:

@@ -72,7 +72,7 @@ class Item(msgspec.Struct, frozen=True):
     id: str
     """The name of the item in its collection. A later item of this name replaces it."""
     hash: bytes
-    """The hash of its text, by which an unchanged text is known."""
+    """The hash of its text, to recognise an unchanged text."""
     vector: bytes
     """The vector, see `similarity.packed`."""
     text: str | None = None
@@ -179,7 +179,7 @@ class CollectionFile:
     def put(
         self, name: str, items: Sequence[Item], *, model: str, space: str, asked_dimensions: int | None = None
     ) -> None:
-        """Put items into a collection, which is made by its first ones. All go in, or none."""
+        """Put items into a collection, which the first ones create. All are stored, or none."""
         if not items:
             return
         dimensions = len(items[0].vector) // 4
@@ -280,7 +280,7 @@ class CollectionFile:
 
 
 Scores: TypeAlias = Callable[[Sequence[bytes]], list[float]]
-"""The similarities of some stored vectors with a vector that is given."""
+"""The similarities of some stored vectors with a given vector."""
 
 
 def packed(vector: Sequence[float]) -> bytes:
@@ -299,7 +299,7 @@ def unpacked(data: bytes) -> array[float]:
 
 
 def scores_with(data: bytes) -> Scores:
-    """The function that compares with a stored vector. All are of one length."""
+    """The function that compares with stored vectors. All have the same length."""
     try:
         import numpy
     except ImportError:
@@ -320,7 +320,7 @@ def scores_with(data: bytes) -> Scores:
 
 
 def plain_scores(data: bytes) -> Scores:
-    """The same with nothing but Python."""
+    """The same comparison in plain Python."""
     wanted = unpacked(data)
     length = _length(wanted)
 

@@ -1,7 +1,7 @@
 """Descriptions of a trace's tables, for files and servers: the output of `callboard sql --schema`.
 
 The view `call_rows` has the names of `CallRow`, as an export flattens them: ``usage.source`` is ``usage_source``.
-A column of the table `calls` has the same name, or `Column.in_python` has the other one.
+A column of the table `calls` has the same name, unless `Column.in_python` has another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Column(NamedTuple):
     meaning: str
     """Its content, in a sentence."""
     in_python: str | None = None
-    """Its name in Python and JSON where it is another."""
+    """Its name in Python and JSON, if it differs."""
 
 
 class Table(NamedTuple):
@@ -310,7 +310,7 @@ TABLES: Mapping[str, Table] = {
         ),
     ),
 }
-"""The tables that are for questions, the most asked ones first."""
+"""The tables for queries, the most used ones first."""
 
 BOOKKEEPING: Mapping[str, str] = {
     "content_search": "Words of captured content, for `callboard logs -q`; made by the first search.",
@@ -340,4 +340,4 @@ BOOKKEEPING: Mapping[str, str] = {
     "gateway_changes": "Counts of changes, by which gateways in other processes notice them.",
     "schema_history": "The applied migrations of the schema.",
 }
-"""The tables that Callboard keeps for itself. Their columns may change with any version."""
+"""Callboard's internal tables. Their columns may change with any version."""

@@ -1,7 +1,7 @@
-"""Rows of other programs' SQLite files, which are only read, for imports.
+"""Rows of other programs' SQLite files, for imports. The files are only read.
 
-Such a file may be in use, of another version than expected, damaged, or no database at all. A column that it does
-not have is left out. Everything else is an OSError, which an import reports and leaves behind.
+Such a file may be in use, damaged, of an unexpected version, or not a database. A missing column is left out. Any
+other problem is an OSError, which an import reports and skips.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def foreign_rows(
     Args:
         path: The file.
         table: The name of the table.
-        columns: The columns that are wanted. A column that the table lacks is left out.
+        columns: The columns to read. A column that the table lacks is left out.
         order: The columns to sort by, if the table has them.
 
     Raises:
-        OSError: The file can't be read as a database, or lacks the table. The text has nothing of its content.
+        OSError: The file can't be read as a database, or lacks the table. The text quotes none of its content.
     """
     import sqlite3
 

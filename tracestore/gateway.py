@@ -24,11 +24,11 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget_nano_usd: int | None = None
     """The most that it may spend in a window, in nano-USD; None is no limit."""
     window: ClientWindow | None = None
-    """The window of the budget; None never starts again from zero."""
+    """The window of the budget; None never restarts from zero."""
     zone: str = "UTC"
     """The time zone of the window, by its IANA name."""
     models: tuple[str, ...] = ()
-    """The patterns of the model names that it may send, such as ``claude-*``. Empty is all."""
+    """The patterns of the model names that it may send, such as ``claude-*``. Empty allows all."""
     requests_per_minute: int | None = None
     """The most requests in any minute; None is no limit."""
     tokens_per_minute: int | None = None
@@ -49,7 +49,7 @@ class ClientKey(ShortRepr, frozen=True, kw_only=True):
     client: str
     """The client's name."""
     prefix: str
-    """The beginning of the key, by which people recognise it."""
+    """The start of the key, by which people recognise it."""
     created_us: int
     """The time when it was made, in microseconds since the epoch."""
     expires_us: int | None = None
@@ -67,17 +67,17 @@ class Kept(ShortRepr, frozen=True, kw_only=True):
     """The client's name; empty for a gateway without keys."""
     kind: KeptKind
     key: bytes
-    """The hash or the id under which it is found."""
+    """The hash or the id under which it is stored."""
     session_id: str
     """The session of the conversation."""
     body: bytes
     """The content, encoded by the gateway."""
     ts_us: int
-    """The time when it was kept, in microseconds since the epoch."""
+    """The time when it was stored, in microseconds since the epoch."""
 
 
 class GatewayChanges(msgspec.Struct, frozen=True):
-    """Counts of changes. A process that sees another count than before reads again."""
+    """Counts of changes. If a count has changed, a process reads the rows again."""
 
     clients: int = 0
     """The changes of clients and of keys."""

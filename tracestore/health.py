@@ -23,7 +23,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """The size of the file in bytes."""
     folder: Path
-    """The nearest folder above the file that exists."""
+    """The nearest existing folder above the file."""
     writable: bool
     """Whether the file can be written."""
     open_to_others: tuple[Path, ...]
@@ -35,11 +35,11 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     file_lock: bool
     """Whether writers lock ``<file>.lock`` around each transaction, for the reason in `locking`."""
     locking: str
-    """The way in which writers lock the file, in words."""
+    """A text about how writers lock the file."""
 
 
 def file_facts(path: Path) -> FileFacts:
-    """Look at the file and its folder. Nothing is opened or made."""
+    """Examine the file and its folder. Nothing is opened or created."""
     import shutil  # brings five compression libraries along
 
     folder = _existing(path.parent)

@@ -1,4 +1,4 @@
-"""The folder in which configuration, prices and the default trace file live."""
+"""The folder of configuration, prices and the default trace file."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class AccountScope(Protocol):
-    """One account as counted. All of it is pure."""
+    """The counting of one account. Pure."""
 
     @property
     def budget(self) -> str:
-        """The budget: its scope and its window, in the same words on every node."""
+        """The text of the budget's scope and window, equal on every node."""
         ...
 
     @property
@@ -76,13 +76,13 @@ class Want(msgspec.Struct, frozen=True):
     up_to: Allotment
     """The size that the slice must have at least."""
     more: Allotment = (0, 0)
-    """A further amount that the node expects to use soon. It gets a part of that if much is left."""
+    """A further amount that the node expects to use soon. It gets a part of that amount if much is left."""
     forced: bool = False
-    """Whether the node has admitted calls already, while the store could not be asked."""
+    """Whether the node has admitted calls already, while the store could not be reached."""
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """An account, as a node sees it."""
+    """The state of an account for a node."""
 
     slot: Slot
     """The slot of this moment."""
@@ -116,11 +116,11 @@ class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The node's name, for people; empty if the node is no longer known."""
     lives: bool
-    """Whether the node lives. The slice of one that is gone counts until its calls are all in the trace."""
+    """Whether the node is running. A stopped node's slice counts until all its calls are in the trace."""
     nano_usd: int
-    """The money that it may spend there."""
+    """The money that it may spend in the slot."""
     tokens: int
-    """The tokens that it may use there."""
+    """The tokens that it may use in the slot."""
 
 
 Wants: TypeAlias = Callable[[int], Sequence[Want]]
@@ -131,7 +131,9 @@ It is pure, and is called within the transaction.
 
 
 _ONE_BY_ONE = 16
-"""The number of calls that must fit into an account. With less room, a node gets only what its call needs."""
+"""The number of calls that must fit into an account. With less room, a node gets only the amount that its call
+needs.
+"""
 
 
 def by_name(scope: AccountScope) -> tuple[str, str]:
@@ -161,8 +163,8 @@ def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
 class LedgerTables(Protocol):
     """The rows. Every method raises StoreError while they can't be reached.
 
-    Changes of one node have rising numbers. One that comes late, behind a change of a higher number, changes
-    nothing, so a statement that outlives its connection does no harm.
+    Changes of one node have rising numbers. A late change, after a change with a higher number, has no effect. So
+    a statement that outlives its connection does no harm.
     """
 
     async def grant(self, node: str, number: int, wants: Wants) -> Answer:
@@ -172,11 +174,11 @@ class LedgerTables(Protocol):
     async def give_back(
         self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
     ) -> None:
-        """Make slices of a node smaller. Each is given with the size that it needs at least."""
+        """Make slices of a node smaller. Each has the size that the node still needs."""
         ...
 
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
-        """How accounts stand. Nothing changes."""
+        """The state of accounts. Nothing changes."""
         ...
 
     async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
@@ -221,18 +223,18 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     lives: bool
     """Whether its lease lasts."""
     seconds_left: float
-    """Seconds until the end of its lease; negative if it is over."""
+    """Seconds until the end of its lease; negative if it has expired."""
     sessions: int
     """The number of sessions that it owns."""
 
 
 class Renewed(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease that lasts from now on."""
+    """A renewed lease."""
 
     lease: int
     """The number of the lease. If it is unchanged, nothing was taken from the node."""
     owned: Mapping[str, int] | None = None
-    """If the number differs from the node's number: the sessions that the node still owns, with their epochs."""
+    """The sessions that the node still owns, with their epochs, if the number differs from the node's."""
     wanted: Sequence[str] = ()
     """The node's sessions that another node waits for."""
 
@@ -243,9 +245,9 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """The owner's name, for people; empty if the node is no longer known."""
     epoch: int
-    """A number that only rises: each claim gets a higher one than any claim before it."""
+    """The number of the claim. It only rises: each claim gets a higher one than any earlier claim."""
     lives: bool
-    """Whether the owner's lease lasts."""
+    """Whether the owner's lease is valid."""
     seconds_left: float = 0.0
     """Seconds until the end of that lease."""
     released: bool = False
@@ -253,23 +255,23 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is the claimant's now."""
+    """A session that the claimant now owns."""
 
     epoch: int
     """The epoch from now on."""
     previous: Owner | None = None
-    """The owner before; None for a session without one."""
+    """The previous owner; None for a session without one."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that can't be claimed, because its owner is alive."""
+    """A session that can't be claimed, because its owner is running."""
 
     by: Owner
     """The owner."""
 
 
 class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a turn, decided by others than the node that ran it."""
+    """The end of a turn, decided by another node than the one that ran it."""
 
     stream_id: str
     """The turn's id, and its stream's."""
@@ -305,7 +307,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
-        """Release a deleted session: nothing is known of it afterwards."""
+        """Release a deleted session. Its rows are removed."""
         ...
 
     async def owner(self, session_id: str) -> Owner | None:
@@ -333,7 +335,7 @@ class ProbeTables(Protocol):
     """The rows. Every method raises StoreError while they can't be reached."""
 
     async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
-        """Take the lease for a probe, or take it for longer."""
+        """Take the lease for a probe, or renew it."""
         ...
 
     async def release(self, node: str, provider: str, model: str) -> None:

@@ -1,4 +1,4 @@
-"""The savings of providers' prompt caches: the input's price without a cache, less its actual price."""
+"""The savings of providers' prompt caches: the input's price without a cache, minus its actual price."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CacheSavings(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_tokens: int = 0
     """The input tokens of these calls that were read from a cache."""
     saved_nano_usd: int = 0
-    """The saved money in nano-USD: savings by reading, less the surcharge for writing."""
+    """The saved money in nano-USD: savings by reading, minus the surcharge for writing."""
     unpriced: int = 0
-    """The calls that are in no amount, because one of the two prices isn't known."""
+    """The calls that no amount includes, because one of the two prices is unknown."""
 
 
 async def cache_savings(store: Store, prices: PriceTable, where: CallFilter | None = None) -> CacheSavings:
@@ -64,7 +64,7 @@ def _saved(row: CallRow, usage: TokenUsage, prices: PriceTable) -> int | None:
 
 
 def without_cache(usage: TokenUsage) -> TokenUsage:
-    """The same usage where no cache was read or written."""
+    """The same usage as if no cache was read or written."""
     details: dict[str, int] = {}
     for name, count in (usage.details or {}).items():
         plain = name.removesuffix(_CACHED) + _PLAIN if name.endswith(_CACHED) else name

@@ -29,7 +29,7 @@ PAGE = 500
 
 
 class StoredEvents:
-    """The events of a trace that were stored when the iteration started, in the order of their storing.
+    """The events of a trace that were stored at the start of the iteration, in the order of storing.
 
     Within a run this is the order of `seq`. An event must pass all filters. A filter that is None lets every event
     pass. Each iteration reads the trace again, and raises StoreError if it can't be read.
@@ -138,7 +138,7 @@ class _Pages:
 
 
 def _glob(topics: Sequence[str]) -> str | None:
-    """A pattern for the store that leaves out nothing that one of ours wants, so that less is read."""
+    """A store pattern that matches at least the events of one of our patterns, so that less is read."""
     if len(topics) != 1 or any(sign in topics[0] for sign in "?["):
         return None
     return topics[0].replace(">", "*")
@@ -161,7 +161,7 @@ class SavedReplies:
     StoreError.
 
     Args:
-        path: The file. It is made when it is needed, and only its owner may read it.
+        path: The file. It is created at the first use, and only its owner may read it.
         most: The largest number of replies. Beyond it, replies that expire first are deleted.
     """
 
@@ -218,7 +218,7 @@ class SavedReplies:
 
 
 async def _prepare(database: Database) -> None:
-    """Make the table in an empty file. Raises StoreError, and changes nothing, if the file is something else."""
+    """Make the table in an empty file. If it is a file of another kind, raises StoreError and changes nothing."""
     ((application,),) = await database.read("PRAGMA application_id")
     ((tables,),) = await database.read("SELECT count(*) FROM sqlite_schema")
     if application == APPLICATION_ID:

@@ -18,13 +18,13 @@ class Check(msgspec.Struct, frozen=True):
     """One finding."""
 
     name: str
-    """The thing that was looked at."""
+    """The subject of the check."""
     ok: bool
     """Whether all is well."""
     detail: str
     """The finding in words."""
     fix: str = ""
-    """The remedy if it is not `ok`. If it is `ok`, a way to make more possible, or an empty text."""
+    """The remedy if it is not `ok`. If it is `ok`, a way to enable more, or an empty text."""
     unused: bool = False
     """Whether it is `ok` only because it is unused, such as a provider without a key that is in no models.yaml."""
 
@@ -35,7 +35,7 @@ class HealthReport(msgspec.Struct, frozen=True):
     ok: bool
     """Whether every check is ok."""
     checks: tuple[Check, ...]
-    """The checks in the order of looking."""
+    """The checks in the order in which they were made."""
 
 
 def report_of(checks: Sequence[Check]) -> HealthReport:
@@ -58,11 +58,11 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     longest_retry: float = 30.0
     """The longest such wait, in seconds."""
     spill_after: int = 3
-    """The number of failures in a row, after which events go to the spill file."""
+    """The number of failures in a row after which events are written to the spill file."""
     memory_events: int = 8192
     """The number of events that may wait in memory while the store fails."""
     memory_bytes: int = 64 * 1024 * 1024
-    """The size of these events, the messages that they refer to included."""
+    """The size of these events, including the messages that they refer to."""
     spill_bytes: int = 64 * 1024 * 1024
     """The size of the spill file."""
 
@@ -89,10 +89,10 @@ class WriterStatistics(msgspec.Struct, frozen=True):
     reason: str | None
     """The reason of the last failure."""
     waiting_bytes: int = 0
-    """About the size of the events in memory, the messages that they refer to included."""
+    """The approximate size of the events in memory, including the messages that they refer to."""
     unsecured: str | None = None
-    """The reason why waiting events, answers that were handed over among them, would go with this process if it
-    ended now; None if they would not."""
+    """The reason why waiting events would be lost if this process ended now, including answers already returned;
+    None if they are safe."""
 
 
 def retry_delay(failures: int, options: WriterOptions) -> float:
@@ -116,7 +116,7 @@ def after_failure(state: StoreState, failures: int, options: WriterOptions, *, m
 OnProgress: TypeAlias = Callable[[int, int], None]
 """A function that is called between chunks with the number of the last priced call, and of the last call.
 
-If it raises an error, the repricing stops there as if it were killed, and can be resumed.
+If it raises an error, the repricing stops as if it were killed, and can be resumed.
 """
 
 
@@ -128,7 +128,7 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: int
     """The calls without a cost now."""
     unpriced_before: int
-    """The calls without a cost until now."""
+    """The calls without a cost before."""
     newly_priced: int = 0
     """The calls with a cost only after."""
     newly_priced_nano_usd: int = 0
@@ -138,7 +138,7 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
     no_longer_priced_nano_usd: int = 0
     """The cost of these calls."""
     estimated: int = 0
-    """The calls with usage that was estimated."""
+    """The calls with estimated usage."""
     unknown: int = 0
     """The number of other calls with unknown usage."""
 
@@ -157,7 +157,7 @@ class RepriceSums(_RepricedCalls, frozen=True, kw_only=True):
 
     @property
     def compared(self) -> int:
-        """The number of calls that the two sums are over."""
+        """The number of calls in the two sums."""
         return self.calls - self.unpriced - self.newly_priced
 
     @property
@@ -172,12 +172,12 @@ class RepriceSums(_RepricedCalls, frozen=True, kw_only=True):
 
     @property
     def all_before_nano_usd(self) -> int:
-        """The sum over every call with a cost before, whether the call has one now or not."""
+        """The sum over every call with a cost before, even if the call has none now."""
         return self.before_nano_usd + self.no_longer_priced_nano_usd
 
     @property
     def all_after_nano_usd(self) -> int:
-        """The sum over every call with a cost now, whether the call had one before or not."""
+        """The sum over every call with a cost now, even if the call had none before."""
         return self.after_nano_usd + self.newly_priced_nano_usd
 
 
@@ -213,7 +213,7 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     label: str
     """The name of the price table, for people."""
     dry_run: bool
-    """Whether the repricing was only tried."""
+    """Whether this was a dry run."""
     sum_before_nano_usd: int
     """The sum before, over the calls with a cost before and after."""
     sum_after_nano_usd: int
@@ -221,7 +221,7 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     models: tuple[ModelReprice, ...]
     """The same by routed model, the greatest sum first."""
     in_flight: int = 0
-    """The calls that had started and not ended as it finished. They get their new costs when they end."""
+    """The calls in progress when it finished. They get their new costs when they end."""
     days: tuple[DayReprice, ...] = ()
     """The same by day, in order."""
     sessions: tuple[SessionReprice, ...] = ()
@@ -231,7 +231,7 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     previous_version: str | None = None
     """The price version that was current before. `undo_reprice()` goes back to it."""
     run_id: int | None = None
-    """The number in the history; None if the repricing was only tried."""
+    """The number in the history; None for a dry run."""
 
     @property
     def before_usd(self) -> Decimal:
@@ -266,7 +266,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     started_us: int
     """The start, in microseconds UTC."""
     finished_us: int | None
-    """The end, in microseconds UTC; None if the run never came to its end."""
+    """The end, in microseconds UTC; None if the run never ended."""
     calls: int | None
     """All calls that have usage."""
     unpriced: int | None
@@ -278,7 +278,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     """The name of the price table, for people."""
     last_call: int | None = None
-    """The number of the last call that the run is to price, as far as is known."""
+    """The number of the last call that the run will price, as far as known."""
     done: int = 0
     """The number of the last call that the run has priced."""
     by_session: bool = False
@@ -290,9 +290,9 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     finished_no: int | None = None
     """The place among the finished runs."""
     in_flight: int | None = None
-    """The calls that had started and not ended as it finished."""
+    """The calls in progress when it finished."""
     estimated: int | None = None
-    """The calls with usage that was estimated."""
+    """The calls with estimated usage."""
     unknown: int | None = None
     """The number of calls with unknown usage."""
 
@@ -312,7 +312,7 @@ class CurrentPrices(msgspec.Struct, frozen=True):
     """The repricings with the current costs."""
 
     runs: tuple[int, ...]
-    """The runs. A call has the cost of the first run that covers it, or else the one at call time."""
+    """The runs. A call has the cost of the first run that covers it, or else the cost at call time."""
     versions: tuple[str, ...]
     """The price versions of these runs, in the same order."""
     run: RepriceRun | None
@@ -365,12 +365,12 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     """The size of the database file."""
     free_bytes: int
-    """The size of the pages that hold nothing."""
+    """The size of the empty pages."""
     shrinkable: bool
-    """Whether a pruning can give such pages back to the disk without rewriting the file."""
+    """Whether a pruning can return empty pages to the disk without rewriting the file."""
 
     def leftovers(self, where: str) -> list[Check]:
-        """The checks of what dead processes left. It is not a fault: the next start deals with it."""
+        """The checks of the data that dead processes left. It is not a fault: the next start handles it."""
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
         spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
         start = f"The next start that writes to {where}"
@@ -389,4 +389,4 @@ class SqlResult(msgspec.Struct, frozen=True):
     rows: tuple[tuple[str | int | float | bytes | None, ...], ...]
     """The rows."""
     truncated: bool
-    """Whether there were more rows than asked for."""
+    """Whether there were more rows than requested."""

@@ -28,7 +28,7 @@ class FoundMessage(msgspec.Struct, frozen=True):
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a group of calls. A call without a cost is in no amount, and is counted separately."""
+    """The sums of a group of calls. No amount includes a call without a cost. It is counted separately."""
 
     key: tuple[str, ...]
     """The values of the group, in the requested order. A day is an ISO date (UTC)."""
@@ -37,13 +37,13 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """The attempts of calls, ended or not."""
     total_input_tokens: int
-    """Input tokens, those read from and written to the provider's cache included."""
+    """Input tokens, including those read from and written to the provider's cache."""
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
-    """The current cost, or the one under the requested version, of the calls that have one."""
+    """The cost of the calls that have one: the current cost, or the cost under the requested version."""
     at_call_time_nano_usd: int
-    """The cost when they were called, of the calls that had one."""
+    """The cost at call time of the calls that had one."""
     unpriced: int
     """The calls with usage and without a cost."""
     estimated: int
@@ -73,7 +73,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache_hit_rate(self) -> float | None:
-        """The part of all input tokens that came from the cache, 0 to 1; None without input."""
+        """The fraction of all input tokens that came from the cache, from 0 to 1; None without input."""
         return self.cached_input_tokens / self.total_input_tokens if self.total_input_tokens else None
 
 
@@ -106,7 +106,7 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     """The attempts without an end."""
     retried: int
-    """The failed attempts after which the call went on."""
+    """The failed attempts after which the call continued."""
     total_input_tokens: int
     """Input tokens, as in `CostRow`."""
     output_tokens: int
@@ -125,11 +125,11 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds from the call's start to the first token."""
     tokens_per_second: Percentiles = Percentiles()
     """Output tokens over the time from the first token to the end, to a tenth. Only completed streamed attempts
-    count that have at least two output tokens and a usage that is not an estimate."""
+    count, with at least two output tokens and with usage that is not estimated."""
 
     @property
     def cache_hit_rate(self) -> float | None:
-        """The part of all input tokens that came from the cache, 0 to 1; None without input."""
+        """The fraction of all input tokens that came from the cache, from 0 to 1; None without input."""
         return self.cached_input_tokens / self.total_input_tokens if self.total_input_tokens else None
 
 
@@ -143,7 +143,7 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     """The failed attempts."""
     ended: int
-    """The attempts after which the call was over. The others were retried."""
+    """The attempts that ended the call. The others were retried."""
     calls: int
     """The calls that the attempts belong to."""
     first_us: int
@@ -192,7 +192,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     unknown: int = 0
     """The number of calls with unknown usage."""
     messages: int = 0
-    """The messages that are stored."""
+    """The number of stored messages."""
     resumable: bool = False
     """Whether the whole session is stored."""
     name: str | None = None
@@ -204,7 +204,7 @@ NOTHING_SAID = "its messages are not stored, although the model was called"
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session with its content, as far as stored."""
+    """A session with its stored content."""
 
     session_id: str
     """The id of the session."""
@@ -249,7 +249,7 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model as routed, ``provider:name``."""
     message_id: str = ""
-    """The id of the message that it is to be."""
+    """The id of the message that it will become."""
     session_id: str | None = None
     """The id of its session; None without one."""
     turn_id: str | None = None
@@ -276,7 +276,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that the job was created with."""
     certain: bool = True
-    """Whether it is known that the job is this part."""
+    """Whether the job certainly belongs to this part."""
     ended: bool = False
     """Whether all results of the part are counted."""
 
@@ -305,11 +305,11 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     submissions: Mapping[int, StoredSubmission] = {}
     """The parts that were sent, by their numbers."""
     status: str | None = None
-    """How the batch was last seen to stand."""
+    """The status of the batch at the last check."""
     succeeded: int = 0
-    """The number of requests that were answered, as it was last seen."""
+    """The number of answered requests at the last check."""
     failed: int = 0
-    """The number of requests that came to nothing, as it was last seen."""
+    """The number of failed requests at the last check."""
     completed: bool = False
     """Whether all results are counted."""
 
@@ -322,7 +322,7 @@ class CountedCall(msgspec.Struct, frozen=True):
     usage: TokenUsage | None
     """Its tokens; None if none are known."""
     error_type: str | None = None
-    """The class of the error that its last attempt ended in; None if it ended well."""
+    """The class of the error that ended its last attempt; None if it ended well."""
 
 
 # --- Sums for budgets ---
@@ -337,17 +337,17 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     None is one account for all.
     """
     value: str | None = None
-    """The only value that is wanted; None is every value."""
+    """The only value to count; None means every value."""
     since_us: int | None = None
     """The first moment that counts, in microseconds since the epoch; None is the start."""
     slot_us: int | None = None
     """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
     current: bool = False
-    """Whether the current costs count, and not those at call time."""
+    """Whether the current costs count, instead of the costs at call time."""
     imported: bool = False
     """Whether imported calls count."""
     run_id: str | None = None
-    """The only run whose calls count; None is every run."""
+    """The only run whose calls count; None means every run."""
 
 
 class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,7 +358,7 @@ class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """The number of the slot, from 0."""
     unknown: bool
-    """Whether these are the calls of unknown usage. They count with the amount reserved for them."""
+    """Whether these are the calls of unknown usage. They count at the amount reserved for them."""
     calls: int
     """The number of attempts."""
     nano_usd: int
@@ -373,14 +373,14 @@ class Spending(msgspec.Struct, frozen=True):
     rows: list[list[SpendingRow]]
     """The sums, a list for each query."""
     committed_seq: int
-    """The number of the last event of the asking run that the sums include."""
+    """The number of the last event of the caller's run that the sums include."""
 
 
 # --- Imports ---
 
 
 class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a file was read."""
+    """The reading position in an imported file."""
 
     source: str
     """The source that read it."""
@@ -397,9 +397,9 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
     line: int = 0
     """The number of lines in these bytes."""
     digest: str = ""
-    """A hash of the first and of the last of these bytes. A file with another one was rewritten."""
+    """A hash of the first and the last of these bytes. If it has changed, the file was rewritten."""
     state: str = ""
-    """The source's own state at that place."""
+    """The source's own state at that position."""
 
 
 class Revision(NamedTuple):
@@ -408,9 +408,9 @@ class Revision(NamedTuple):
     request_id: str
     """The call."""
     before: int | None
-    """The revision that the ledger had when the caller read it; None for a call that was not there."""
+    """The revision in the ledger when the caller read it; None for a new call."""
     after: int
-    """The revision that it gets."""
+    """The new revision."""
 
 
 class Imported(NamedTuple):

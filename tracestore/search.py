@@ -25,7 +25,7 @@ _AT_ONCE = 500
 
 
 class Index(Protocol):
-    """The part of an index that databases write differently."""
+    """The operations on an index that differ between databases."""
 
     def make(self, statements: Statements) -> None:
         """Make the index if there is none. The caller holds a transaction."""
@@ -33,7 +33,7 @@ class Index(Protocol):
 
     @property
     def missing(self) -> str:
-        """A condition on ``content AS c``: whether a body is not in the index yet."""
+        """A condition on ``content AS c``: the body is not in the index yet."""
         ...
 
     def put(self, statements: Statements, rows: Iterable[tuple[int, str]]) -> None:
@@ -46,7 +46,7 @@ class Index(Protocol):
         ...
 
     def matches(self, terms: Sequence[Term]) -> tuple[str, list[SqlValue]]:
-        """The condition for what fits, with its values. At least one term must be there."""
+        """The condition for matching messages, with its values. At least one term is required."""
         ...
 
 
@@ -63,7 +63,7 @@ async def search(database: Database, index: Index, where: SearchFilter) -> list[
 
 
 def _take_in(statements: Statements, index: Index) -> bool:
-    """Index some messages. False if there were none left."""
+    """Index some messages. Returns False if none were left."""
     rows = statements.run(
         f"""
         SELECT c.id, c.body FROM content AS c
@@ -143,11 +143,11 @@ _OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_OF_ITS_OWN}]|[^\W_{_OF_ITS_OWN}]+")
 _TERM = re.compile(r'(?P<no>-)?(?:"(?P<phrase>[^"]*)"?|(?P<word>[^\s"]+))')
 _LONGEST = 100
-"""The number of characters of a word that count. Data such as base64 is no words."""
+"""The number of characters of a word that count. Data such as base64 is not words."""
 
 
 class Term(NamedTuple):
-    """A part of a question: words that follow one another."""
+    """A part of a query: consecutive words."""
 
     words: tuple[str, ...]
     begins: bool = False
@@ -163,7 +163,7 @@ def words_of(text: str) -> list[str]:
 
 
 def terms_of(question: str) -> tuple[Term, ...]:
-    """The terms of a question. A text without words has none."""
+    """The terms of a query. A text without words has none."""
     return tuple(_terms(question))
 
 

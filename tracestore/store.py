@@ -46,7 +46,7 @@ class Opening(Protocol):
     def path(self) -> Path:
         """The store's place on this machine.
 
-        A writer spills events to files next to it while the store can't take them.
+        While the store fails, a writer spills events to files next to it.
         """
         ...
 
@@ -87,8 +87,8 @@ class Writing(Protocol):
     def hold_run(self, run_id: str) -> None:
         """Mark a run as alive until the store is closed or the process dies.
 
-        A process does this before it writes events of calls that are still running. A run that no process holds
-        counts as lost when the next writer starts. After StoreUnavailable, the next `write` marks it again.
+        A process does this before it writes events of calls in progress. A run that no process holds counts as
+        lost when the next writer starts. After StoreUnavailable, the next `write` marks it again.
         """
         ...
 
@@ -120,7 +120,7 @@ class Writing(Protocol):
         ...
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
-        """A block that excludes all other users of this trace under the same name, in this process or another.
+        """A context that excludes all other users of this trace under the same name, in any process.
 
         It waits for its turn without a time limit. A process that dies releases the block.
 
@@ -134,7 +134,7 @@ class Importing(Protocol):
     """Calls that other programs recorded."""
 
     async def imported_calls(self, request_ids: Sequence[str]) -> dict[str, Imported]:
-        """The calls of these that were imported before, pruned ones included."""
+        """The given calls that were imported before, including pruned ones."""
         ...
 
     async def imported_files(self, source: str) -> dict[str, ImportedFile]:
@@ -144,15 +144,15 @@ class Importing(Protocol):
     async def write_import(
         self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
     ) -> bool:
-        """Store imported calls, and how far their files were read, in one transaction.
+        """Store imported calls, and the reading positions in their files, in one transaction.
 
         Args:
             envelopes: The events of the calls, as for `write`.
-            revisions: The new revision of each call, beside the one that `imported_calls` gave.
-            files: The files, as far as they were read.
+            revisions: The new revision of each call, with the one that `imported_calls` returned.
+            files: The files with their reading positions.
 
         Returns:
-            False if another importer wrote one of these calls meanwhile. Nothing is written then.
+            False if another importer has written one of these calls since. Then nothing is written.
         """
         ...
 
@@ -167,8 +167,8 @@ class Queries(Protocol):
 
         Args:
             where: A filter for the calls.
-            limit: The number of attempts at most. None is all of them.
-            under: The price version for `CallRow.cost`. None is the current one.
+            limit: The largest number of attempts. None means all of them.
+            under: The price version for `CallRow.cost`. None means the current one.
         """
         ...
 
@@ -178,10 +178,10 @@ class Queries(Protocol):
         """Attempts of calls in the order in which they were first stored, for reading all of them in pages.
 
         Args:
-            call_id: The number behind which to go on: 0 at first, and then the last row's `call_id`. The end is
-                where no rows come.
+            call_id: The number after which to continue: 0 at first, and then the last row's `call_id`. At the end
+                no rows are returned.
             where: A filter for the calls.
-            limit: The number of attempts at most.
+            limit: The largest number of attempts.
             under: The price version, as in `calls`.
         """
         ...
@@ -200,7 +200,7 @@ class Queries(Protocol):
     ) -> list[Envelope]:
         """Stored events in the order in which they were committed.
 
-        An event of an unknown topic comes as an `UnknownEvent`.
+        An event of an unknown topic is an `UnknownEvent`.
 
         Args:
             run_id: The run of the events.
@@ -208,9 +208,9 @@ class Queries(Protocol):
             request_id: The request of the events.
             topic: One topic, or a family such as ``llm.*``.
             since: The first moment.
-            until: The moment before which the events lie.
-            after_id: The number in the trace behind which the events lie.
-            limit: The number of events at most. None is all of them.
+            until: The moment before which the events happened.
+            after_id: The number in the trace after which to start.
+            limit: The largest number of events. None means all of them.
         """
         ...
 
@@ -226,9 +226,9 @@ class Queries(Protocol):
         after_id: int = 0,
         limit: int | None = 1000,
     ) -> list[tuple[int, Envelope]]:
-        """The same as `events()`, each event with its number in the trace.
+        """Like `events()`, each event with its number in the trace.
 
-        At most `limit` events come. Pass the last number as `after_id` to read on.
+        At most `limit` events are returned. Pass the last number as `after_id` to continue.
         """
         ...
 
@@ -238,7 +238,7 @@ class Queries(Protocol):
         Args:
             run_id: The run.
             after_seq: The number.
-            limit: The number of events at most.
+            limit: The largest number of events.
         """
         ...
 
@@ -246,7 +246,7 @@ class Queries(Protocol):
         """The highest committed `seq` of each run, by the names of the runs.
 
         Args:
-            since: A moment. Runs that had ended before it may be left out.
+            since: A moment. Runs that ended before it may be left out.
         """
         ...
 
@@ -263,9 +263,8 @@ class Queries(Protocol):
 
         Args:
             session_id: A session; None is all, and calls without one.
-            owned: Whether the session belongs to the caller. Then the store doesn't check that the process has
-                ended,
-                which a cluster may detect late.
+            owned: Whether the session belongs to the caller. If so, the store doesn't check that the process has
+                ended, because a cluster may detect that late.
         """
         ...
 
@@ -289,17 +288,17 @@ class Queries(Protocol):
         limit: int = 1000,
         seconds: float = 10.0,
     ) -> SqlResult:
-        """The rows of one SQL statement, which can only read. Writers don't wait for it.
+        """The rows of one read-only SQL statement. Writers don't wait for it.
 
         Args:
             statement: The statement, in the SQL of the database.
             parameters: The values of its parameters.
-            limit: The number of rows at most.
-            seconds: The time that it may take.
+            limit: The largest number of rows.
+            seconds: The time limit.
 
         Raises:
-            StoreError: The statement does anything but read, or is out of time.
-            ValueError: The limit is negative, or there is no time at all.
+            StoreError: The statement doesn't only read, or takes too long.
+            ValueError: The limit is negative, or the time limit is not positive.
         """
         ...
 
@@ -317,7 +316,7 @@ class Statistics(Protocol):
         Args:
             where: The calls that are summed.
             by: The dimensions. ``()`` gives one total.
-            under: The price version for the costs. None is the current one.
+            under: The price version for the costs. None means the current one.
 
         Raises:
             ValueError: The dimension is unknown.
@@ -361,7 +360,7 @@ class Sessions(Protocol):
 
         Args:
             limit: The largest number of them; None is all.
-            tags: Tags that they have, all of them.
+            tags: Tags that they must all have.
         """
         ...
 
@@ -384,14 +383,14 @@ class Sessions(Protocol):
         it writes; a search without words only reads. Deleted content is removed from the index.
 
         Raises:
-            StoreError: There is no word to look for, or the database has no search for texts.
+            StoreError: The text has no word, or the database has no text search.
         """
         ...
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
         """Make a run the owner of a stored session.
 
-        Later messages of any other run are kept apart.
+        Later messages of any other run are stored separately.
 
         Args:
             session_id: The session.
@@ -431,10 +430,10 @@ class Sessions(Protocol):
 
         Events, costs and tags stay. The names of sessions, the texts of errors and the names of tools are erased.
         Older sessions can no longer be resumed. The bytes are overwritten. As with a deleted session, the
-        deletion reaches a shared store and lasts there.
+        deletion also reaches a shared store.
 
         Returns:
-            The number of bodies that went.
+            The number of deleted bodies.
         """
         ...
 
@@ -462,7 +461,7 @@ class Repricing(Protocol):
             table: A table, or the version of a table in this store.
             where: The calls to reprice.
             dry_run: Whether only to report.
-            as_model: A ``provider:name`` to price every call as. Nothing is kept then.
+            as_model: A ``provider:name`` to price every call as. Then nothing is stored.
             by_session: Whether to compare sessions, too.
             progress: Called between chunks with the number of calls that are done, and of all calls.
 
@@ -474,7 +473,7 @@ class Repricing(Protocol):
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        """Continue an interrupted repricing. The report covers the whole of it.
+        """Continue an interrupted repricing. The report covers the whole repricing.
 
         Args:
             run_id: The number of the repricing, see `reprice_runs`. None takes the latest.
@@ -494,7 +493,7 @@ class Repricing(Protocol):
         ...
 
     async def use_prices(self, version: str | None) -> None:
-        """Choose the current costs: those of an earlier repricing, or (None) those at call time.
+        """Choose the current costs: the costs of an earlier repricing, or with None the costs at call time.
 
         Raises:
             StoreError: The store has no such version.
@@ -532,8 +531,8 @@ class Upkeep(Protocol):
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         """The faults that the database reports of itself; empty if there are none.
 
-        It may read everything, and blocks this connection meanwhile. For a store in use, open a second store that
-        only reads.
+        It may read everything, and blocks this connection until it ends. For a store in use, open a second store
+        that only reads.
 
         Raises:
             TimeoutError: The time in `seconds` was not enough.
@@ -541,11 +540,11 @@ class Upkeep(Protocol):
         ...
 
     async def condition(self) -> StoreCondition:
-        """The runs, living and lost, the files that dead writers left to be adopted, and the size of the trace."""
+        """The running and lost runs, the files that dead writers left for adoption, and the size of the trace."""
         ...
 
     async def journal_mode(self) -> str:
-        """``wal``, unless the trace is where there can be no such log, for instance on a network share."""
+        """``wal``, unless the place of the trace doesn't support such a log, for example a network share."""
         ...
 
     async def prune(
@@ -562,8 +561,8 @@ class Upkeep(Protocol):
         An interrupted pruning has deleted a part; the next one deletes the rest.
 
         Args:
-            before: The moment before which calls ended, and events happened, that are deleted.
-            max_bytes: The size in use, down to which the oldest rows of the rest are deleted.
+            before: Calls that ended, and events that happened, before this moment are deleted.
+            max_bytes: The size in use. The oldest remaining rows are deleted until the trace is no larger.
             dry_run: Whether only to count. For `max_bytes` the count is an estimate.
             vacuum: Whether to rewrite the file afterwards, which makes writers wait.
             progress: Called after every step with the counts so far.
@@ -589,7 +588,7 @@ class Upkeep(Protocol):
 class Store(Opening, Writing, Importing, Queries, Statistics, Sessions, Repricing, Upkeep, Protocol):
     """A trace: the events of calls and sessions, and the tables that are derived from them.
 
-    Events are the truth and append-only. Everything else is derived from them in the same transaction, so the two
-    never disagree. Events are stored without content: of an appended message they keep position, role and id.
-    Captured content is stored in its own tables. A store belongs to one event loop.
+    Events are the source of truth and append-only. Everything else is derived from them in the same transaction,
+    so both always agree. Events are stored without content: an appended message has only its position, role and
+    id. Captured content is stored in its own tables. A store belongs to one event loop.
     """

@@ -1,4 +1,4 @@
-"""The questions of the checks and their answers, and the invariants of a stream."""
+"""The requests of the checks and their answers, and the invariants of a stream."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_stream(events: Sequence[StreamEvent]) -> MessageComplete:
 
 
 def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
-    """`message.start` is first, `message.complete` last, each there once, and all are of one message."""
+    """`message.start` is first, `message.complete` is last, each occurs once, and all belong to one message."""
     require(events, "the stream has no events")
     first, *middle, last = events
     if not isinstance(first, MessageStart):
@@ -204,12 +204,12 @@ PATIENCE_SECONDS = 30.0
 """The virtual time in seconds within which a cancelled call or a closed adapter must end."""
 
 SOON = RetryPolicy(base_delay=0.01, jitter=False)
-"""For attempts with unchecked waits."""
+"""The retry policy for attempts with unchecked waits."""
 
 
 @contextmanager
 def within(what: str, seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Fail with the name of the step if it takes longer than the limit in seconds."""
+    """Fail with the name of the step if it takes longer than a number of seconds."""
     with anyio.move_on_after(seconds) as scope:
         yield
     if scope.cancelled_caught:

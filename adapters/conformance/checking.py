@@ -15,7 +15,7 @@ LIMIT_SECONDS = 3600.0
 """Virtual seconds after which a waiting check counts as hanging."""
 
 REAL_LIMIT_SECONDS = 60.0
-"""The same for a kit on real time."""
+"""Real seconds after which a check of a kit on real time counts as hanging."""
 
 Body: TypeAlias = Callable[[Kit], Awaitable[None]]
 
@@ -45,7 +45,7 @@ class Outcome:
     result: Literal["passed", "failed", "skipped"]
     """The result."""
     reason: str = ""
-    """The reason why it was skipped, or the behaviour found instead."""
+    """The reason why it was skipped, or the behaviour that was found instead."""
     error: BaseException | None = field(default=None, repr=False)
     """The exception of a check that failed."""
 

@@ -26,7 +26,7 @@ from .kit import CALLS, KEY, Fails, FakeClock, Kit, NotShown, Says, Scene, Silen
 # --- A scripted network ---
 
 HANG = float("inf")
-"""A wait that never ends, as a step of a `FakeReply`."""
+"""A wait without end, as a step of a `FakeReply`."""
 
 Step: TypeAlias = "bytes | float | Exception"
 """A step of a body: a piece of it, a wait in seconds (HANG: for ever), or an error to raise."""

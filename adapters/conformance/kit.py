@@ -1,4 +1,4 @@
-"""The kit of an adapter: how checks make it and control its provider.
+"""The kit of an adapter, with which checks create the adapter and control its provider.
 
 A check puts *scenes* on a *stage*. Each scene is the provider's answer to one request, in order. For an adapter
 over HTTP, `HttpKit` turns scenes into replies of its protocol. An adapter without HTTP brings its own `Kit`.
@@ -69,9 +69,9 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop on virtual time, starting at 0. Not for sockets.
 
-    While a thread works for it, no time passes, so that thread must not wait for a timer of the loop. This covers
-    the threads of anyio, of executors, of aiosqlite and of plain tools. The loop can't detect other threads, so it
-    raises RuntimeError when one calls it.
+    While a thread works for the loop, no time passes. So that thread must not wait for a timer of the loop. This
+    covers the threads of anyio, of executors, of aiosqlite and of plain tools. The loop can't detect other
+    threads, so it raises RuntimeError when one calls it.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return bool(self._awaited or borrowed)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future. Time stops while a thread is to settle it."""
+        """A future. If a thread will settle it, time stops until then."""
         future = super().create_future()
         if _works_in_threads(sys._getframe(1).f_globals):
             self._awaited.add(future)
@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call a function soon. For a thread that the loop can't track, it raises RuntimeError."""
+        """Call a function soon. Raises RuntimeError in a thread that the loop can't track."""
         caller = threading.current_thread()
         known = caller.name == "AnyIO worker thread" or _works_in_threads(getattr(callback, "__globals__", {}))
         if self.is_running() and not (known or self._ending or _runs_here(self)):
@@ -134,7 +134,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def _works_in_threads(module: Mapping[str, object]) -> bool:
     """Whether a module makes a future for a thread's work, and settles it by its own function.
 
-    Our own modules are marked.
+    Callboard's own modules are marked.
 
     Args:
         module: The module's names.
@@ -416,7 +416,7 @@ class Kit(ABC):
 
     @asynccontextmanager
     async def stage_or_none(self, *scenes: Scene, **config: object) -> AsyncIterator[Stage | None]:
-        """The same as `stage`, with None in place of the stage if the provider can't play a scene."""
+        """Like `stage`, with None in place of the stage if the provider can't play a scene."""
         async with AsyncExitStack() as stack:
             try:
                 at = await stack.enter_async_context(self.stage(*scenes, **config))

@@ -68,7 +68,7 @@ class HttpAdapter:
     Args:
         config: How to reach the provider.
         name: The provider's name before the colon of a model's name; defaults to the wire's own. Providers that
-            share a protocol need a name each.
+            share a protocol need different names.
         transport: Replaces the network, for recordings and tests.
         clock: The clock of times and of randomness.
 

@@ -1,12 +1,11 @@
 """Attempts of one HTTP request: time limits, retries, keys and cancellation.
 
-    attempting    an attempt was reported, and is sent or read
-    waiting       the attempt has failed, and the time until the next one passes
-    ended         there are no more waits: a reply arrived, the last attempt failed, or the reader left
-    draining      the request was cancelled, and its reply is read further for its usage
+    attempting an attempt was reported, and is sent or read waiting the attempt has failed, and the time until the
+    next one passes ended there are no more waits: a reply arrived, the last attempt failed, or the reader left
+    draining the request was cancelled, and its reply is read further for its usage
 
-Each wait runs under a cancel scope of its own. No scope is held across a `yield`, so a reader may leave at any
-point. This module is independent of requests and replies: `call` and `operations` add those.
+Each wait has its own cancel scope. No scope is held across a `yield`, so a reader may leave at any point. This
+module is independent of requests and replies: `call` and `operations` add those.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _ESTIMATED = UsageSource.ESTIMATED
 class Limit(NamedTuple):
     seconds: float
     of: float
-    """Seconds of the whole limit, if this wait is its last part."""
+    """Seconds of the whole limit, if this wait is the last part of it."""
 
 
 class HttpAttempts:
@@ -226,7 +225,8 @@ class HttpAttempts:
     def move_on(self, now: float, limit: Limit) -> None:
         """Restart the limit of the current `wait`, because a part has arrived.
 
-        A part that is already there needs no wait, so this raises the same errors as `wait` when time is up.
+        A part that has already arrived needs no wait. So this raises the same errors as `wait` when the time is
+        up.
         """
         if self._moving is not None and self._deadline is not None:
             if now >= self._deadline:
@@ -307,7 +307,7 @@ class HttpAttempts:
         return self._key.name
 
     def key_was_taken(self) -> None:
-        """Note that the provider accepted the key of the current attempt."""
+        """Record that the provider accepted the key of the current attempt."""
         if self._key.name is not None:
             self.client.keys.rests.taken(self._key.name, self._terms.wire_model)
 
@@ -336,7 +336,7 @@ class HttpAttempts:
         mask_error(error, self.client.secrets)
 
     def _out_of_time_error(self) -> AdapterError:
-        """The error at the end of the call's time, or of its drain if the call was cancelled."""
+        """The error at the end of the call's time. After a cancellation, the error at the end of its drain."""
         if self.cancelled:
             return self._cancelled_error()
         said = f"{self.client.name}: the call took longer than {self.timeout_seconds:g} s"
@@ -438,7 +438,7 @@ def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
 
 
 def came_to_nothing(error: AdapterError) -> bool:
-    """Whether the provider certainly did not run a request that ended so."""
+    """Whether the provider certainly did not run a request that ended with this error."""
     status = error.provider_status
     if isinstance(error, NetworkError) and error.before_sending:
         return True

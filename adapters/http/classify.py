@@ -36,7 +36,7 @@ from .retry import duration_seconds, reset_seconds, retry_after_seconds
 # --- Google's error details ---
 
 USED_UP = "QUOTA_USED_UP"
-"""Our own code for a quota that is not refilled within a minute: a daily one, or one of zero."""
+"""Callboard's code for a quota that is not refilled within a minute: a daily quota, or a quota of zero."""
 
 _NO_LIMIT_LEFT = re.compile(r"\blimit: 0\b")
 
@@ -122,7 +122,7 @@ COMMON_CODES: Mapping[str, ErrorType] = {
 _WEAK_CODES = frozenset(
     {"invalid_request_error", "api_error", "server_error", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
 )
-"""Types so general that a specific message or status overrides them."""
+"""General types that a specific message or status overrides."""
 
 _PAYMENT_REQUIRED = 402
 _STATUS: Mapping[int, ErrorType] = {

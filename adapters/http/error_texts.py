@@ -1,4 +1,4 @@
-"""The words and codes of servers' errors, from `adapters/servers/words.json`.
+"""The phrases and codes of servers' errors, from `adapters/servers/words.json`.
 
 A row has the meaning of an error and a sign of it: a code, or a regular expression of the message. All wires use
 this table, which is loaded with the first error. Words are weaker evidence than codes, except for `certain` rows:
@@ -56,7 +56,7 @@ _STATUSES: Mapping[Meaning, frozenset[int | None] | None] = {
     "model": frozenset({None, 400}),
     "media": frozenset({None, 500}),
 }
-"""The HTTP statuses with which words count; None for any. In a set, None is an error inside a stream."""
+"""The HTTP statuses for which words count; None for any status. In a set, None is an error inside a stream."""
 
 
 class WordRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -181,7 +181,7 @@ def not_of_protocol(
 
 
 def is_page(headers: Mapping[str, str]) -> bool:
-    """Whether a reply is a page for people, or no text."""
+    """Whether a reply is a page for people, or not text."""
     return content_type(headers).startswith(
         ("text/html", "application/xhtml", "text/xml", "application/xml", "image/")
     )
@@ -197,7 +197,7 @@ def is_foreign(body: bytes, kind: str) -> bool:
 
 
 def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> str:
-    """The origin of a reply in words, for an error's text. Empty if it is obviously the provider."""
+    """The origin of a reply, for an error's text. Empty if it is obviously the provider."""
     if 300 <= status < 400:
         target = headers.get("location", "")
         where = f"to {place(target)}" if target else "without a target"

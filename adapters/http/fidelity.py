@@ -1,13 +1,13 @@
 """A client's own request, sent as the client wrote it, and the provider's own reply to it.
 
-If a gateway's client and the provider share a protocol, nothing is lost: the body is sent as it came, and the
-events of the reply are passed on as they came. The canonical request and reply exist beside them, for the trace
-and the price. `WireRequest` has the rules.
+If a gateway's client and the provider share a protocol, nothing is lost: the body is sent unchanged, and the
+events of the reply are passed on unchanged. The canonical request and reply exist as well, for the trace and the
+price. `WireRequest` has the rules.
 
 The adapter changes these parts of a body, and no others:
 
 * ``model``: the model's name at the provider. Gemini has it in the path.
-* ``stream``: set to the call's own. Chat's ``stream_options`` go away if the call is not streamed.
+* ``stream``: set to the call's own. Chat's ``stream_options`` are removed if the call is not streamed.
 * ``stream_options.include_usage`` of a streamed Chat request, if the server supports it. Without it no usage is
   reported. The event that is sent only because of it is not passed on.
 
@@ -50,7 +50,7 @@ def client_body(sent: WireRequest, model: str, *, stream: bool) -> JsonObject:
 
 
 def client_headers(sent: WireRequest, own: Mapping[str, str] = {}) -> dict[str, str]:
-    """The client's headers that go to the provider, in lower case. They replace the adapter's `own`."""
+    """The client's headers that are sent to the provider, in lower case. They replace the adapter's `own`."""
     given = {name.lower(): value for name, value in sent.headers.items()}
     return {**own, **{name: value for name, value in given.items() if name not in _NOT_PASSED_ON}}
 
@@ -63,7 +63,8 @@ class EventRelay:
     Args:
         receiver: Gets each event.
         secrets: Returns the secret parts of the keys, which are masked.
-        hides: Whether an event is there only because the adapter asked for it; None if it asked for nothing.
+        hides: Whether an event is sent only because the adapter requested it; None if the adapter requested
+            nothing.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class EventRelay:
         self._take((b"", body))
 
     def forwarding(self, decoder: BodyDecoder, repeats: Callable[[bytes], bool]) -> BodyDecoder:
-        """A decoder that passes its events on, unless they repeat what another connection brought."""
+        """A decoder that passes its events on, except those that another connection delivered already."""
         return _ForwardingDecoder(decoder, self, repeats)
 
     def event(self, event: SseEvent) -> None:

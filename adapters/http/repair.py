@@ -5,7 +5,7 @@ There are four kinds. Each happens at most once in a call:
 - ``signature``: the provider refuses reasoning (its signature, encryption or conversation). It is removed.
 - ``parameter``: the error names one unsupported parameter. It is removed.
 - ``output_limit``: the requested reply is too long. The limit in the error is used.
-- ``tool_pairs``: a tool call or its result is refused. The exchange is written in words.
+- ``tool_pairs``: a tool call or its result is refused. The exchange is written as text.
 
 An error may quote a user. So a rule must match the whole message, and the parameter must be in the request and
 must not affect its meaning.
@@ -57,7 +57,7 @@ class Edit(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """The change in words, after "provider refused the request"."""
+        """The change as text, to follow "provider refused the request"."""
         said = ".".join(self.path)
         if self.rename is not None:
             return f"{said} was renamed to {self.rename}"
@@ -67,7 +67,7 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 def protocol_objects(value: Json) -> Iterator[JsonObject]:
-    """All objects of the protocol in a body, without the host's own (schemas, and arguments of tools)."""
+    """All objects of the protocol in a body, without objects of the host (schemas, and arguments of tools)."""
     if isinstance(value, dict):
         yield value
         for name, inner in value.items():
@@ -155,7 +155,7 @@ class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
     """Error codes that refuse reasoning."""
     parameters: tuple[Refusal, ...] = ()
     parameter_codes: frozenset[str] = frozenset()
-    """Error codes with the refused parameter in a field of its own."""
+    """Error codes for which the refused parameter has its own field."""
     pairs: tuple[str, ...] = ()
     """Patterns of messages about tool calls without results, or results without calls.
 
@@ -303,7 +303,7 @@ def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> I
 
 
 def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> Edit | None:
-    """The edit of a parameter by the provider's name for it; None if it must stay or is missing."""
+    """The edit of a parameter, by the provider's name for it; None if it is essential or missing."""
     keys = tuple(key for key in re.split(r"[^A-Za-z0-9_]+", name) if key)
     if not keys:
         return None
@@ -368,8 +368,8 @@ def _with_told_tools(
     rules: RepairRules,
     provider: str,
 ) -> Repair | None:
-    """The request with exchanges of tools in words: those in the error, or all. No exchange is lost, and no tool
-    runs again.
+    """The request with exchanges of tools as text: those named in the error, or all. No exchange is lost, and no
+    tool runs again.
     """
     match = _matched(rules.pairs, messages)
     if match is None:

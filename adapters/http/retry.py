@@ -161,7 +161,7 @@ def _unit_seconds(unit: str) -> float:
 
 
 def number_of(text: str | None) -> float | None:
-    """A finite number that isn't negative; None for anything else."""
+    """The value, if it is a finite number that isn't negative; otherwise None."""
     try:
         value = float(text) if text is not None else math.nan
     except ValueError:
@@ -195,7 +195,7 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
 
 
 def _limit(text: str | None) -> int | None:
-    """A limit. Some gateways write -1 for none."""
+    """A limit. Some gateways write -1 if there is none."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
@@ -270,7 +270,7 @@ USUAL_POLLING = PollPolicy()
 
 
 def is_passing(error: AdapterError) -> bool:
-    """Whether an error of a poll concerns only the poll, not the job."""
+    """Whether the error of a poll affects only the poll, not the job."""
     return error.retryable or isinstance(error, NetworkError | ServerError | RateLimitError)
 
 

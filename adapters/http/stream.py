@@ -8,8 +8,8 @@
     ended        the remaining events are delivered, then the failure if there is one
 
 An attempt that fails before its first event is repeated. After it, another attempt may continue the text, if the
-caller wants that. Otherwise the message is completed as an error, and the exception is raised. There is no task
-behind the stream: `__anext__` reads inline.
+caller requests that. Otherwise the message is completed as an error, and the exception is raised. There is no
+task behind the stream: `__anext__` reads inline.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ KEPT_ALIVE = 5
 """The number of limits that may pass without an event while comments and pings arrive."""
 
 SLOW_MACHINE_SECONDS = 300.0
-"""Seconds of silence allowed for a local model: a CPU reads slowly, and weights may have to be loaded first."""
+"""Seconds of silence allowed for a local model, because a CPU reads slowly, and weights may have to be loaded
+first.
+"""
 
 
 class EventWait:
-    """The time that a stream may take to its next event. It is pure: each reported wait limits the next one.
+    """The time that a stream may take to its next event. Pure: each reported wait limits the next one.
 
     Args:
         limit: Seconds without any data.
@@ -243,7 +245,7 @@ class HttpStream:
             self._note_wait(current_time() - began)
 
     async def _read_all(self, reply: HttpReply, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
-        """Read to the end under one moving time limit, which costs less than one for each piece."""
+        """Read to the end under one moving time limit. This costs less than a limit for each piece."""
         call, clock = self._call, time_source()
         began = clock()
         while True:

@@ -40,7 +40,10 @@ from .error_texts import not_of_protocol, origin
 from .repair import Repair, RepairRules, find_repair
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]
-"""Sends the server a question outside of calls, with a limit in seconds. None if no JSON arrives; never raises."""
+"""Sends the server a query outside of calls, with a limit in seconds.
+
+Returns None if no JSON arrives; never raises.
+"""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -68,7 +71,7 @@ class OtherWires(NamedTuple):
 class ChatWire(ABC):
     """One provider's protocol for conversations. Implement four functions; the others have defaults.
 
-    No function waits. A wire may remember the server's answers about its models.
+    No function waits. A wire may cache the server's answers about its models.
     """
 
     default_name: str
@@ -94,7 +97,7 @@ class ChatWire(ABC):
     emulates_tools: bool = False
     """Whether tools are emulated by constrained output; `write_request` then gets requests without tools."""
     client_protocol: str = ""
-    """The `WireRequest.protocol` of bodies that this wire sends as they are; empty for none."""
+    """The `WireRequest.protocol` of bodies that this wire sends unchanged; empty for none."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -135,7 +138,7 @@ class ChatWire(ABC):
         raise NotImplementedError
 
     def hides(self, sent: WireRequest, *, stream: bool) -> Callable[[bytes], bool] | None:
-        """Whether an event is sent only because `write_as_sent` asked for it; None if it asked for nothing."""
+        """Whether an event is sent only because `write_as_sent` requested it; None if nothing was requested."""
         return None
 
     @abstractmethod
@@ -238,10 +241,10 @@ class RunningCall(Protocol):
 
 
 class RunningCalls:
-    """A register that keeps no call alive, so that a stream dropped by its reader is freed.
+    """A register that keeps no call alive. So a stream that its reader dropped is freed.
 
-    Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which costs
-    more than the rest of the call here.
+    Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which would
+    cost more than the rest of the call's registration.
     """
 
     def __init__(self) -> None:
@@ -260,7 +263,7 @@ class RunningCalls:
         self._calls[request_id] = ref(call)
 
     def get(self, request_id: str) -> RunningCall | None:
-        """The call of an id, also if it has ended; None if it was freed."""
+        """The call with an id, even if it has ended; None if it was freed."""
         entry = self._calls.get(request_id)
         return None if entry is None else entry()
 
@@ -289,7 +292,7 @@ class HttpClient:
         return self.keys.secrets
 
     def is_own(self, request: HttpRequest) -> bool:
-        """Whether a request uses our own connections."""
+        """Whether a request uses Callboard's own connections."""
         return isinstance(self.transport, HttpTransport) and self.transport.is_own(request.url)
 
     def request(
@@ -328,7 +331,8 @@ class HttpClient:
     def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> AdapterError:
         """The exception for a reply that does not follow the protocol.
 
-        Some servers send an error in another protocol's form, with status 200. Then it is that error.
+        Some servers send an error in another protocol's form, with status 200. Then the exception is of that
+        error.
         """
         error = find_error(body)
         if error is not None:
@@ -336,7 +340,7 @@ class HttpClient:
         return not_of_protocol(self.name, body, headers, self.wire.base_url, why)
 
     async def look_up(self, call: WireCall, seconds: float) -> Json:
-        """The server's JSON answer to a question outside of calls, which is sent once.
+        """The server's JSON answer to a query outside of calls, which is sent once.
 
         Returns None if no JSON arrives within `seconds`, or after an error. Raises only cancellation.
         """
@@ -355,7 +359,8 @@ class HttpClient:
         return self.wire.rate_limit(masked_headers(headers, self.secrets))
 
     async def health_check(self) -> AdapterHealth:
-        """Check with one GET that the provider answers and accepts the key. It is repeated only with a new key.
+        """Check with one GET that the provider answers and accepts the key. The GET is repeated only with a new
+        key.
 
         The GET takes at most 5 seconds, or the timeout of a call if shorter. A server without that page is
         reachable. Raises only cancellation.

@@ -50,7 +50,7 @@ QUESTION_SECONDS = 30.0
 """The time limit of a request about a job, in seconds."""
 
 CLOCKS_APART = 60
-"""The most seconds that the provider's clock may be behind ours."""
+"""The most seconds by which the provider's clock may be slow."""
 
 _LOOKS = 3
 """The number of searches for an unconfirmed job. Each follows a retry's wait."""
@@ -116,7 +116,7 @@ class HttpJobs:
         return found
 
     def _question(self, model: str, key: str | None) -> CallRequest:
-        """A request about a job, with the key that created it."""
+        """A request about a job, with the key that created the job."""
         client = self._client
         return CallRequest(
             request_id=client.clock.new_id("req"),

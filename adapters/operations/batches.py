@@ -1,8 +1,8 @@
 """Batches over HTTP: jobs and their results.
 
-creating    the requests are uploaded, if the provider wants a file, and the job is requested once
-searching   the answer was lost; the provider's list is searched for a job with our mark
-reading     the results arrive line by line; after a break the download restarts and keeps earlier lines
+creating the requests are uploaded, if the provider wants a file, and the job is requested once searching the
+answer was lost; the provider's list is searched for a job with the caller's mark reading the results arrive line
+by line; after a break the download restarts and keeps earlier lines
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ class HttpBatches(HttpJobs):
     async def _listed(
         self, attempts: HttpAttempts, mark: str, count: int, since: int, known: set[str]
     ) -> BatchJob | None:
-        """The job in the provider's list that may be ours. Raises OutcomeUnknownError if there are several."""
+        """The job in the provider's list that may be the caller's.
+
+        Raises OutcomeUnknownError if there are several.
+        """
         wire, provider = self.wire, self._client.name
         question: WireCall | None = wire.latest(mark, since - CLOCKS_APART)
         candidates: list[BatchJob] = []
@@ -334,7 +337,7 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
 
 
 def unanswered(job: BatchJob, *, short: bool = False) -> AdapterError:
-    """The error of a request that is missing in the results."""
+    """The error for a request that is missing in the results."""
     match job.status:
         case "cancelled" if not short:
             return cancelled_item(job.provider)

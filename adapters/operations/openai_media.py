@@ -89,7 +89,7 @@ _decode_images = msgspec.json.Decoder(_Reply).decode
 
 
 def is_image_model(model: str) -> bool:
-    """Whether a model is of this API, by OpenAI's own names."""
+    """Whether a model belongs to this API, by OpenAI's own names."""
     return re.match(r"(?:gpt-image|chatgpt-image|dall-e)-", model) is not None
 
 

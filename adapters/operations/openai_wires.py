@@ -64,10 +64,13 @@ _MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
         ),
     ),
 )
-"""By a regular expression for the model's name, on any server."""
+"""The limits of models, by a regular expression for the model's name on any server."""
 
 UNKNOWN_MAX_INPUTS = 256
-"""For servers without a known limit. A server with a lower one refuses the request, which is then split in two."""
+"""The largest number of texts for servers without a known limit.
+
+If a server with a lower limit refuses the request, it is split in two.
+"""
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -214,7 +217,7 @@ class ByType(msgspec.Struct, gc=False):
 
 
 MARK = "callboard_batch"
-"""The key of our mark in a job's metadata."""
+"""The key of the caller's mark in a job's metadata."""
 
 _EXPIRED = "batch_expired"
 
@@ -234,7 +237,7 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a wire about files, and about one job by its id."""
+    """The part of a wire for files, and for one job by its id."""
 
     JOBS: ClassVar[str]
     """The path of the jobs, below `path`."""
@@ -281,7 +284,7 @@ def places(output: str | None, error: str | None) -> dict[str, str]:
 
 
 def mark_of(metadata: Mapping[str, Json] | None) -> str | None:
-    """Our mark of a job; None if it has none."""
+    """The caller's mark of a job; None if it has none."""
     mark = (metadata or {}).get(MARK)
     return mark if isinstance(mark, str) else None
 

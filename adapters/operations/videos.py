@@ -82,7 +82,9 @@ class HttpVideos(HttpJobs):
     async def _listed(
         self, attempts: HttpAttempts, listing: WireCall, request: VideoRequest, began: int
     ) -> VideoJob | None:
-        """The job in the provider's list that was created since, has the same terms, and was not returned here."""
+        """The job in the provider's list that was created since then, has the same terms, and was not returned
+        here.
+        """
         wire, name = self.wire, self._client.name
         jobs, _ = await fetch(attempts, listing, lambda body, headers: wire.read_latest(body, name, request))
         found = [

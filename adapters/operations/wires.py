@@ -48,7 +48,7 @@ class BatchLine(NamedTuple):
 
     id: str
     reply: bytes | None = None
-    """The body that the request would have had as its reply alone."""
+    """The body of the reply that the request would have had alone."""
     error: AdapterError | None = None
 
 
@@ -70,7 +70,7 @@ class BatchWire(Protocol):
 
     @property
     def marks(self) -> bool:
-        """Whether jobs have the caller's mark."""
+        """Whether the provider stores the caller's mark with jobs."""
         ...
 
     @property
@@ -135,7 +135,7 @@ _decode_upload = msgspec.json.Decoder(_Upload).decode
 
 
 def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
-    """The number of requests in each job, for the fewest jobs in order. Pure."""
+    """The number of requests in each job, so that there are as few jobs as possible. Pure."""
     counts: list[int] = []
     room = 0
     for size in sizes:
@@ -165,7 +165,7 @@ def error_of_item(
 
 
 def cancelled_item(provider: str) -> AdapterError:
-    """The error of a request left unanswered by its job's cancellation."""
+    """The error of a request that has no answer because its job was cancelled."""
     return not_billed(
         CancelledError("the batch was cancelled before this request was answered", provider=provider)
     )
@@ -224,7 +224,7 @@ class BackgroundWire(Protocol):
     """One provider's protocol for background replies."""
 
     def wanted(self, request: CanonicalRequest) -> bool:
-        """Whether a request wants a background reply and the server supports it."""
+        """Whether a request asks for a background reply and the server supports it."""
         ...
 
     def attach(self, response_id: str, after: int | None) -> WireCall:
@@ -268,7 +268,7 @@ class EmbeddingReply(msgspec.Struct):
 
 
 class EmbeddingWire(Protocol):
-    """One provider's way to write a request and a reply."""
+    """One provider's protocol for embeddings."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         """The capabilities of a model, by its name on the wire; for an unknown model, the common ones."""

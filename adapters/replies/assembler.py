@@ -148,7 +148,7 @@ class Assembler:
     def thinking(
         self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
     ) -> None:
-        """Add reasoning to a block. With `raw` the block exists without any text."""
+        """Add reasoning to a block. With `raw` the block exists even without text."""
         if fragment or raw is not None:
             block = self._fragment(key, "thinking", fragment, implicit_end)
             if raw is not None:
@@ -331,7 +331,7 @@ class Assembler:
         self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
 
     def usage_so_far(self) -> TokenUsage:
-        """The usage of the reply, if it ended now."""
+        """The usage of the reply as if it ended now."""
         if self.complete and self.usage is not None:
             return self.usage
         return usage_until_now(self.usage, self._estimate_usage(self.partial_text()))

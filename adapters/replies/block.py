@@ -49,7 +49,7 @@ class GrowingArguments:
 
     @property
     def text(self) -> str:
-        """The arguments, if they ended now."""
+        """The arguments as if they ended now."""
         return "".join(self.parts) + self._best_guess()
 
     @property
@@ -166,7 +166,7 @@ class ReplyBlock:
         return "".join(self.parts) if self.arguments is None else self.arguments.text
 
     def written(self) -> list[str]:
-        """The model's words, in fragments. Arguments sent as an object are given as JSON."""
+        """The model's text, in fragments. Arguments sent as an object are given as JSON."""
         if self.parts or not self.final_input:
             return self.parts
         return [msgspec.json.encode(self.final_input).decode()]

@@ -1,7 +1,7 @@
 """Decoders for server-sent events, newline-delimited JSON and JSON text, from raw bytes.
 
-They do no I/O, and no content makes them fail. They differ from the WHATWG rules where providers do. An event
-without a blank line at the end of the body counts. Events without data are skipped, except for errors. A field
+They do no I/O, and no content makes them fail. They differ from the WHATWG rules where providers do. An event at
+the end of the body counts even without a blank line. Events without data are skipped, except for errors. A field
 `error` (llama.cpp) is an event of that name. The data of `event: error` may be a bare line, or missing. A field
 `data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
 """
@@ -107,7 +107,7 @@ def _no_json(constant: str) -> None:
 
 
 _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL)
-"""A string, which is left alone, or a number that JSON doesn't have."""
+"""A string, which is not changed, or a number that JSON doesn't have."""
 
 
 class Mended(NamedTuple):
@@ -115,7 +115,7 @@ class Mended(NamedTuple):
 
     text: bytes
     replaced: tuple[str, ...]
-    """The replaced parts, in words."""
+    """A text about the replaced parts."""
 
 
 def mend_body(text: bytes) -> Mended | None:
@@ -143,7 +143,7 @@ def _without_constants(text: bytes) -> bytes:
 
 
 MAX_EVENT_BYTES = MAX_REPLY_BYTES
-"""The largest event that is accepted, in bytes. A larger event ends the stream in a StreamError."""
+"""The largest event that is accepted, in bytes. A larger event ends the stream with a StreamError."""
 
 MAX_STRAY_BYTES = 64 * 1024
 """The largest number of bytes kept of lines outside of events."""
@@ -191,7 +191,7 @@ class SseDecoder:
 
     @property
     def stray(self) -> bytes:
-        """The first 64 KiB of lines outside of events: some servers end a stream in a bare error."""
+        """The first 64 KiB of lines outside of events: some servers end a stream with a bare error."""
         return b"\n".join(self._stray)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
@@ -316,7 +316,7 @@ class SseDecoder:
 # --- Newline-delimited JSON ---
 
 MAX_LINE_BYTES = MAX_REPLY_BYTES
-"""The longest line that is accepted, in bytes. A longer line ends the stream in a StreamError."""
+"""The longest line that is accepted, in bytes. A longer line ends the stream with a StreamError."""
 
 
 class NdjsonDecoder:

@@ -1,4 +1,4 @@
-"""Usage: the counts and costs that providers report, and the usage of a reply that has no end."""
+"""Usage: the counts and costs that providers report, and the usage of a reply without an end."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def only_written(cached: int, written: int, prompt: int) -> int:
 # --- A reply without its end ---
 
 NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
-"""For a request that was never sent."""
+"""The usage of a request that was never sent."""
 
 
 def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:

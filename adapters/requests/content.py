@@ -1,7 +1,7 @@
 """Content on the wire: texts and JSON, media, and histories without reasoning or tool calls.
 
-Reasoning is mostly in blocks of its own. Gemini also signs texts and calls, in the provider's data of such a
-block, and an opaque block may have only a signature.
+Reasoning is mostly in separate blocks. Gemini also signs texts and calls, in the provider's data of such a block,
+and an opaque block may have only a signature.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ _IMAGES = {
 """The first bytes of image files. Anthropic answers 400 if an image's type differs from its label."""
 
 _STANDARD = bytes.maketrans(b"-_", b"+/")
-"""From the URL alphabet of base64 to the standard one. Decoding would silently drop these two characters."""
+"""The translation from the URL alphabet of base64 to the standard one.
+
+Decoding would silently drop these two characters.
+"""
 
 
 def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
@@ -201,8 +204,8 @@ def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
 
 
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
-    """A block's media type. Empty if it has none. None if it is an address of one of the schemes, unless it is a
-    film's.
+    """A block's media type; empty if it has none. None for an address with one of the schemes, except the address
+    of a film.
     """
     if isinstance(block, ImageBlock) and (true := image_type(_first_bytes(block))):
         return true
@@ -330,7 +333,10 @@ _ANTHROPICS = "anthropic-claude-v1"
 
 
 def is_unowned(raw: ProviderRaw | None) -> bool:
-    """Whether reasoning has no stated provider. A gateway that states its form as Anthropic's is none."""
+    """Whether reasoning has no stated provider.
+
+    A gateway that only states Anthropic's form does not count as one.
+    """
     if raw is None:
         return True
     match raw.data.get("reasoning_details"):
@@ -341,7 +347,7 @@ def is_unowned(raw: ProviderRaw | None) -> bool:
 
 
 def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
-    """A block without its signature. None if it is empty then."""
+    """A block without its signature. None if nothing remains."""
     match block:
         case ThinkingBlock(provider_raw=raw) | RedactedThinkingBlock(provider_raw=raw):
             return None if is_unowned(raw) or (raw is not None and raw.provider == provider) else block
@@ -386,7 +392,7 @@ def _is_signed(extra: Json) -> bool:
 def tell_tools(
     messages: Iterable[Message], told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
 ) -> Iterator[Message]:
-    """The messages with these calls and their results in words."""
+    """The messages with these calls and their results as text."""
     for message in messages:
         match message.role:
             case Role.ASSISTANT:

@@ -3,8 +3,8 @@
 The system text describes the tools. A JSON Schema constrains the reply to one call, ``{"tool": NAME, "arguments":
 {…}}``, or, if the model may choose, to an answer, ``{"answer": TEXT}``. A constrained model always writes a valid
 call, but not always a sensible one, so every such response has a warning. Small models tend to call again after a
-result. So the turn after a result is unconstrained, unless a call is required: the last message requests an answer
-in words. For the same reason the calls of the history are written in words, because such models copy JSON.
+result. So the turn after a result is unconstrained, unless a call is required: the last message requests an
+answer as text. The calls of the history are also written as text, because such models copy JSON.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
 
 
 def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:
-    """Write a request: a client's own as it is, or else with emulated tools if the wire needs that.
+    """Write a request: a client's own request unchanged, or else with emulated tools if the wire needs that.
 
     Raises the wire's errors.
     """
@@ -262,7 +262,7 @@ def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) ->
 
 
 def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
-    """The calls and results of the history in words."""
+    """The calls and results of the history as text."""
     reason = "tools are emulated, so it is sent as text"
     for message in request.messages:
         for block in message.content:

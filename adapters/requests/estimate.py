@@ -59,9 +59,9 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     text: float = 1.0
     """The factor from the estimate of a text to the tokens of this vocabulary."""
     json: float = 1.0
-    """Tokens for each such token in a call's arguments."""
+    """The factor for text in a call's arguments."""
     schema: float = 0.7
-    """Tokens for each such token in a tool's name and schema, which providers rewrite."""
+    """The factor for text in a tool's name and schema, which providers rewrite."""
     opaque: float = 0.1
     """Tokens of a character of signatures and the like."""
     call: float = 3.0
@@ -75,7 +75,7 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     audio: float = 500.0
     """Tokens of an audio block."""
     document: float = 1500.0
-    """Tokens of a document that is no text."""
+    """Tokens of a document that is not text."""
     vocabulary: str = "o200k"
     """The vocabulary for counting text."""
 
@@ -125,7 +125,10 @@ _MOST_MEASURED = 512
 _Measured: TypeAlias = tuple[object, int, float, float]
 """A tool, or all tools of a request, with the number of properties and the tokens of descriptions and schemas."""
 _measured: dict[str, dict[int, _Measured]] = {}
-"""By vocabulary and identity. The measured object is kept, so that its identity is not reused."""
+"""The measurements by vocabulary and identity.
+
+The measured object is kept, so that its identity is not reused.
+"""
 
 
 def estimate_tokens(text: str, rates: TokenRates) -> int:
@@ -139,10 +142,10 @@ def at_most(estimated_tokens: int) -> int:
 
 
 def upper_end(estimated_tokens: int) -> int:
-    """The upper bound of the tokens behind an estimate.
+    """The upper bound of the tokens for an estimate.
 
-    When fitted, it was above all 6,528 counts of generated text by eight tokenizers, and above 368 of 371 recorded
-    counts. The other three included text that their server had added.
+    At the time of fitting, it was above all 6,528 counts of generated text by eight tokenizers, and above 368 of
+    371 recorded counts. The other three included text that their server had added.
     """
     return math.ceil(estimated_tokens * UPPER_FACTOR) + UPPER_TOKENS
 
@@ -253,7 +256,10 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
 
 
 def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> _Measured:
-    """Measure the tools of a request. A session passes the same tuple each time, which is found in the cache."""
+    """Measure the tools of a request.
+
+    A session passes the same tuple each time, so the result is in the cache.
+    """
     measured = _measured.setdefault(vocabulary, {})
     known = measured.get(id(tools))
     if known is not None and known[0] is tools:
@@ -282,7 +288,7 @@ def _remembered(measured: dict[int, _Measured], made: _Measured) -> _Measured:
 
 
 def _json_text(value: JsonObject) -> str:
-    """An object as JSON, also with half a surrogate pair."""
+    """An object as JSON, even with half a surrogate pair."""
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:

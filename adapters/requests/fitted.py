@@ -67,7 +67,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     """The adapter's name, which marks its own opaque data."""
     model: str | None = None
-    """The model, if only the issuing model accepts its reasoning back. None: any model of the provider does."""
+    """The model, if only the issuing model accepts its reasoning back. None if any model of the provider does."""
     tool_ids: ToolIdRule = ToolIdRule()
     accepts_images: bool = True
     """Whether user messages may hold images."""
@@ -76,11 +76,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     accepts_documents: bool = False
     """Whether user messages may hold documents."""
     image_types: tuple[str, ...] | None = None
-    """The media types of images; None is any. An image of unknown type passes."""
+    """The media types of images; None means any. An image of unknown type passes."""
     audio_types: tuple[str, ...] | None = None
-    """The media types of audio; None is any. Audio of unknown type passes."""
+    """The media types of audio; None means any. Audio of unknown type passes."""
     document_types: tuple[str, ...] | None = None
-    """The media types of documents; None is any. A document of unknown type passes."""
+    """The media types of documents; None means any. A document of unknown type passes."""
     fetches: tuple[str, ...] = WEB
     """The schemes of the addresses from which the provider fetches media."""
     results_carry: tuple[Literal["image", "document", "opaque"], ...] = ("image",)
@@ -97,7 +97,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     keeps_own_blanks: bool = False
     """Whether the provider needs its blank texts back, if they have its own data."""
     carries_tools: bool = True
-    """Whether requests can have tool calls and results. Otherwise they are written in words."""
+    """Whether requests can have tool calls and results. Otherwise they are written as text."""
     takes_system: bool = True
     """Whether requests have a system text. Otherwise a user message contains it."""
     takes_system_parts: bool = False
@@ -122,7 +122,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The media types in both; None is any."""
+    """The media types in both; None means any."""
     if own is None or others is None or own == others:
         return others if own is None else own
     return tuple(media_type for media_type in own if media_type in others)
@@ -141,7 +141,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 Home = Message | tuple[str, tuple[ContentBlock, ...]]
-"""A message that is sent unchanged, or the id of another and the blocks made from it."""
+"""A message that is sent unchanged, or the id of another message and the blocks made from it."""
 
 
 class FittedHistory(msgspec.Struct, frozen=True):
@@ -206,11 +206,13 @@ class FittedHistory(msgspec.Struct, frozen=True):
 
 
 RECENT = 4
-"""The last plain messages that are written anew for each request, because a wire may mark or join them."""
+"""The number of the last plain messages that are written again for each request, because a wire may mark or join
+them.
+"""
 
 
 def encoded_form(name: str, make: Callable[[Message, str], JsonObject]) -> Callable[[FittedHistory], list[Json]]:
-    """The JSON of a history's plain messages in one protocol, but for the `RECENT` ones. See `cached_form`.
+    """The JSON of a history's plain messages in one protocol, except the `RECENT` ones. See `cached_form`.
 
     Args:
         name: The protocol.
@@ -232,8 +234,8 @@ def block_type(block: ContentBlock) -> str:
 
 
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
-    """The text for a message that lost all its blocks. Without it the message would vanish, and so would the
-    question of its answer.
+    """The text for a message that lost all its blocks. Without it the message would vanish, and the reply would
+    answer no question.
     """
     return [TextBlock(f"({block_type(block)} left out: not supported here)") for block in refused]
 
@@ -327,7 +329,7 @@ class WireCall(msgspec.Struct, frozen=True):
     losses: tuple[Loss, ...] = ()
     """The parts of the history among the warnings."""
     tool_ids: Mapping[str, str] = {}
-    """Our id of each tool call to its id in the body, for errors that name an id."""
+    """The id of each tool call in the body by Callboard's id, for errors that name an id."""
     method: str = "POST"
     once: bool = False
     """Whether the provider bills the request each time that it arrives; see `HttpRequest`."""

@@ -72,7 +72,7 @@ class Losses:
 
 NOT_EXECUTED = "This tool call was interrupted and not run."
 NO_RESULT = "This tool call was interrupted and has no result. It may have run in part or in full."
-"""For a complete call without a result, for example after a crash of the process that ran it."""
+"""The result for a complete call without one, for example after a crash of the process that ran it."""
 
 
 class FittedCalls:
@@ -80,7 +80,7 @@ class FittedCalls:
 
     def __init__(self, messages: Sequence[Message], target: Target, losses: Losses, homes: list[Home]) -> None:
         self.ids: dict[str, str] = {}
-        """The ids on the wire, by our ids."""
+        """The ids on the wire, by Callboard's ids."""
         self.names: dict[str, str] = {}
         self._messages = messages
         self._target = target
@@ -146,7 +146,7 @@ class FittedCalls:
         return answer
 
     def report_dropped(self, message: Message) -> None:
-        """Note the results that match no call, or a second time."""
+        """Record the results without a call, and second results of a call."""
         for block in message.content:
             if isinstance(block, ToolResultBlock):
                 if block.tool_use_id not in self._called:
@@ -160,7 +160,7 @@ class FittedCalls:
 
     @cached_property
     def _results(self) -> dict[str, tuple[Message, ToolResultBlock]]:
-        """The first result of each call, with its message, by our ids."""
+        """The first result of each call, with its message, by Callboard's ids."""
         results: dict[str, tuple[Message, ToolResultBlock]] = {}
         for message in self._messages:
             if message.role is not Role.TOOL:  # others can't have any
@@ -399,7 +399,7 @@ class _Fitter:
 def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
     """The texts of the first messages, while they alternate between plain user and assistant text.
 
-    Most histories consist of them, and every call checks them all, so there is no loop here.
+    Most histories consist of them, and every call checks them all, so this function has no loop.
     """
     in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
     if False in in_turn:

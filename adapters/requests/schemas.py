@@ -1,7 +1,7 @@
-"""The common form of a JSON Schema, and constraints in words.
+"""The common form of a JSON Schema, and constraints as text.
 
-`normalise_schema` changes the form of a schema, never its meaning. `move_to_description` removes the keywords that
-a target lacks, and puts them into the description in words.
+`normalise_schema` changes the form of a schema, never its meaning. `move_to_description` removes the keywords
+that a target lacks, and puts them into the description as text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from callboard.bus.values.base import Json, JsonObject
 from .content import as_text
 
 _NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
-"""Keywords, and leftovers of schema generators, without a meaning for a model, and all that start with ~."""
+"""Keywords and leftovers of schema generators without a meaning for a model, and all that start with ~."""
 
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
 """Keywords with an object of schemas by name as their value."""
@@ -113,7 +113,7 @@ def _each(value: Json, change: Callable[[JsonObject], JsonObject]) -> Json:
 
 
 def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]) -> JsonObject:
-    """A schema without the keywords that the target refuses, which its description has in words. Pure.
+    """A schema without the keywords that the target refuses. Its description has them as text. Pure.
 
     Inner schemas are unchanged.
     """
@@ -125,7 +125,7 @@ def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]
 
 
 def describe_constraints(constraints: JsonObject) -> Iterator[str]:
-    """Constraints in words, a few words each. A constraint without effect is dropped."""
+    """Constraints as text, a few words each. A constraint without effect is dropped."""
     for name, value in constraints.items():
         if value is None or value is False:
             continue
@@ -136,7 +136,7 @@ def describe_constraints(constraints: JsonObject) -> Iterator[str]:
 
 
 def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
-    """A schema with words added to the end of its description. Pure."""
+    """A schema with text added to the end of its description. Pure."""
     added = "; ".join(words)
     if not added:
         return schema
@@ -145,7 +145,7 @@ def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
 
 
 def merge_all_of(schema: JsonObject) -> JsonObject:
-    """A schema with its allOf merged. Contradictory parts stay in allOf, to be put into words."""
+    """A schema with its allOf merged. Contradictory parts stay in allOf, and are later written as text."""
     parts = schema["allOf"]
     merged = {name: value for name, value in schema.items() if name != "allOf"}
     left: list[Json] = []
@@ -180,7 +180,7 @@ def _join(merged: JsonObject, part: JsonObject) -> bool:
 
 
 def instruction(schema: JsonObject, *, with_tools: bool) -> str:
-    """The words for a model without schemas, or without this one."""
+    """The instruction for a model without support for schemas, or for this one."""
     when = "When you answer and call no tool, answer" if with_tools else "Answer"
     text = msgspec.json.encode(schema).decode()
     return (

@@ -284,7 +284,7 @@ def _lacks(request: CanonicalRequest, capabilities: AdapterCapabilities) -> Iter
 
 
 def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
-    """The media of a message that a model lacks, in words that follow the model's name."""
+    """A text about the media of a message that a model lacks. It follows the model's name."""
     for block in message.content:
         match block:
             case ImageBlock():

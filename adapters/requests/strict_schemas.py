@@ -2,8 +2,9 @@
 
 In strict mode every object is closed and every property is required. So an optional property becomes a required
 one that may be null, and `without_added_nulls` removes these nulls from a call's arguments. An unsupported
-constraint is put into the description in words; the host checks arguments by its own schema. A schema with an
-unsupported shape (free keys, no type) is refused, with the path of the obstacle. Defaults are applied by the host.
+constraint is put into the description as text. The host checks arguments by its own schema. A schema with an
+unsupported shape (free keys, no type) is refused, with the path of the obstacle. Defaults are applied by the
+host.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _STRUCTURE = frozenset(
     {"properties", "required", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref", "$defs"}
 )
 _SHAPES = frozenset({"patternProperties", "prefixItems", "definitions"})
-"""Keywords about the parts of a value, which can't be put into words."""
+"""Keywords about the parts of a value, which can't be written as text."""
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 
 
@@ -148,7 +149,7 @@ class _Writer:
 
 
 def _is_for_words(key: str, value: Json) -> bool:
-    """Whether strict mode refuses a keyword that can be put into words."""
+    """Whether strict mode refuses a keyword that can be written as text."""
     match key, value:
         case "format", _:
             return value not in _FORMATS
@@ -299,7 +300,7 @@ def _clean_variant(value: Json, schema: JsonObject, root: JsonObject, budget: in
 
 
 def _left_out(original: Json, root: JsonObject) -> bool:
-    """Whether a null for an optional property means "left out", and is no value of the caller."""
+    """Whether a null for an optional property means "left out", and is not a value of the caller."""
     return isinstance(original, dict) and not _takes_null(original, root)
 
 

@@ -41,25 +41,25 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     line: float = 0.7
     """A line break, or a tab."""
     word: float = 0.8
-    """A word behind a space."""
+    """A word after a space."""
     capital_word: float = 0.8
-    """A word with a capital behind a space."""
+    """A word with a capital after a space."""
     glued_word: float = 0.8
-    """A word behind a mark."""
+    """A word after a mark."""
     glued_capital: float = 0.8
-    """A word with a capital behind a mark."""
+    """A word with a capital after a mark."""
     camel: float = 0.8
-    """A capital behind a small letter."""
+    """A capital after a small letter."""
     capitalised: float = 0.0
     """A capital followed by three small letters."""
     capital_pair: float = -0.2
     """Two capitals in a row."""
     digit_after: float = 0.8
-    """A digit behind a letter."""
+    """A digit after a letter."""
     letter_after: float = 0.3
-    """A letter behind a digit."""
+    """A letter after a digit."""
     number: float = 0.6
-    """A number behind anything else."""
+    """A number after anything else."""
     mark_pair: float = -0.5
     """Two marks in a row."""
     mark_run: float = -0.5
@@ -80,7 +80,7 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     far_latin: float = 1.5
     """A character of the rest of the Latin script."""
     stacked: float = 1.0
-    """A letter with two accents, as in Vietnamese, or a character of a script without a field of its own."""
+    """A letter with two accents, as in Vietnamese, or a character of a script without its own field."""
     greek: float = 0.6
     """A Greek character."""
     cyrillic: float = 0.35

@@ -26,7 +26,7 @@ UNIONS = ("anyOf", "oneOf", "allOf")
 """The keywords that combine schemas."""
 
 _OTHERS = ("enum", "not")
-"""Further keywords that are refused at the root. The description has them in words."""
+"""Further keywords that are refused at the root. The description has them as text."""
 
 _REFUSED = frozenset((*UNIONS, *_OTHERS, "$ref"))
 
@@ -179,7 +179,7 @@ def _any(schemas: list[Json]) -> Json:
 
 
 def _values(schema: Json) -> list[Json] | None:
-    """The values that a constant or an enum allows. None if it is neither."""
+    """The values that a constant or an enum allows. None for any other schema."""
     if isinstance(schema, dict):
         if "const" in schema:
             return [schema["const"]]
@@ -189,7 +189,7 @@ def _values(schema: Json) -> list[Json] | None:
 
 
 def _forms(keyword: str, parts: list[JsonObject]) -> Iterable[str]:
-    """The alternatives in words: the properties of each, the required ones first."""
+    """The alternatives as text: the properties of each, the required ones first."""
     told = []
     for part in parts:
         required = _names(part)
@@ -236,11 +236,11 @@ def encoded_tool(
 ) -> Json:
     """The JSON of a tool in one protocol, which is kept with the tool.
 
-    A tool with a provider's fields, or with warnings, is written anew for each request.
+    A tool with a provider's fields, or with warnings, is written again for each request.
 
     Args:
         tool: The tool.
-        form: A name of the JSON, with all that it depends on besides the tool.
+        form: A name of the JSON, with everything that it depends on besides the tool.
         write: Writes the tool, and adds its warnings to `warnings`.
         warnings: The request's warnings.
     """
@@ -254,7 +254,7 @@ def encoded_tool(
 
 
 def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
-    """The strict schema of a tool. None if strict mode is off, a text if it is impossible."""
+    """The strict schema of a tool. None if strict mode is off, and a text with the reason if it is impossible."""
     if not (by_default if tool.strict is None else tool.strict):
         return None
     strict = _strict(tool.input_schema)

@@ -103,7 +103,7 @@ OTHER_WORDS = frozenset({
     "nebius", "novita", "nvidia", "openrouter", "perplexity", "qwen", "replicate", "sambanova", "together", "xai",
     "zai", "zhipu",
 })  # fmt: skip
-"""Words for vendors without a provider type of their own."""
+"""Words for vendors without their own provider type."""
 
 
 def check_key_goes_home(name: str, variable: str | None, address: str, *, of_many: bool) -> None:
@@ -162,7 +162,7 @@ def check_literal(host: str) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is public, also if it is inside an IPv6 one."""
+    """Whether an IP address is public, even if it is inside an IPv6 address."""
     try:
         ip = _innermost(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
@@ -197,7 +197,7 @@ class UrlKind(NamedTuple):
 
 @lru_cache(maxsize=256)
 def kind_of(url: str) -> UrlKind:
-    """The kind of a URL, also of an invalid one."""
+    """The kind of a URL, even of an invalid one."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""

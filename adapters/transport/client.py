@@ -1,4 +1,4 @@
-"""The HTTP/1.1 client over our own connections, and the choice of a transport."""
+"""The HTTP/1.1 client over Callboard's own connections, and the choice of a transport."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ async def connect(
 async def _connected(host: str, port: int) -> socket.socket:
     """A connected socket.
 
-    anyio races a host's addresses well: asyncio leaks sockets when its race is cancelled, and uvloop tries one
-    address after the other. Without a race, anyio's task and stream would cost 10 KB for each connection.
+    If a host has several addresses, anyio races them, because asyncio leaks sockets when its race is cancelled,
+    and uvloop tries one address after the other. Without a race anyio is not used, because its task and stream
+    cost 10 KB for each connection.
     """
     if (family := _family_of(host)) is not None:
         return await _connected_at(family, host, port)
@@ -293,7 +294,7 @@ class Http1Transport:
 
 
 def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
-    """Our own connections, or those of the host's client."""
+    """Callboard's own connections, or those of the host's client."""
     if client is None:
         return HttpTransport()
     from .httpx_transport import ClientTransport
@@ -322,7 +323,7 @@ class HttpTransport:
         return self._way(request.url).send(request)
 
     def is_own(self, url: str) -> bool:
-        """Whether requests to a URL use our own connections."""
+        """Whether requests to a URL use Callboard's own connections."""
         return self._way(url) is self._own
 
     def _way(self, url: str) -> Transport:
@@ -333,7 +334,10 @@ class HttpTransport:
         return way
 
     def _chosen(self, kind: UrlKind) -> Transport:
-        """The client for a kind of request. It is chosen once: an adapter stays on one event loop's library."""
+        """The client for a kind of request.
+
+        It is chosen once, because an adapter stays on one event loop's library.
+        """
         if self._closed or (on_asyncio() and not has_proxy(kind)):
             return self._own  # it reports when it is closed
         if self._other is None:

@@ -1,4 +1,4 @@
-"""httpcore's connections in a pool of our own, for trio and also for asyncio."""
+"""httpcore's connections in Callboard's own pool, for trio and also for asyncio."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class AgedConnectionError(httpcore.NetworkError):
 class ConnectionPool:
     """Connections to any number of servers: one for each request in progress, and some idle ones.
 
-    No request waits here. httpcore's own pool has a queue with three cancel scopes and two walks over all requests
-    and connections for each request, which is a twentieth of a call.
+    No request waits in this pool. For each request, httpcore's own pool uses three cancel scopes and walks twice
+    over all requests and connections, which takes a twentieth of a call.
 
     Args:
         context: The settings of TLS; None if the pool is never used for https.

@@ -1,7 +1,7 @@
 """Requests over httpx and httpcore, for proxies, trio and a host's own client.
 
-On trio requests use httpcore's connections in our own pools. If the environment has proxies, a whole httpx client
-is used, which selects the proxy.
+On trio, requests use httpcore's connections in Callboard's own pools. If the environment has proxies, a whole
+httpx client is used, which selects the proxy.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class HttpxTransport:
     async def _send_or_resend(self, kind: UrlKind, request: HttpRequest) -> HttpReply:
         """Send a request, and send it again if the server had closed a kept-alive connection.
 
-        The second one opens a connection of its own, because the pool may have several closed ones.
+        The second request opens a new connection, because the pool may have several closed ones.
         """
         try:
             return await self._send_on(self._pick(kind), request)
@@ -328,9 +328,9 @@ def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 class ClientTransport:
     """Requests over the host's own client.
 
-    A request is sent once, because only the client tracks the age of its connections. A broken one is an error: a
-    call is retried by its policy, and a request that must not arrive twice raises OutcomeUnknownError. The
-    client's transport checks the names in addresses from replies; numeric addresses must be public.
+    A request is sent once, because only the client tracks the age of its connections. A broken connection is an
+    error: a call is retried by its policy, and a request that must not arrive twice raises OutcomeUnknownError.
+    The client's transport checks the names in addresses from replies; numeric addresses must be public.
 
     Args:
         client: The client. It must stay open during use.

@@ -135,7 +135,7 @@ class FormPart(NamedTuple):
 
 
 def write_form(parts: Sequence[FormPart]) -> tuple[bytes, str]:
-    """The body and its content type. Equal parts give equal bytes, so that every attempt is the same.
+    """The body and its content type. Equal parts produce equal bytes, so that every attempt is the same.
 
     The boundary is a hash of all contents, so no content can contain it.
     """
@@ -317,14 +317,13 @@ class HttpRequest(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     """Seconds for the connection."""
     once: bool = False
-    """Whether the request must not arrive twice. It then has a connection of its own: only a request over an aged
-    kept-alive connection is sent again.
+    """Whether the request must not arrive twice. It then gets a new connection, because only a request over an
+    aged kept-alive connection is sent again.
     """
     on_resend: Callable[[], object] | None = None
     """Called when the request is sent again."""
     public_only: bool = False
-    """Whether the address comes from a reply. The request then has a connection of its own, to a public address
-    only.
+    """Whether the address comes from a reply. The request then gets a new connection, to a public address only.
     """
 
     def __repr__(self) -> str:
@@ -349,10 +348,10 @@ class HttpReply(Protocol):
 
 
 class ClosableReply:
-    """A reply that reports whether it is closed, so that closing it again needs no time limit."""
+    """A reply that reports whether it is closed, so that a second close needs no time limit."""
 
     closed = False
-    """Whether the connection was returned or closed, also by the body's end."""
+    """Whether the connection was returned or closed, for example at the body's end."""
 
 
 class TransportStatistics(msgspec.Struct, frozen=True):

@@ -6,15 +6,14 @@ instance:
     starting ──started() returned──▶ running ──┬─ stop requested ─┬─▶ closing ──▶ ended
        └────────────── failed ─────────────────┴─ crashed ────────┘
 
-    starting   started() runs; messages already queue.
-    running    receive() gets one message at a time. Tasks made by spawn() run concurrently.
-    closing    the tasks are cancelled and awaited; then stopping() runs, shielded, for at most a second.
-    ended      nothing of this life runs any more. Only now may the next one start.
+    starting started() runs; messages already queue. running receive() gets one message at a time. Tasks made by
+    spawn() run concurrently. closing the tasks are cancelled and awaited; then stopping() runs, shielded, for at
+    most a second. ended no work of this life is running. Only now may the next life start.
 
-A crash is an exception out of started() or receive(), or a leaked cancellation. A task that fails alone is no
-crash. The mailbox survives a restart. The message being handled is not delivered again, so that no model call is
-repeated by accident; its asker gets `ActorStopped`. An ask always ends: with a reply, ActorStopped, MailboxFull,
-or DeadlineExceeded.
+A crash is an exception from started() or receive(), or a leaked cancellation. The failure of a single task is not
+a crash. The mailbox survives a restart. The message being handled is not delivered again, so that no model call
+is repeated by accident. Its asker gets `ActorStopped`. An ask always ends: with a reply, ActorStopped,
+MailboxFull, or DeadlineExceeded.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class MailboxItem:
             self._done.set()
 
     async def wait(self, timeout: float) -> bool:
-        """Wait for the end of an ask, at most `timeout` seconds. Returns whether it came."""
+        """Wait for the end of an ask, at most `timeout` seconds. Returns whether it ended."""
         assert self._done is not None
         with anyio.move_on_after(timeout):
             await self._done.wait()
@@ -184,13 +183,15 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     received: int
     """The number of messages received in all lives together."""
     rejected: int
-    """The number of messages, in all lives, that found the actor stopped or its mailbox full."""
+    """The number of messages, in all lives, that were rejected because the actor had stopped or its mailbox was
+    full.
+    """
     tasks: int
     """The number of tasks that run in the current life."""
 
 
 class ActorRef:
-    """The handle of an actor, valid over all its restarts, as long as its supervisor.
+    """The handle of an actor. It is valid over all restarts, until its supervisor ends.
 
     Use it on the thread of its bus only: `tell`, `ask` and `spawn` raise WrongLoop in any other.
     """
@@ -214,7 +215,7 @@ class ActorRef:
 
     @property
     def running(self) -> bool:
-        """True while an instance takes messages and tasks."""
+        """True while an instance accepts messages and tasks."""
         return self._life is not None and self._life.phase == "running"
 
     @property
@@ -226,9 +227,8 @@ class ActorRef:
         """Send a message without waiting for an answer.
 
         Returns:
-            True if the message is in the mailbox of 256 messages; it may still never be handled. False if the
-            actor
-            has stopped or its mailbox is full; then the message is a dead letter.
+            True if the message is in the mailbox, which holds 256 messages. It may still never be handled. False
+            if the actor has stopped or its mailbox is full. Then the message is a dead letter.
 
         Raises:
             WrongLoop: The bus belongs to another thread.
@@ -250,7 +250,7 @@ class ActorRef:
         Raises:
             ActorStopped: The actor has stopped, or it stops or crashes before it answers.
             MailboxFull: The mailbox is full.
-            DeadlineExceeded: No answer came in time.
+            DeadlineExceeded: No answer arrived in time.
             WrongLoop: The bus belongs to another thread.
         """
         letter = MailboxItem(message, asked=True)
@@ -283,8 +283,8 @@ class ActorRef:
     def hold(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str) -> TaskHandle[T]:
         """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`.
 
-        This saves a task, for work that ends when it is cancelled. Call `run_here` soon. Otherwise it is like
-        `spawn`.
+        This saves a task, for work that ends when it is cancelled. Call `run_here` soon. In all other respects it
+        is like `spawn`.
 
         Raises:
             ActorStopped: The actor is not running.
@@ -408,7 +408,7 @@ class Incarnation:
             self.up.set()
 
     def stacks(self) -> dict[str, list[str]]:
-        """The stack of everything that still runs, by name."""
+        """The stacks of all running tasks, by name."""
         found = {task.name: task.stack() for task in self.tasks.running}
         if self._coroutine is not None:
             found[self.ref.name] = stack_of(self._coroutine)

@@ -24,7 +24,7 @@ from .actor import STOPPING_SECONDS, Actor, ActorRef, ActorStatistics, Incarnati
 from .tasks import unwrapped
 
 RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
-"""The ends that lead to a restart: ``permanent`` all, ``transient`` crashes only, ``temporary`` none."""
+"""The ends that lead to a restart. ``permanent``: all. ``transient``: crashes only. ``temporary``: none."""
 
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """The children that restart together: only the failed one, all, or those started after it."""
@@ -43,9 +43,12 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     """
 
     max_failures: int = 5
-    """The number of failures in a row that is one too many; 1 means no restart. A failing start counts."""
+    """The number of failures in a row at which the child is not restarted; 1 means no restart.
+
+    A failed start counts.
+    """
     healthy_after: float = 30.0
-    """Seconds after which a child that still lives starts a new row."""
+    """Seconds after which a running child starts a new row."""
     backoff_base: float = 0.1
     """Seconds that bound the wait before the first restart in a row. Before the n-th restart a random time below
     ``min(backoff_cap, backoff_base * 2 ** (n - 1))`` passes."""
@@ -108,8 +111,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
     policy: RestartPolicy | None = None
     """The policy for restarts; None uses the supervisor's own."""
     on_limit: OnLimit = "escalate"
-    """The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child stays
-    stopped, until `restart_child`, and its siblings live on.
+    """The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child
+    stays stopped, until `restart_child`, and its siblings continue.
     """
 
 
@@ -119,7 +122,7 @@ class ShutdownReport(msgspec.Struct, frozen=True):
     clean: bool
     """Whether everything has ended."""
     stuck: tuple[str, ...] = ()
-    """The names of tasks that still run."""
+    """The names of tasks that are still running."""
     lost: int = 0
     """The number of messages that were not handled."""
 
@@ -132,7 +135,7 @@ class ChildStatistics(msgspec.Struct, frozen=True):
     phase: Phase
     """``starting``, ``running``, ``closing`` or ``ended``."""
     restarts: int
-    """The number of restarts in all."""
+    """The total number of restarts."""
     failures: int
     """The number of failures in a row, so far."""
     uptime_seconds: float
@@ -277,7 +280,7 @@ class Endings:
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.deadline = float("inf")
-        """The time of `anyio.current_time` from which there is no grace."""
+        """The time of `anyio.current_time` after which there is no grace."""
         self._group = group
         self._stuck: dict[str, Life] = {}
 
@@ -309,7 +312,7 @@ class Endings:
         return 0
 
     def closing(self, life: Incarnation) -> None:
-        """Watch a life that closes by itself, perhaps after a crash. Its tasks may be stuck too."""
+        """Watch a life that closes by itself, for example after a crash. Its tasks may be stuck, too."""
         if life.stop_reason is None and life.tasks:
             self._group.start_soon(self._watch_closing, life)
 

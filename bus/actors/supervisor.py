@@ -5,12 +5,12 @@
     yes     ended          waiting for its restart, which a recovery task does
     no      ended, none    stopped, until restart_child
 
-Every life runs in a task of its own which raises nothing, so no child can cancel another. `_ended` judges each
+Every life runs in a separate task, which raises nothing. So no child can cancel another. `_ended` judges each
 end: it was requested, or it is one more failure in a row. Under one_for_all and rest_for_one, recoveries take
 turns. Two lives of one child never overlap, so a restart waits for a stuck life; `stop` returns a report of it
-instead. Lives are shielded: if the host cancels `run`, the supervisor stops its children in order, not all
-together. A supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. That crashes it in
-its parent.
+instead. Lives are shielded: if the host cancels `run`, the supervisor stops its children one after the other. A
+supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. That crashes it in its
+parent.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Supervisor:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Supervise until `stop`, or until cancelled. Children of an earlier run are started first, in order.
 
-        It returns when nothing runs any more. If a child of an earlier run does not start, its exception is raised
-        here.
+        It returns when all children have ended. If a child of an earlier run does not start, its exception is
+        raised here.
 
         Raises:
             SupervisorEscalated: The supervisor gave up.
@@ -171,7 +171,7 @@ class Supervisor:
     async def start_supervisor(
         self, name: str, *, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
     ) -> Supervisor:
-        """Add a supervisor below this one and start it. If it gives up, that counts here as a child's crash.
+        """Add a supervisor below this one and start it. If it gives up, that counts as a child's crash here.
 
         Args:
             name: The name of the new supervisor.
@@ -196,12 +196,13 @@ class Supervisor:
         self._close(child)
 
     async def remove_child(self, name: str) -> None:
-        """Stop a child and forget it; its name is free again."""
+        """Stop a child and remove it. Its name is free again."""
         await self.stop_child(name)
         del self._children[name]
 
     async def restart_child(self, name: str) -> None:
-        """Start a stopped child again, with no failures counted. A child that runs or will restart is left alone.
+        """Start a stopped child again, with no failures counted. A child that is running or will be restarted is
+        not changed.
 
         If the start fails, the child stays stopped, and its exception is raised here.
         """
@@ -351,7 +352,7 @@ class Supervisor:
             self._until_stopped.cancel()
 
     def _retire(self, child: Child, reason: str) -> None:
-        """Let a child that has ended stay stopped."""
+        """Mark an ended child as stopped."""
         self._close(child)
         self._publish(events.ActorStopped(actor=child.name, reason=reason))
 
@@ -376,7 +377,10 @@ class Supervisor:
                 self._recoveries.discard(scope)
 
     async def _restart(self, failed: Child) -> None:
-        """Stop the affected children, wait, and start them in order. Repeat while one of them fails to start."""
+        """Stop the affected children, wait, and start them in order.
+
+        Repeat this while one of them fails to start.
+        """
         while True:
             names = affected(self.strategy, tuple(self._children), failed.name)
             members = [self._children[name] for name in names]

@@ -4,9 +4,9 @@
     running      its coroutine runs; `cancel` requests its end
     done         it has a result or an exception, and its waiters return
 
-A task cancelled before its first step is done without having run. Some libraries leak a CancelledError that was
-not requested. Taken for a real one, it would end every task that it reaches. A cancellation is real if a cancel
-scope around us, or a `cancel()` of our own task, explains it.
+A task that is cancelled before its first step never runs. Some libraries leak a CancelledError that was not
+requested. If it were treated as a real one, it would end every task that it reaches. A cancellation is real if it
+comes from a cancel scope around the task, or from a `cancel()` of the task.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def unleaked(awaitable: Awaitable[T]) -> T:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """The exception inside a group of one; any other as it is."""
+    """The exception inside a group of one; any other exception unchanged."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -72,7 +72,7 @@ def describe(error: BaseException, limit: int = 500) -> str:
 def origin(error: BaseException, frames: int = 6) -> list[str]:
     """The lines where an exception was raised, innermost last.
 
-    Only lines, because a traceback with locals could show a key.
+    It has only lines, because a traceback with locals could show a key.
     """
     lines: list[str] = []
     traceback = error.__traceback__
@@ -84,7 +84,7 @@ def origin(error: BaseException, frames: int = 6) -> list[str]:
 
 
 def stack_of(coroutine: object) -> list[str]:
-    """The lines at which a suspended coroutine stands, outermost first, on any backend."""
+    """The lines at which a coroutine is suspended, outermost first, on any backend."""
     lines: list[str] = []
     while coroutine is not None and len(lines) < 50:
         for prefix in ("cr", "gi", "ag"):
@@ -134,7 +134,7 @@ class TaskHandle(Generic[T]):
         return self._done
 
     def cancel(self) -> None:
-        """Cancel the task without waiting. It does nothing for a task that is cancelled or done."""
+        """Cancel the task without waiting. It has no effect on a task that is cancelled or done."""
         self._cancelled = True
         self._scope.cancel()
 
@@ -165,7 +165,7 @@ class TaskHandle(Generic[T]):
         return self.result()
 
     def run_here(self) -> Coroutine[object, object, None]:
-        """Run a held call inside the task that awaits this. Then `result` is set."""
+        """Run a held call inside the awaiting task. Then `result` is set."""
         assert self._body is not None, f"{self.name} has already run"
         self.runs_here = True
         return self._body
@@ -183,11 +183,11 @@ class TaskHandle(Generic[T]):
         return self._value
 
     def stack(self) -> list[str]:
-        """The lines at which the task stands."""
+        """The lines at which the task is suspended."""
         return stack_of(self._coroutine)
 
     def _never_ran(self) -> None:
-        """Settle a task that was cancelled before its first step, as an ending event loop does."""
+        """Settle a task that was cancelled before its first step, for example by an ending event loop."""
         if not self._done:
             if self._body is not None:
                 self._body.close()
@@ -197,7 +197,7 @@ class TaskHandle(Generic[T]):
                 self._signal.set()
 
     async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
-        """The task's whole body. It raises nothing but the cancellation of a scope around it."""
+        """The task's whole body. It raises only the cancellation of a scope around it."""
         self._coroutine, self._body = self._body, None
         error: Exception | None = None
         returned = False
@@ -234,9 +234,9 @@ class TaskHandle(Generic[T]):
 class Tasks:
     """The tasks of one life. Leaving it cancels them and waits until all have ended.
 
-    On trio they are in an anyio task group. On asyncio they are asyncio's own tasks: a group would add a handle, a
-    scope and an event to each, which costs 15 µs. Its protection isn't needed, because a task raises nothing and
-    has a cancel scope in its handle.
+    On trio they are in an anyio task group. On asyncio they are asyncio's own tasks, because a group would add a
+    handle, a scope and an event to each, which costs 15 µs. Its protection isn't needed, because a task raises
+    nothing and has a cancel scope in its handle.
     """
 
     def __init__(self) -> None:
@@ -261,14 +261,17 @@ class Tasks:
         return handle
 
     def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        """A handle whose `run_here` runs the call inside the task that awaits it. This life ends it too."""
+        """A handle whose `run_here` runs the call inside the awaiting task.
+
+        The end of this life ends the call, too.
+        """
         handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
         self.running.add(cast("TaskHandle[object]", handle))
         handle._body = handle._run(call, self.running.discard)
         return handle
 
     def settle(self) -> None:
-        """Release the waiters of tasks that never started, as an ending event loop leaves them."""
+        """Release the waiters of tasks that never started because the event loop ended."""
         for handle in self.running:  # the others have removed themselves
             handle._never_ran()
 

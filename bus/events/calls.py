@@ -41,9 +41,9 @@ class CallContent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_started"):
     """An attempt is about to be sent.
 
-    An operation other than ``chat`` has ``end_turn`` as its stop reason. ``video_create`` makes a job, whose end
-    is a call of its own, of the operation ``video``. ``batch_create`` makes a batch. Each of its requests is a
-    call of the operation ``batch``, published when its result is read.
+    An operation other than ``chat`` has ``end_turn`` as its stop reason. ``video_create`` makes a job. The end of
+    the job is a separate call with the operation ``video``. ``batch_create`` makes a batch. Each of its requests
+    is a call of the operation ``batch``, published when its result is read.
     """
 
     requested_model: str
@@ -57,7 +57,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     routing: RoutingDecision | None = None
     """How the call was routed to its model; set on a first attempt only."""
     estimated_input_tokens: int | None = None
-    """Our own estimate of the input, in tokens, before the provider counts."""
+    """Callboard's estimate of the input, in tokens, before the provider counts."""
     priced_as: str | None = None
     """The ``provider:name`` of the prices, if it differs from `model`."""
     operation: str = "chat"
@@ -229,9 +229,9 @@ class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_impor
     revision: int
     """A number that grows with the tokens of the call. An event with a smaller one changes nothing."""
     stop_reason: StopReason | None = None
-    """How the reply ended; None if the file does not say."""
+    """How the reply ended; None if the file does not state it."""
     usage: TokenUsage | None = None
-    """The tokens of the call; None if the file does not say."""
+    """The tokens of the call; None if the file does not state them."""
     cost: Cost | None = None
     """The cost at the prices of the call's own time. If these are unknown, it is the stated cost."""
     stated_nano_usd: int | None = None
@@ -331,7 +331,7 @@ class JobCreated(_JobEvent, frozen=True, kw_only=True, tag="job.created"):
 
 
 class JobProgress(_JobEvent, frozen=True, kw_only=True, tag="job.progress"):
-    """A job's status or its progress was seen to change."""
+    """A check found that a job's status or progress has changed."""
 
     status: str
     """``queued``, ``in_progress``, ``completed``, ``failed`` or ``cancelled``."""

@@ -1,7 +1,7 @@
 """Event catalogue, and events and envelopes as JSON.
 
 Reading an event never fails: an unknown topic, or data that doesn't fit, becomes an `UnknownEvent`. Writing never
-fails either: an event that can't be encoded becomes a note, so that it does not block the events behind it.
+fails either: an event that can't be encoded becomes a note, so that it does not block the events after it.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _encode_the_hard_way(part: msgspec.Struct, topic: str, error: Exception) -> 
 
 
 def decode_event(topic: str, data: bytes | str) -> Event:
-    """The event behind its JSON; an `UnknownEvent` if this version can't read it."""
+    """The event in a JSON text; an `UnknownEvent` if this version can't read it."""
     try:
         current = in_current_form(topic, data, _SCHEMAS.get(topic, 1))
         if topic in _ENDS and (end := _decode_end(current)) is not None:
@@ -374,7 +374,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(data: bytes | str) -> Envelope:
-    """The envelope behind its JSON.
+    """The envelope in a JSON text.
 
     Raises:
         ValueError: The text is not an envelope, or is incomplete.

@@ -46,7 +46,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     ts_us: int
     """The time in microseconds since the epoch, UTC."""
     mono_ns: int
-    """A monotonic time in nanoseconds; only differences mean anything."""
+    """A monotonic time in nanoseconds. Only differences are meaningful."""
     data: Event
     """The event."""
     session_id: str | None = None

@@ -19,9 +19,9 @@ class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provide
     previous: str
     """The state before: ``available``, ``degraded``, ``unavailable`` or ``probing``."""
     current: str
-    """The state from now on, one of the same words."""
+    """The state from now on, one of the same values."""
     reason: str
-    """The reason for the change, in words."""
+    """The text of the reason for the change."""
     retry_at_us: int | None = None
     """The time at which the next try is allowed, in microseconds since the epoch."""
     node: str | None = None
@@ -34,15 +34,15 @@ class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
     source: str
     """The file or other source of the configuration."""
     adapters_added: tuple[str, ...] = ()
-    """The names of adapters that are new."""
+    """The names of new adapters."""
     adapters_removed: tuple[str, ...] = ()
-    """The names of adapters that are gone."""
+    """The names of removed adapters."""
     adapters_changed: tuple[str, ...] = ()
     """The names of adapters with other settings."""
     models_added: tuple[str, ...] = ()
-    """The ids of models that are new."""
+    """The ids of new models."""
     models_removed: tuple[str, ...] = ()
-    """The ids of models that are gone."""
+    """The ids of removed models."""
     models_changed: tuple[str, ...] = ()
     """The ids of models with other settings."""
 
@@ -161,7 +161,7 @@ class ActorStopped(_ActorEvent, frozen=True, kw_only=True, tag="actor.stopped"):
     """An actor has ended, and will not be restarted."""
 
     reason: str
-    """The reason why it ended, in words."""
+    """The text of why it ended."""
 
 
 ActorStoppedEvent = ActorStopped
@@ -172,7 +172,7 @@ class ActorEscalated(_ActorEvent, frozen=True, kw_only=True, tag="actor.escalate
     """The supervisor gave up on an actor and handed the failure to its own parent."""
 
     reason: str
-    """The reason why the supervisor gave up, in words."""
+    """The text of why the supervisor gave up."""
 
 
 # --- Budgets: `budget.*` ---
@@ -244,9 +244,9 @@ class NodeLeaseChanged(Event, frozen=True, kw_only=True, tag="nodes.lease_change
     name: str
     """The node's name, for people."""
     current: Literal["held", "over"]
-    """``held``: its lease lasts. ``over``: it could not be renewed in time."""
+    """``held``: its lease is valid. ``over``: the lease could not be renewed in time."""
     reason: str = ""
-    """The reason of the end, in words."""
+    """The text of the reason for the end."""
 
 
 class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_changed"):

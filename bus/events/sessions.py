@@ -17,7 +17,7 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
     """A session exists."""
 
     model: str
-    """The model as requested, in words."""
+    """The model as requested, as text."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """The tags that the session's calls carry."""
     name: str | None = None
@@ -50,9 +50,9 @@ class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_c
     """A session's next turn goes to another model."""
 
     previous: str
-    """The former model as it was given, in words."""
+    """The former model as requested, as text."""
     current: str
-    """The new model as it was given, in words."""
+    """The new model as requested, as text."""
 
 
 class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_started"):

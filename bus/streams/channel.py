@@ -2,9 +2,9 @@
 
     open ──close()──▶ kept whole for `retain_seconds` ──▶ folded ──▶ evicted, least recently used first
 
-A reader may attach before the eviction and gets all content; later it gets `UnknownStream`. `max_bytes` bounds all
-closed logs: above it, the oldest are folded early, and then evicted. An open log bounds itself. There is no timer:
-opening, attaching and closing check the time, because only they let memory grow.
+A reader may attach before the eviction and gets all content; later it gets `UnknownStream`. `max_bytes` bounds
+all closed logs: above it, the oldest ones are folded early, and then evicted. An open log bounds itself. There is
+no timer. Opening, attaching and closing check the time, because memory grows only then.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     session_id: str | None = None
     """The session of the stream's turn; None for a turn without a session."""
     model: str | None = None
-    """The model that the turn requested, in words; None if unknown here."""
+    """The model that the turn requested, as text; None if unknown here."""
     began_us: int = 0
     """The time at which the stream was opened here, in microseconds since the epoch, UTC."""
     ended_us: int | None = None
@@ -88,7 +88,7 @@ class StreamChannel:
     Args:
         clock: The clock that measures how long a closed log is kept.
         retain_seconds: Seconds for which a closed log is kept event by event; then it is folded.
-        max_bytes: The bytes of all closed logs together. Above it, the oldest logs are folded, and then forgotten.
+        max_bytes: The bytes of all closed logs together. Above it, the oldest logs are folded, and then dropped.
     """
 
     def __init__(self, *, clock: Clock, retain_seconds: float = 60.0, max_bytes: int = 64 * 1024 * 1024) -> None:
@@ -116,7 +116,7 @@ class StreamChannel:
             stream_id: The id of the stream.
             owner: The owner that `attach` must name; None for a stream without one.
             session_id: The session of the turn, for `streams()`.
-            model: The model that the turn requested, in words, for `streams()`.
+            model: The model that the turn requested, as text, for `streams()`.
 
         Raises:
             ValueError: A log of that id exists already, or still exists.
@@ -153,8 +153,8 @@ class StreamChannel:
             any_owner: Whether to read the stream of any owner.
 
         Raises:
-            UnknownStream: No log of that id exists, its time is over, or it has another owner.
-            ValueError: `from_seq` is negative or beyond the end.
+            UnknownStream: No log of that id exists, it has expired, or it has another owner.
+            ValueError: `from_seq` is negative or after the end.
         """
         log = self.log(stream_id)
         if log.owner != owner and not any_owner:
@@ -165,7 +165,7 @@ class StreamChannel:
         """The log of a stream in progress or ended.
 
         Raises:
-            UnknownStream: No log of that id exists, or its time is over.
+            UnknownStream: No log of that id exists, or it has expired.
         """
         self._sweep()
         if (log := self._open.get(stream_id)) is not None:
@@ -178,7 +178,7 @@ class StreamChannel:
         raise unknown_stream(stream_id)
 
     def discard(self, stream_id: str) -> None:
-        """Forget a log, open or closed. Its readers still read its events. An unknown id does nothing."""
+        """Drop a log, open or closed. Its readers can still read its events. An unknown id has no effect."""
         self._open.pop(stream_id, None)
         self._opened.pop(stream_id, None)
         for entries in (self._kept, self._folded):
@@ -186,7 +186,7 @@ class StreamChannel:
                 self._closed_bytes -= closed.bytes
 
     def forget_session(self, session_id: str) -> None:
-        """Forget all closed logs of a session, because the session was deleted."""
+        """Drop all closed logs of a session, because the session was deleted."""
         for log in self._logs():
             if log.closed and log.session_id == session_id:
                 self.discard(log.stream_id)
@@ -255,7 +255,10 @@ class StreamChannel:
 
 
 def unknown_stream(stream_id: str) -> UnknownStream:
-    """The same error for a missing stream and for another owner's, so that no stream is revealed."""
+    """The error for a missing stream and for another owner's stream.
+
+    It is the same, so that no stream is revealed.
+    """
     return UnknownStream(
         f"no stream {stream_id!r}: it was never opened here, or it ended too long ago. Read the finished "
         f"message from its session instead"

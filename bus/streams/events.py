@@ -37,7 +37,7 @@ class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
     """The start of the reply."""
 
     message_id: str = ""
-    """Our id of the message that all events of the reply belong to."""
+    """Callboard's id of the message that all events of the reply belong to."""
     model: str = ""
     """The model that serves the call, as the provider names it."""
     provider: str = ""
@@ -90,7 +90,7 @@ class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
     """The start of a tool call."""
 
     tool_use_id: str
-    """Our id of the call, the same as in the final ToolUseBlock."""
+    """Callboard's id of the call, the same as in the final ToolUseBlock."""
     tool_name: str
     """The tool's name."""
     content_block_index: int = 0
@@ -104,7 +104,7 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
     """More of a call's arguments."""
 
     tool_use_id: str
-    """Our id of the call."""
+    """Callboard's id of the call."""
     partial_json: str
     """A literal fragment of JSON text."""
     content_block_index: int = 0
@@ -121,7 +121,7 @@ class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
     """
 
     tool_use_id: str
-    """Our id of the call."""
+    """Callboard's id of the call."""
     final_input: JsonObject
     """All arguments of the call, as far as they are an object."""
     incomplete: bool = False
@@ -177,7 +177,7 @@ class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.comple
     stop_reason: StopReason
     """How the reply ended."""
     raw_stop_reason: str | None
-    """The provider's own stop reason; None if it gave none, for example after our own stop."""
+    """The provider's own stop reason; None if it gave none, for example after a stop by Callboard."""
     usage: TokenUsage
     """The tokens that the reply used."""
     message_id: str = ""
@@ -217,7 +217,7 @@ class UserMessage(msgspec.Struct, frozen=True, gc=False, tag="user.message"):
     content: tuple[ContentBlock, ...]
     """The content of the message."""
     message_id: str = ""
-    """Our id of the message."""
+    """Callboard's id of the message."""
     type: ClassVar[str] = "user.message"
 
 
@@ -244,7 +244,7 @@ MERGE_LIMIT = 16 * 1024
 """The largest number of characters in a merged delta."""
 
 _EVENT_BYTES = 160
-"""The bytes of an event besides its text: the object, its string's header, its place in the list."""
+"""The bytes of an event without its text: the object, its string's header, its place in the list."""
 
 
 def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], list[int]]:
@@ -365,7 +365,8 @@ _BEYOND: dict[type, Callable[[Any], int]] = {
     ProviderEvent: lambda event: _weigh_json(event.raw),
     MessageComplete: lambda event: weigh_content(event.final_content),
 }
-"""The bytes of an event besides itself, by type. This is a table, because each log is weighed when it is closed.
+"""The bytes of an event outside of the object itself, by type. It is a table, because each log is weighed when it
+is closed.
 """
 
 _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta

@@ -3,10 +3,10 @@
     seq:   0 .......... base ............ next_seq
            [ snapshot ) [ events .......)
 
-There is no queue for a reader: nothing is copied or dropped, and the producer's cost is independent of the
-readers. Events are numbered from 0. A reader takes at most 256 of them, and yields to other tasks between two
-batches. Memory is bounded: the oldest part is folded into `snapshot`, which has the same content as all events
-before `base`. A reader with a cursor before `base` gets one `StreamReset` with that snapshot, then continues from
+Readers have no queues. So nothing is copied or dropped, and the producer's cost is independent of the readers.
+Events are numbered from 0. A reader takes at most 256 of them, and yields to other tasks between two batches.
+Memory is bounded: the oldest part is folded into `snapshot`, which has the same content as all events before
+`base`. A reader with a cursor before `base` gets one `StreamReset` with that snapshot, then continues from
 `base`.
 """
 
@@ -30,7 +30,7 @@ _log = Log("bus.stream")
 T = TypeVar("T")
 
 Unfold: TypeAlias = Callable[[Sequence[T]], Iterable[T]]
-"""Makes the events that a new reader gets in place of a snapshot."""
+"""Makes the events for a new reader in place of a snapshot."""
 
 READ_BATCH = 256
 FOLD_ABOVE_BYTES = 8 * 1024 * 1024
@@ -38,7 +38,7 @@ _WEIGH_EVERY = 512
 
 
 class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
-    """A snapshot for a reader that is behind the unfolded part of the log.
+    """A snapshot for a reader whose position is before the unfolded part of the log.
 
     The reader must discard all events that it has read, and use `snapshot` instead.
     """
@@ -49,7 +49,7 @@ class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
     The deltas of a block are joined, and a finished message is its MessageStart and its MessageComplete alone.
     """
     next_seq: int
-    """The seq of the event that comes next."""
+    """The seq of the next event."""
     type: ClassVar[str] = "stream.reset"
 
 
@@ -145,11 +145,11 @@ class StreamLog(Generic[T]):
         Args:
             snapshot: Events with the same content as all events before `next_seq`, including those already in the
                 log.
-            next_seq: The seq of the event that comes next.
+            next_seq: The seq of the next event.
 
         Raises:
             anyio.ClosedResourceError: The log is closed.
-            ValueError: The log is not behind `next_seq`.
+            ValueError: The log has reached `next_seq` already.
         """
         if self._closed:
             raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
@@ -237,11 +237,11 @@ class StreamLog(Generic[T]):
             coalesce: Whether to merge adjacent text or thinking deltas of one block, up to 16 KiB, when they are
                 read together.
             min_interval: Seconds from one batch of events to the next, so that a display is not redrawn for each
-                token. The first batch and catching up are not delayed.
+                token. The first batch and older events are not delayed.
             unfold: A function that makes the events for a new reader in place of a StreamReset.
 
         Raises:
-            ValueError: `from_seq` is negative or beyond the end.
+            ValueError: `from_seq` is negative or after the end.
         """
         start = self.next_seq if from_seq == "tail" else from_seq
         if not 0 <= start <= self.next_seq:
@@ -279,7 +279,7 @@ class StreamLog(Generic[T]):
                 _log.warning("stream.reader_gone", stream_id=self.stream_id, error=str(error))
 
     async def _changed(self) -> None:
-        """Wait for the next append, for the close, or for a reader that leaves."""
+        """Wait until the next append, the close, or the end of a reader."""
         if self._signal is None:
             self._signal = new_signal()
         await self._signal.wait()
@@ -291,9 +291,7 @@ class StreamLog(Generic[T]):
         self._weigh_at = self._weighed + _WEIGH_EVERY
 
     def _fold_oldest(self) -> None:
-        """Fold until half of the limit is left, so that folding happens once for 4 MiB, not once for
-        each event.
-        """
+        """Fold until half of the limit is left. So folding happens once for 4 MiB, not once for each event."""
         surplus = self._bytes - FOLD_ABOVE_BYTES // 2
         cut = 0
         while surplus > 0 and cut < len(self._events):
@@ -316,8 +314,8 @@ class StreamLog(Generic[T]):
 class StreamReader(Generic[T]):
     """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
 
-    It ends when the log is closed and read to its end. A slow reader delays no other. A cancelled reader loses
-    nothing.
+    It ends when the log is closed and read to its end. A slow reader delays no other reader. A cancelled reader
+    loses no event.
 
     Args:
         log: The log to read.

@@ -1,7 +1,7 @@
 """Content blocks: the parts of a message.
 
-Blocks are frozen values. Data for one provider is in `provider_raw`, marked with its provider: it is sent back
-there unchanged and to no other. A host may add fields, such as a breakpoint of the provider's cache.
+Blocks are frozen values. Data for one provider is in `provider_raw`, marked with its provider. It is sent back
+unchanged to that provider only. A host may add fields, such as a breakpoint of the provider's cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ProviderRaw(ShortRepr, frozen=True, gc=False):
     provider: str
     """The adapter's name."""
     data: JsonObject
-    """The fields as the wire has them."""
+    """The fields in their wire form."""
     model: str | None = None
     """The model that issued the data, if the data is bound to that model."""
 
@@ -52,7 +52,7 @@ class ImageBlock(ShortRepr, frozen=True, gc=False, tag="image"):
     """The type, such as ``image/png``. It is required with `data` unless the bytes show it (PNG, JPEG, GIF, WebP).
     """
     detail: str | None = None
-    """``low``, ``high`` or ``auto``, for providers that have the choice."""
+    """``low``, ``high`` or ``auto``, for providers that offer the choice."""
     provider_raw: ProviderRaw | None = None
     """Fields for that provider only. For an image that a model made, the data that came with it."""
 
@@ -65,7 +65,7 @@ class ImageBlock(ShortRepr, frozen=True, gc=False, tag="image"):
 
         Raises:
             OSError: The file can't be read.
-            ValueError: The bytes are no known image.
+            ValueError: The bytes are not a known image.
         """
         return cls(data=Path(path).read_bytes(), detail=detail)
 
@@ -193,13 +193,13 @@ class ToolUseBlock(ShortRepr, frozen=True, gc=False, tag="tool_use"):
     """A tool call that the model asks for."""
 
     id: str
-    """Our own id, ``tu_<ulid>``; the provider's id is in `provider_raw`."""
+    """Callboard's id, ``tu_<ulid>``. The provider's id is in `provider_raw`."""
     name: str
     """The tool's name."""
     input: JsonObject
     """The arguments."""
     raw_arguments: str | None = None
-    """The text that the model sent, kept when it is no JSON object."""
+    """The text that the model sent, if it is not a JSON object."""
     incomplete: bool = False
     """Whether the call must not be run: it or its reply was cut off, or its arguments can't be parsed."""
     provider_raw: ProviderRaw | None = None
@@ -241,7 +241,7 @@ class ThinkingBlock(ShortRepr, frozen=True, gc=False, tag="thinking"):
     """
 
     text: str
-    """The reasoning; empty where it is only signed."""
+    """The reasoning; empty if it is only signed."""
     signature: str | None = None
     """The signature that the provider verifies when the block is sent back."""
     provider_raw: ProviderRaw | None = None
@@ -252,7 +252,7 @@ class RedactedThinkingBlock(ShortRepr, frozen=True, gc=False, tag="redacted_thin
     """Reasoning that the provider hides."""
 
     data: str
-    """The hidden text, which goes back unchanged."""
+    """The hidden text, which is sent back unchanged."""
     provider_raw: ProviderRaw | None = None
     """The data that its provider attached to it."""
 

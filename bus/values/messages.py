@@ -40,8 +40,8 @@ class RawReply(ShortRepr, frozen=True, kw_only=True, gc=False):
 
 
 class Role(StrEnum):
-    """The author of a message. DEVELOPER is OpenAI's second kind of instruction, elsewhere part of the system
-    text.
+    """The author of a message. DEVELOPER is OpenAI's second kind of instruction. For other providers it is part
+    of the system text.
     """
 
     SYSTEM = "system"
@@ -75,7 +75,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     rejected: str | None = None
     """The reason why it was rejected; None for the chosen model."""
     fallback_of: str | None = None
-    """The model with the fallback chain that contains this one."""
+    """The model whose fallback chain contains this one."""
 
 
 class RoutingDecision(ShortRepr, frozen=True, gc=False):
@@ -97,7 +97,7 @@ class CallWarning(msgspec.Struct, frozen=True, gc=False):
     """A problem with a call that did not end it."""
 
     code: str
-    """A `WarningCode`, or one of a host's own; for programs."""
+    """A `WarningCode`, or a host's own code, for programs."""
     message: str
     """A text, for people."""
 
@@ -140,7 +140,7 @@ class MessageMetadata(ShortRepr, frozen=True, kw_only=True, gc=False):
 
     @property
     def pricing_version(self) -> str | None:
-        """The version of the price table behind `cost`."""
+        """The version of the price table for `cost`."""
         return self.cost.pricing_version
 
 
@@ -250,11 +250,11 @@ T = TypeVar("T")
 def cached_form(name: str, make: Callable[[Message], T]) -> Callable[[Iterable[Message]], list[T]]:
     """A form of messages that is made once for each message, such as its JSON in one protocol.
 
-    A conversation sends its history again with each turn. The form is kept with the message, and there is no loop
-    in Python.
+    A conversation sends its history again with each turn. The form is stored with the message, and there is no
+    loop in Python.
 
     Args:
-        name: A name that no other form and no field of a message has.
+        name: A name that differs from all other forms and from the fields of a message.
         make: Makes the form of one message.
     """
     form = cached_property(make)
@@ -294,7 +294,7 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
     idempotent: bool | None = None
     """Whether running it twice has the effect of running it once."""
     open_world: bool | None = None
-    """Whether the tool reaches beyond this system, as a web search does."""
+    """Whether the tool accesses other systems, as a web search does."""
     title: str | None = None
     """The tool's name, for people."""
 

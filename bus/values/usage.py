@@ -33,7 +33,7 @@ class UsageSource(StrEnum):
     PARTIAL = "partial"
     """Reported in part. The rest is estimated after an early end, or derived from the other counts."""
     ESTIMATED = "estimated"
-    """Estimated by us, because the provider reported nothing."""
+    """Estimated by Callboard, because the provider reported nothing."""
     INCONSISTENT = "inconsistent"
     """Reported, but contradictory. The counts were adjusted and have no price."""
 
@@ -196,8 +196,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     def __add__(self, other: Cost) -> Cost:
         """The sum of two costs.
 
-        It is unknown if either is. Its source is the provider only if both sources are. It has a price version
-        only if both have the same. The table's figure for a reported cost is dropped.
+        It is unknown if either cost is unknown. Its source is the provider only if both sources are. It has a
+        price version only if both have the same. The table's figure for a reported cost is dropped.
         """
         if not isinstance(other, Cost):
             return NotImplemented
@@ -228,7 +228,7 @@ def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:
 
 
 class CostSum(msgspec.Struct, frozen=True, gc=False):
-    """A sum of costs, with four counts. An unknown cost is in no amount and is never treated as zero."""
+    """A sum of costs, with four counts. No amount includes an unknown cost, which is never treated as zero."""
 
     nano_usd: int = 0
     """The sum of the known costs in nano-USD."""

@@ -84,7 +84,7 @@ class Gate:
     # --- Before sending ---
 
     def ask(self, ticket: Ticket, now_us: int) -> bool:
-        """Request a slot. Returns whether the request may go now; otherwise it waits."""
+        """Request a slot. Returns whether the request may be sent now; otherwise it waits."""
         ticket.number = self._asked
         self._asked += 1
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
@@ -95,13 +95,15 @@ class Gate:
         return False
 
     def force(self, ticket: Ticket, now_us: int) -> None:
-        """Count a request that is sent without being asked for."""
+        """Count a request that is sent without a turn."""
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
         self._let_in(ticket, model, now_us)
         self._send(ticket, model, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> bool:
-        """Count a request that is sent now. False: the provider refused others meanwhile, and it waits again."""
+        """Count a request that is sent now. Returns False if the provider has refused other requests since, and
+        it waits again.
+        """
         model = self.models[ticket.model]
         if ticket.generation != model.generation:
             self._give_back(ticket, model, now_us)
@@ -111,7 +113,7 @@ class Gate:
         return True
 
     def admit(self, now_us: int) -> list[Ticket]:
-        """Admit all requests that may go now, in order."""
+        """Admit all requests that may be sent now, in order."""
         if not self.waiting:
             return []
         admitted: list[Ticket] = []
@@ -133,7 +135,7 @@ class Gate:
         return admitted
 
     def withdraw(self, ticket: Ticket, now_us: int) -> None:
-        """Forget a request that is given up before it was sent."""
+        """Drop a request that was cancelled before it was sent."""
         if ticket.state == "waiting":
             self.waiting -= 1
         elif ticket.state == "held":
@@ -211,7 +213,7 @@ class Gate:
         return not self._head(model) and not self._short(small, account, now_us)
 
     def opens_in(self, ticket: Ticket, now_us: int) -> int:
-        """The least number of microseconds until a request may go, if all earlier ones go."""
+        """The least number of microseconds until a request may be sent, if all earlier ones are sent."""
         place = ticket.order, ticket.number
         ahead = [other for other in self._all_waiting() if (other.order, other.number) < place]
         same = [other for other in ahead if other.model == ticket.model]
@@ -223,7 +225,9 @@ class Gate:
         return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
 
     def wakes_in(self, now_us: int) -> int | None:
-        """Microseconds until time alone may admit a request; None if no request waits for time."""
+        """Microseconds until a waiting request may be admitted by the passage of time; None if no request waits
+        for that.
+        """
         waits = []
         for name in list(self._queues):
             queue = self._head(name)
@@ -278,7 +282,7 @@ class Gate:
         heapq.heappush(queue, (ticket.order, ticket.number, ticket))
 
     def _head(self, model: str) -> _Queue:
-        """The queue of a model, without requests at its head that were given up."""
+        """The queue of a model, without cancelled requests at its head."""
         queue = self._queues.get(model, [])
         while queue and queue[0][2].state != "waiting":
             heapq.heappop(queue)
@@ -319,18 +323,18 @@ def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed:
 
 
 class Lesson(msgspec.Struct, frozen=True):
-    """The facts in a reply about the limits of its model."""
+    """The facts of a reply about the limits of its model."""
 
     model: str
     headers: Headers = NO_HEADERS
     pause_us: int = 0
-    """Microseconds without requests that the provider wants after a refusal; 0 without one."""
+    """Microseconds to pause, as the provider asks after a refusal; 0 without a refusal."""
     opens: bool = False
-    """Whether the request was sent behind the last refusal, so that the provider takes requests again."""
+    """Whether the request was sent after the last refusal, so that the provider accepts requests again."""
 
 
 def aged(lesson: Lesson, age_us: int) -> Lesson | None:
-    """A lesson some microseconds later; None if it has expired."""
+    """The lesson as it is after some microseconds; None if it has expired."""
     if age_us >= MINUTE_US:
         return None
     requests, tokens, output = lesson.headers

@@ -1,11 +1,11 @@
 """The running adapters of an engine: their call slots, their users, and the pool that starts them.
 
 An adapter starts when it is first needed. It is restarted after a crash, and replaced by a reload. Each provider
-has a number of slots for concurrent calls. Slots follow the order of turns, not of requests: the second call of an
-earlier turn goes before the first call of a later one, so newcomers cannot starve an admitted turn. A waiting call
-can be cancelled at any moment. A slot that it was just given goes to the next call.
+has a number of slots for concurrent calls. Slots follow the order of turns, not of requests: the second call of
+an earlier turn precedes the first call of a later one, so new turns cannot starve an admitted turn. A waiting
+call can be cancelled at any moment. If it had just received a slot, the next call gets that slot.
 
-`Host` is the interface to the engine's life, which is built above the parts that use it.
+`Host` is the interface to the engine's life. The engine's life is in a layer above the parts that use it.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class CallSlots:
 
 
 _MOST_NAMES = 256
-"""The number of models for which a running adapter remembers the published name."""
+"""The number of models whose published name a running adapter caches."""
 
 RESTART_SECONDS = 6.0
-"""How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
+"""Seconds that a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
 
 
 async def come_up(ref: ActorRef) -> None:
-    """Wait for the restart of an actor that has crashed, so that the next use finds a fresh one."""
+    """Wait for the restart of a crashed actor, so that the next use gets the new one."""
     if not ref.coming_up:  # nearly always
         return
     with anyio.move_on_after(RESTART_SECONDS):
@@ -139,7 +139,7 @@ class RunningAdapter:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when no turn uses the adapter. No turn may start to use it meanwhile."""
+        """Return when no turn uses the adapter. Meanwhile no turn may start to use it."""
         if self._users:
             self._idle = self._idle or anyio.Event()
             await self._idle.wait()
@@ -155,7 +155,7 @@ class Startable(Protocol):
     def id(self) -> str: ...
 
     def enter_queue(self) -> None:
-        """Take a place among the turns that wait. Raises SessionBusy."""
+        """Enter the queue of waiting turns. Raises SessionBusy."""
 
     def leave_queue(self, error: BaseException) -> None:
         """Leave the queue, because the turn will not run."""
@@ -169,7 +169,7 @@ class Host(Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether the engine lives on an event loop, or has lived there."""
+        """Whether the engine was started on an event loop."""
 
     @property
     def closed(self) -> bool:
@@ -177,7 +177,7 @@ class Host(Protocol):
 
     @property
     def runs_here(self) -> bool:
-        """Whether the engine is up and running, on the event loop that asks; then `start` has nothing to do."""
+        """Whether the engine runs on the current event loop. If so, `start` does nothing."""
 
     def require_loop(self, instead: str = "") -> None:
         """Check that the running event loop is the engine's. Raises WrongLoop."""
@@ -186,13 +186,13 @@ class Host(Protocol):
         """End in order, see `Engine.aclose`."""
 
     async def start(self) -> None:
-        """Live, and be ready. Raises CallboardError, WrongLoop, StoreError."""
+        """Start, and return when the engine is ready. Raises CallboardError, WrongLoop, StoreError."""
 
     async def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
         """Call a function with the events of each commit to the trace. Raises the errors of `start`."""
 
     async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
-        """Run a turn in a task of its own. Raises SessionBusy, ActorStopped, and what `start` raises."""
+        """Run a turn in a separate task. Raises SessionBusy, ActorStopped, and the exceptions of `start`."""
 
     async def admit(self) -> None:
         """Return when a turn may start. Raises AdmissionError."""
@@ -210,10 +210,10 @@ class Host(Protocol):
         """Return whether everything published so far is in the shared store, as soon as that is known."""
 
     async def settle(self) -> bool:
-        """Like `flush`. Returns whether the events that earlier processes left are in the trace, too."""
+        """Like `flush`. Returns whether leftover events of earlier processes are in the trace, too."""
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
-        """Run a task next to the turns. Nothing happens before the start."""
+        """Run a task next to the turns. It does nothing before the engine's start."""
 
     async def show_costs(self, costs: Mapping[str, Cost]) -> None:
         """Show these costs in the live histories, by the request_id of a call."""
@@ -222,7 +222,7 @@ class Host(Protocol):
         """A running actor of an adapter. Raises the error of its start."""
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
-        """Restart an actor that had given up. Raises the error of its start."""
+        """Restart an actor that exhausted its restarts. Raises the error of its start."""
 
     def retire(self, running: RunningAdapter) -> None:
         """Stop an adapter when its last user is done."""
@@ -247,7 +247,7 @@ class AdapterPool:
     """The adapters that were needed so far, each started once for all its users."""
 
     running: dict[str, RunningAdapter]
-    """The adapters by provider. One of them may be down just now."""
+    """The adapters by provider. An adapter in it may be down at the moment."""
 
     def __init__(self, host: Host, registry: Callable[[], ModelRegistry], clock: Clock) -> None:
         self._host = host

@@ -26,9 +26,9 @@ _log = Log("engine.abort")
 
 
 class AbortSignal:
-    """Whether something was given up. Read it from any thread; it never goes back.
+    """Whether work was aborted. Read it from any thread. It is never reset.
 
-    ``await signal`` returns the reason when it was given up.
+    ``await signal`` returns the reason at the abort.
     """
 
     def __init__(self) -> None:
@@ -39,25 +39,27 @@ class AbortSignal:
 
     @property
     def aborted(self) -> bool:
-        """True once it was given up."""
+        """True after the abort."""
         return self._aborted
 
     @property
     def reason(self) -> str:
-        """The reason in words. Empty while `aborted` is False."""
+        """The text of the reason. Empty while `aborted` is False."""
         return self._reason
 
     def raise_if_aborted(self) -> None:
-        """Raises CancelledError (ours, an Exception) once it was given up: for the steps of long plain work."""
+        """Raise Callboard's CancelledError, an Exception, after the abort.
+
+        Call this between steps of long work.
+        """
         if self.aborted:
             raise CancelledError(self._reason)
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call back when it is given up, in the thread in which that happens. If it was given up already, call
-        back now.
+        """Call a function at the abort, in the aborting thread. If the abort has happened, call it now.
 
         Returns:
-            A function that forgets the callback. It may be called any number of times.
+            A function that removes the callback. It may be called any number of times.
         """
         key = object()
         with self._lock:
@@ -68,9 +70,9 @@ class AbortSignal:
         return lambda: None
 
     def watch_from_loop(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Like `watch`, but called back by the running event loop, and never before this returns.
+        """Like `watch`, but the running event loop calls the function, and never before this returns.
 
-        Raises RuntimeError where none runs.
+        Raises RuntimeError if no loop runs.
         """
         loop = asyncio.get_running_loop()
 
@@ -81,7 +83,7 @@ class AbortSignal:
         return self.watch(hand_over)
 
     async def wait(self) -> str:
-        """Return the reason when it was given up."""
+        """Return the reason at the abort."""
         woken = asyncio.Event()
         forget = self.watch_from_loop(woken.set)
         try:
@@ -100,7 +102,7 @@ class AbortSignal:
             seconds: The longest sleep in seconds; None means no limit.
 
         Returns:
-            True if it was aborted, False if the time has passed.
+            True after an abort, False after the time.
         """
         woken = threading.Event()
         forget = self.watch(woken.set)
@@ -137,7 +139,7 @@ class AbortController:
         self.signal = AbortSignal()
 
     def abort(self, reason: str = "the caller cancelled the call") -> None:
-        """Give it up. The first reason stays. An exception of a watcher is logged."""
+        """Abort. The first reason stays. An exception of a watcher is logged."""
         self.signal._abort(reason)
 
 
@@ -173,7 +175,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.closing = False
-        """Whether the engine is about to end, so that nothing more may start."""
+        """Whether the engine is closing. No more work may start."""
         self.plain: dict[object, None] = {}
         """The calls without a turn that have started, in order."""
         self._cancels: dict[object, Callable[[], object]] = {}
@@ -190,14 +192,14 @@ class InFlight:
         self._cancels[what] = cancel
 
     def remove(self, what: object) -> None:
-        """Remove a turn or a call that is over. A second call does nothing."""
+        """Remove an ended turn or call. A second call does nothing."""
         self._cancels.pop(what, None)
         if not self._cancels and self._idle is not None:
             self._idle.set()
 
     @contextlib.contextmanager
     def call(self, what: str = CLOSED) -> Iterator[Callable[[], object]]:
-        """Cancel the block when the engine is closed, or when the yielded function is called.
+        """Cancel the `with` block when the engine is closed, or when the yielded function is called.
 
         A cancelled block raises CancelledError.
         """
@@ -229,14 +231,14 @@ class TurnScope:
     """The cancel scope of one turn.
 
     Args:
-        seconds: The turn's time in seconds; None is without end.
+        seconds: The turn's time in seconds; None means no limit.
         signal: The signal that ends the turn when it is aborted.
         in_flight: The engine's turns in progress.
     """
 
     def __init__(self, seconds: float | None, signal: AbortSignal | None, in_flight: InFlight) -> None:
         self.seconds = seconds
-        """The turn's time in seconds; None is without end."""
+        """The turn's time in seconds; None means no limit."""
         self.deadline = math.inf
         """The event loop's time at which the turn's time is up, from `run` on."""
         self.cancelled = False
@@ -248,7 +250,7 @@ class TurnScope:
         self._scope = scope_on_asyncio()()
 
     def enter(self, cancel: Callable[[], object]) -> Self:
-        """The block of the turn's work, for a `with` statement. `cancel` is called when the signal is aborted.
+        """The context of the turn's work, for a `with` statement. `cancel` is called when the signal is aborted.
 
         The block raises CancelledError if the turn was cancelled or aborted, or the engine was closed. It raises
         RequestTimeoutError if the turn's time was up.
@@ -292,13 +294,12 @@ class TurnScope:
         self._scope.cancel()
 
     async def leave_if_cut(self) -> None:
-        """Leave the turn here if it was cut, or its time was up, before it started."""
+        """End the turn here if it was cut, or its time was up, before it started."""
         if self._scope.cancel_called:
             await anyio.lowlevel.checkpoint_if_cancelled()
 
     def hold_time(self, held: bool) -> None:
-        """Take the deadline away while a call runs, because the call keeps it and ends in order. Then set it
-        again."""
+        """Suspend the deadline during a call, because the call itself keeps it and ends in order."""
         if self.seconds is not None:
             self._scope.deadline = math.inf if held else self.deadline
 

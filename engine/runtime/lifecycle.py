@@ -1,9 +1,9 @@
 """The engine's life on one event loop: its root task, its actors, and the admission of turns.
 
-The store is the outer context, the supervised actors the inner one. They start in this order: trace writer,
-shipper, cluster parts, availability, session manager, adapters. They stop in reverse. The stop starts when all
-work was cancelled and has ended, or after half of the shutdown time. Events published during the stop are written
-before the store closes. The root is a separate task, so that any task can close the engine.
+The store is the outer context, and the supervised actors are the inner one. They start in this order: trace
+writer, shipper, cluster parts, availability, session manager, adapters. They stop in reverse. The stop starts
+when all work was cancelled and has ended, or after half of the shutdown time. Events published during the stop
+are written before the store closes. The root is a separate task, so that any task can close the engine.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
 _log = Log("engine.hosting")
 
 MEMORY_US = 24 * 3600 * 1_000_000
-"""How old a stored change of availability may be to count after a restart."""
+"""The largest age of a stored change of availability that counts after a restart, in microseconds."""
 
 MEMORY_EVENTS = 100_000
-"""How many stored events are looked through for them, so that a start on a large trace stays quick."""
+"""The number of stored events that are searched for them, so that a start on a large trace stays fast."""
 
 SHIPPING_SECONDS = 5.0
-"""The longest wait of a turn for the shared store, if answers wait for it: at all its calls and at
-its end together. A call without a turn waits so long at most."""
+"""The longest wait of a turn for the shared store, over all its calls and its end, if answers wait for it. A call
+without a turn has the same limit."""
 
 LAST_SHIPPING_SECONDS = 2.0
-"""The time in which the rest is shipped when the engine ends."""
+"""Seconds for shipping the rest when the engine ends."""
 
 _LOOK_EVERY_SECONDS = 0.01
 
@@ -80,7 +80,7 @@ class Writer(Protocol):
 class Admission:
     """The queue of new turns. Turns pass in order; only the first one checks how far behind the writer is.
 
-    A writer that is far behind delays turns while it commits anything. If it has committed nothing for
+    If the writer is far behind and still commits, turns wait. If it has committed nothing for
     `Limits.admit_seconds`, turns are refused. A writer with a failing store delays no turn: it keeps as many
     events as it can, and reports the lost ones.
     """
@@ -128,7 +128,7 @@ def _seen(task: asyncio.Task[None]) -> None:
 
 
 class Life:
-    """The engine's life on one event loop: its root task and what runs below it."""
+    """The engine's life on one event loop: its root task and everything that runs below it."""
 
     def __init__(self, runtime: Runtime, forget: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -159,20 +159,18 @@ class Life:
 
     @property
     def uptime_seconds(self) -> float:
-        """Seconds since it was made; of a closed one, the seconds that it lived."""
+        """Seconds since its creation; after its end, the seconds that it ran."""
         until = self._runtime.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
         return (until - self._started_ns) / 1e9
 
     @property
     def runs_here(self) -> bool:
-        """Whether it is up and running, and on the event loop that asks."""
+        """Whether it runs, on the current event loop."""
         is_up = self._up.is_set() and not (self._stop.is_set() or self._task.done())
         return is_up and asyncio.get_running_loop() is self.loop
 
     async def ready(self) -> None:
-        """Return when the engine runs. An exception of the start is raised here, and CallboardError once it is
-        closed.
-        """
+        """Return when the engine runs. Raises the exception of the start, and CallboardError after the close."""
         if self._up.is_set() or self._stop.is_set():
             self._require_open()
             return
@@ -366,7 +364,7 @@ class Life:
         return CallSlots(entry.max_concurrency or self._runtime.limits.calls_per_provider)
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
-        """Restart the actor of an adapter that had given up. An exception of the start is raised here."""
+        """Restart the actor of an adapter that exhausted its restarts. Raises the error of its start."""
         await self._adapters.restart_child(running.ref.name)
 
     def retire(self, running: RunningAdapter) -> None:

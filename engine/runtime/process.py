@@ -23,7 +23,7 @@ _FLUSH_SECONDS = 0.5
 
 
 class LivingEngine:
-    """An engine that has come up. The engine's life holds it.
+    """A started engine. The engine's life holds it.
 
     Args:
         bus: The engine's bus.
@@ -41,7 +41,7 @@ class LivingEngine:
         self._flush = WeakMethod(flush)
 
     async def flush(self) -> None:
-        """Return when everything published so far is committed. It runs on the engine's loop. StoreError."""
+        """Commit everything published so far. It runs on the engine's loop. Raises StoreError."""
         flush = self._flush()
         if flush is not None:
             await flush()
@@ -85,7 +85,7 @@ class Living:
     async def flush(self, path: Path) -> None:
         """Make the engines that write to this file commit what they have published, as far as they can now.
 
-        An event loop that is blocked, perhaps by this call, is waited for half a second.
+        If an event loop is blocked, perhaps by this call, the wait is half a second.
         """
         for each in self._writing_to(path):
             with contextlib.suppress(StoreError, RuntimeError, TimeoutError):
@@ -99,8 +99,9 @@ class Living:
 
 
 async def _on_its_loop(living: LivingEngine) -> None:
-    """Flush an engine, and wait for it for a while. RuntimeError if its loop has ended, TimeoutError if
-    the loop is blocked.
+    """Flush an engine, with a limited wait.
+
+    Raises RuntimeError if its loop has ended, and TimeoutError if the loop is blocked.
     """
     if _running_loop() is living.loop:
         await living.flush()

@@ -1,7 +1,7 @@
 """The shared parts of one engine: clock, bus, streams, store, prices, adapters, sessions and limits.
 
 The engine creates the runtime, and each part receives it. It starts nothing and waits for nothing. Its `host`
-lives on the event loop.
+runs on the event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of an engine.
 
-    With `retain_streams_bytes` of 0, nothing of a stream outlives its turn and its readers. A reader that is
+    With `retain_streams_bytes` of 0, a stream is dropped after its turn and its readers end. A reader that is
     behind at the end then gets the rest as a `StreamReset`.
     """
 
@@ -62,17 +62,17 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     shutdown: float = 15.0
     """Seconds for all actors to stop. An actor that has not stopped by then is cancelled and reported."""
     turn: float | None = None
-    """Seconds from asking for a turn to its end, waiting included; None is as long as its calls and tools may
-    take."""
+    """Seconds from the request of a turn to its end, waiting included; None leaves the limits of its calls and
+    tools."""
     tool: float = 60.0
-    """Seconds for one call of a tool that has no `timeout_seconds` of its own."""
+    """Seconds for one call of a tool without its own `timeout_seconds`."""
 
 
 class Runtime:
     """The shared parts of one engine."""
 
     registry: ModelRegistry
-    """The configuration in force; a reload puts another in its place."""
+    """The configuration in force. A reload replaces it."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Runtime:
 
     @property
     def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
-        """Whether a call may go to a provider and model that another node may probe; None without a cluster."""
+        """Whether a call may be sent to a model that another node may probe; None without a cluster."""
         return None if self.node is None or self.node.probes is None else self.node.probes.may_go
 
     @property
@@ -154,7 +154,7 @@ class Runtime:
 
 
 async def settled_store(runtime: Runtime) -> Store | None:
-    """The trace, with what earlier processes had to leave; None without one, or while it can't be opened.
+    """The trace, with leftover events of earlier processes; None without one, or while it can't be opened.
 
     Raises StoreError.
     """
@@ -191,7 +191,7 @@ async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
 
 
 def difference(old: ModelRegistry, new: ModelRegistry) -> ConfigReloaded:
-    """The event with the differences. An entry that is the same in both is in none of its lists."""
+    """The event with the differences. An entry without a change is in none of its lists."""
     added, removed, changed = _compare(old.adapters, new.adapters)
     models_added, models_removed, models_changed = _compare(old.models, new.models)
     return ConfigReloaded(

@@ -95,8 +95,8 @@ class SessionMethods:
     ) -> Session:
         """The session of that id: the open one, else the stored one with its history, else a new one.
 
-        It needs an engine with `capture_content=True`, so that the session can be opened again later. From now on
-        it belongs to this engine, or in a cluster to this node, as after `resume`. The given settings replace the
+        It needs an engine with `capture_content=True`, so that the session can be opened again later. It then
+        belongs to this engine, or in a cluster to this node, as after `resume`. The given settings replace the
         stored ones from the next turn on; None keeps a setting.
 
         Args:
@@ -153,19 +153,18 @@ class SessionMethods:
         context: ContextPolicy | None = None,
         key: str | None = None,
     ) -> Session:
-        """A stored session, with its history as it was. The session may be one of another process, or of one that
-        was killed.
+        """A stored session with its history. The session may belong to another process, even a killed one.
 
-        From then on the session is this engine's. With `capture_content`, another engine that had it open learns
-        so with its next turn, which raises SessionTakenOver.
+        This engine then owns the session. With `capture_content`, the next turn of another engine that had it
+        open raises SessionTakenOver.
 
-        In a cluster the session comes from the shared store. If another node holds it and runs no turn of it, that
-        node hands it over; if the node has died, this waits until its lease is over.
+        In a cluster the session comes from the shared store. If another node holds it and runs no turn of it,
+        that node hands it over. If the node has died, this waits until its lease has expired.
 
         Args:
             session_id: The id of the session.
-            tools: The tools with the code that runs them, which is not stored. None takes the stored definitions,
-                as passive tools.
+            tools: The tools with their code, which is not stored. None takes the stored definitions, as passive
+                tools.
             model: A model in place of the stored one.
             system_prompt: A system prompt in place of the stored one.
             fallback: Fallback models in place of the stored ones.
@@ -174,7 +173,7 @@ class SessionMethods:
             key: As in `session`; it is not stored.
 
         Raises:
-            CallboardError: The session is open, is not stored, or is not stored as a whole.
+            CallboardError: The session is open, not stored, or not stored completely.
             SessionBusy: Another node of the cluster runs a turn of the session.
             ConfigurationError: The session's model is not known here.
             StoreError: The trace can't be read.
@@ -205,7 +204,7 @@ class SessionMethods:
 
         Args:
             limit: The largest number of sessions of the trace; None is all of them.
-            tags: Tags that the sessions have, all of them, such as ``{"tenant": "red"}``.
+            tags: Tags that the sessions must all have, such as ``{"tenant": "red"}``.
 
         Raises:
             StoreError: The trace can't be read.
@@ -247,7 +246,7 @@ class SessionMethods:
             key: As in `session`; it is not exported.
 
         Raises:
-            CallboardError: The document is no exported session, or a session of that id is open.
+            CallboardError: The document is not an exported session, or a session of that id is open.
             ConfigurationError: The session's model is not known here.
         """
         await self._runtime.host.start()

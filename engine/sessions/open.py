@@ -68,12 +68,12 @@ class OpenSessions:
         return self._turnstiles.setdefault(session_id, anyio.Lock())
 
     def forget(self, state: SessionState) -> None:
-        """Close a session. A turn of it that runs goes on."""
+        """Close a session. A turn in progress continues."""
         if self.states.get(state.id) is state:
             del self.states[state.id]
 
     def open(self, state: SessionState) -> None:
-        """Take up a session's state. Raises CallboardError."""
+        """Open a session with its state. Raises CallboardError."""
         if state.id in self.states:
             raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self.states[state.id] = state
@@ -135,7 +135,7 @@ class OpenSessions:
         )
 
     async def commit(self) -> None:
-        """Commit the published events, if that is possible soon. An engine that is being closed does it itself."""
+        """Commit the published events, if that is possible soon. A closing engine commits them itself."""
         with anyio.move_on_after(_COMMIT_SECONDS), contextlib.suppress(CallboardError):
             await self._host.flush()
 
@@ -178,7 +178,7 @@ class OpenSessions:
 
     @contextlib.contextmanager
     def opening(self, session_id: str) -> Iterator[None]:
-        """A block that holds a session id while the session is opened.
+        """A context that reserves a session id while the session is opened.
 
         Raises CallboardError if the id is taken.
         """
@@ -248,7 +248,7 @@ def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
 
 
 class ApplyCosts(msgspec.Struct, frozen=True):
-    """Asks the manager to show some costs in the live histories."""
+    """A request to the manager to show some costs in the live histories."""
 
     costs: Mapping[str, Cost]
     """The costs by the request id of their calls."""
@@ -265,7 +265,7 @@ class SessionManager(Actor):
         self._sessions = sessions
 
     async def started(self, context: ActorContext) -> None:
-        """Nothing to do: the sessions are there already."""
+        """Do nothing: the sessions exist already."""
 
     async def receive(self, message: object) -> object:
         match message:

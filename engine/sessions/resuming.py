@@ -139,7 +139,7 @@ async def show_costs(store: Store, state: SessionState) -> None:
 async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
     """Record in the trace that this engine owns the session.
 
-    CallboardError if another process writes it at this moment.
+    Raises CallboardError if another process writes it at this moment.
     """
     bus = runtime.bus
     try:
@@ -153,7 +153,7 @@ async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
 
 
 def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:
-    """The setup of a session that can go on as it was. CallboardError if it can't."""
+    """The setup of a session that can continue. Raises CallboardError if it can't."""
     if saved is None:
         raise CallboardError(
             f"session {session_id!r} has no stored messages. Was it created with capture_content=True? "
@@ -207,7 +207,7 @@ class New(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def opened(runtime: Runtime, wanted: Wanted, new: New) -> SessionState:
-    """The state of a session that is this engine's, as `Engine.open_session` describes it."""
+    """The state of a session that this engine owns, as `Engine.open_session` describes it."""
     fresh = partial(new.state, wanted)
     sessions = runtime.sessions
     await runtime.host.start()
@@ -231,7 +231,7 @@ async def opened(runtime: Runtime, wanted: Wanted, new: New) -> SessionState:
 
 
 async def _created(runtime: Runtime, wanted: Wanted, fresh: Callable[[], SessionState]) -> SessionState | None:
-    """A new session that is this engine's; None if something is stored of it, or another engine was quicker."""
+    """A new session of this engine; None if a part of it is stored, or another engine was faster."""
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
     answered = await store.was_answered(wanted.session_id)  # asked first, as others may start it meanwhile
@@ -288,10 +288,10 @@ async def taken_over(
     wanted: Wanted,
     fresh: Callable[[], SessionState] | None = None,
 ) -> SessionState:
-    """The state of a session of the shared store, which is this node's from now on.
+    """Claim a session of the shared store for this node. Returns its state.
 
-    It is read when it is this node's: until then its owner may add something. A session that no node ever had must
-    be stored, so that a mistaken id is not claimed, unless it may be a new one.
+    The state is read after the claim, because the owner may add messages before. A session without any owner so
+    far must be stored, unless a new one is allowed. So a mistaken id is not claimed.
 
     Raises CallboardError, SessionBusy, ConfigurationError, AdmissionError or StoreError.
     """
@@ -353,7 +353,7 @@ async def _require_known(node: Node, store: Store, session_id: str, owner: Owner
 
 
 async def _begun_here(runtime: Runtime, store: Store, state: SessionState, epoch: int) -> SessionState:
-    """A new session, shared before its first message if that is possible now."""
+    """A new session. If possible now, it is shared before its first message."""
     require_nothing_lost(state.id, await store.was_answered(state.id))
     state.epoch = epoch
     runtime.sessions.announce(state, begins=False)
@@ -383,7 +383,7 @@ async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retain
 
 
 async def _kept(node: Node, session_id: str) -> Retained | None:
-    """The content of a session's frames; None if the broker can't be reached, or there is none."""
+    """The content of a session's frames; None without a broker or while it can't be reached."""
     if node.frames is None:
         return None
     try:

@@ -153,7 +153,7 @@ class Session:
 
         Raises:
             AdapterError: A call failed; it has many classes.
-            CancelledError: The turn was cancelled by `cancel()`. The class is ours.
+            CancelledError: The turn was cancelled by `cancel()`. The class is Callboard's.
             RequestTimeoutError: The turn's time is up.
             ConfigurationError: A model or an option is wrong.
             SessionBusy: Too many turns wait.
@@ -172,13 +172,13 @@ class Session:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> Reply:
-        """Run `send` without an event loop: the engine lives on the thread of the sync functions.
+        """Run `send` without an event loop: the engine runs on the thread of the sync functions.
 
         ``with Engine() as engine`` starts it there. Otherwise the first turn starts it, and the engine is closed
         when the program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are as in `send`.
 
         Raises:
-            WrongLoop: The engine lives on another event loop, or an async tool calls this and would wait for
+            WrongLoop: The engine belongs to another event loop, or an async tool calls this and would wait for
                 itself.
         """
         from ..functions.sync import sync_host
@@ -200,8 +200,8 @@ class Session:
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
 
-        It starts when it is entered, or first asked for anything. The arguments are as in `send`. The exceptions
-        of `send` are raised on entering and by iterating.
+        It starts when it is entered, or at its first use. The arguments are as in `send`. The exceptions of
+        `send` are raised on entering and by iterating.
         """
         turn = self._new_turn((Message.user(content),), model, streamed=True, options=options)
         return TurnStream(self._runtime, turn)
@@ -221,7 +221,7 @@ class Session:
     def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
         """Another session that starts with this one's history.
 
-        Model, tools, system prompt, tags and name are the same. From here on both go their own ways.
+        Model, tools, system prompt, tags and name are the same. Later changes of one do not affect the other.
 
         Args:
             at: The number of messages to start with; None for all.
@@ -252,14 +252,14 @@ class Session:
     async def submit(
         self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnOptions]
     ) -> Reply:
-        """Answer open calls, and go on with the turn.
+        """Answer open calls, and continue the turn.
 
-        While some calls are left open, nothing is asked of the model. An empty mapping goes on after a turn that
-        failed when all calls were answered. The exceptions of `send` are raised here, too.
+        While some calls are open, the model is not called. Pass an empty mapping to continue a turn that failed
+        after all calls were answered. The exceptions of `send` are raised here, too.
 
         Args:
             answers: The answers by the calls' ids: `Approved()` to run a call, `Denied(reason)`, or the call's
-                result. A result is a value that the tool would give back, a `ToolError`, or a ToolResultBlock.
+                result. A result is a value that the tool would return, a `ToolError`, or a ToolResultBlock.
             model: As in `send`.
             options: As in `send`.
 
@@ -267,7 +267,7 @@ class Session:
             The assistant's last message.
 
         Raises:
-            CallboardError: An answer belongs to no open call, or is not an answer; then nothing has been run.
+            CallboardError: An answer belongs to no open call, or is not an answer. No call was run.
         """
         turn = self._new_turn((), model, streamed=False, options=options, answers=dict(answers))
         task = await self._runtime.host.start_turn(turn)
@@ -300,7 +300,7 @@ class Session:
         The exceptions are as in `approve`.
 
         Args:
-            calls: The calls, at least one, as `pending_calls` has them.
+            calls: The calls, at least one, from `pending_calls`.
             why: The reason, for the model.
             options: As in `send`.
 
@@ -318,7 +318,7 @@ class Session:
         return self.submit_stream(self._shown(calls, Denied(why)), **options)
 
     def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
-        """The answer to each of these calls, which must be waiting with these arguments."""
+        """The answer to each of these calls. They must wait with exactly these arguments."""
         if not calls:
             raise ValueError("pass the ids of the calls. session.pending_calls lists the waiting ones")
         waiting = {call.id: call for call in self.pending_calls}
@@ -340,8 +340,9 @@ class Session:
         return TurnStream(self._runtime, turn)
 
     async def open_reply(self) -> OpenReply | None:
-        """The reply of this session that was requested with ``background=True`` by a process that has ended since;
-        None if there is none. It is for `take_up`.
+        """The background reply of this session that an ended process has requested; None if there is none.
+
+        It was requested with ``background=True``. Pass it to `take_up`.
 
         Raises:
             StoreError: The trace can't be read.
@@ -358,7 +359,7 @@ class Session:
         raises the exceptions of `send`.
 
         Args:
-            reply: The reply, as `open_reply` gives it.
+            reply: The reply, as returned by `open_reply`.
             options: As in `send`.
 
         Returns:

@@ -30,7 +30,7 @@ _NO_OPTIONS: TurnOptions = {}
 
 
 class TurnUnderWay(Protocol):
-    """A turn in progress, as far as others may act on it."""
+    """The operations on a turn in progress that other parts may use."""
 
     def cancel(self, why: str = "") -> bool:
         """Request the end of the turn. Returns false if the turn has ended."""
@@ -107,7 +107,7 @@ class SessionState:
         self.lost = ""
         """In a cluster, the error text for this session's users once another node has taken it over."""
         self.opening: tuple[object, bytes] | None = None
-        """In a cluster, what its setup was made of, and the setup as other nodes get it."""
+        """In a cluster, the sources of its setup, and the setup as other nodes get it."""
         self.claimed: int | None = None
         """The seq of the event that makes this engine the session's owner once it is stored.
 
@@ -124,7 +124,7 @@ class SessionState:
         self._read: Sequence[tuple[Tool, ...]] = [each.tools for each in self.sources] if self.sources else ()
 
     def refresh_tools(self) -> bool:
-        """Read the sources again. Returns whether their tools have changed."""
+        """Read the tool sources again. Returns whether their tools have changed."""
         if all(source.tools is read for source, read in zip(self.sources, self._read, strict=True)):
             return False
         self.use_tools(self.given_tools)
@@ -168,11 +168,11 @@ def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetu
 _log = Log("engine.ownership")
 
 LARGEST_BYTES = 256 * 1024
-"""A larger setup, for instance of very many tools, doesn't go out with each turn."""
+"""The largest setup that is sent with each turn, in bytes. Very many tools make it larger."""
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """All of a session besides its messages."""
+    """A whole session except its messages."""
 
     setup: SessionSetup
     """Its model, system prompt, tools and options."""
@@ -186,7 +186,7 @@ _decoder = msgspec.msgpack.Decoder(Opening)
 
 
 def packed_opening(state: SessionState, asked: AskedWith) -> bytes:
-    """A session's setup as bytes; nothing if it can't be written. Made once, until it changes."""
+    """A session's setup as bytes; empty if it can't be written. It is cached until it changes."""
     now = (state.model, state.system_prompt, state.tools, state.name, asked)
     if state.opening is None or state.opening[0] != now:
         state.opening = (now, _packed(state, asked))
@@ -203,7 +203,7 @@ def _packed(state: SessionState, asked: AskedWith) -> bytes:
 
 
 def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
-    """A session without messages, as a store would have it; None if the bytes can't be read."""
+    """A session without messages, as if read from a store; None if the bytes can't be read."""
     try:
         opening = _decoder.decode(packed)
     except (msgspec.MsgspecError, ValueError):
@@ -243,8 +243,8 @@ _ASK_SECONDS = 0.25
 class TurnLease:
     """A turn's right to act.
 
-    While the node's lease never expired, no check is needed. After an expiry another node may have the session,
-    and may have ended the turn for its readers.
+    If the node's lease never expired, no check is needed. After an expiry another node may own the session, and
+    may have ended the turn for its readers.
 
     Args:
         ownership: The node's ownership.
@@ -259,7 +259,7 @@ class TurnLease:
         self._breaks = ownership.holding.breaks
 
     async def require(self) -> None:
-        """Return if the turn may go on. Raises SessionTakenOver or AdmissionError."""
+        """Return if the turn may continue. Raises SessionTakenOver or AdmissionError."""
         if self._state.lost:
             raise SessionTakenOver(self._state.lost)
         await self._ownership.require(self._state.id, self._state.epoch)

@@ -34,13 +34,13 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     """The session's name, for people."""
     model: str
-    """The model of its next turn, in words."""
+    """The model of its next turn, as text."""
     tags: dict[str, str]
     """The tags of its calls."""
     open: bool
     """Whether it is open here."""
     stored: SessionRow | None = None
-    """Its row in the trace; None if nothing of it is there yet."""
+    """Its row in the trace; None if it is not stored yet."""
 
 
 async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | None = None) -> list[SessionInfo]:
@@ -82,7 +82,7 @@ PARENT_TAG = "callboard.parent_session"
 
 
 async def deleted(runtime: Runtime, session_id: str) -> bool:
-    """Forget a session and the sessions of its sub-agents; see `Engine.delete_session`."""
+    """Delete a session and the sessions of its sub-agents; see `Engine.delete_session`."""
     await runtime.host.start()
     found = await _deleted_everywhere(runtime, session_id)
     for agent in await listed(runtime, None, {PARENT_TAG: session_id}):
@@ -147,10 +147,10 @@ FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
 
 
 class ExportedSession(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT):
-    """A session as a document of its own: `Session.export` writes it, and `Engine.import_session` reads it.
+    """A session as a document. `Session.export` writes it, and `Engine.import_session` reads it.
 
-    The messages are whole, with images and signatures, and with the way each reply came about. Of the usage that
-    providers reported, the counts are kept and not the original objects.
+    The messages are complete, with images, signatures and the metadata of each reply. Reported usage is kept as
+    counts, without the providers' original objects.
     """
 
     session_id: str

@@ -26,7 +26,7 @@ class ToolSource(Sequence[Tool]):
     @property
     @abstractmethod
     def tools(self) -> tuple[Tool, ...]:
-        """The tools of now. The tuple must be the same object while nothing has changed."""
+        """The current tools. The tuple must be the same object until they change."""
 
     @overload
     def __getitem__(self, index: int) -> Tool: ...
@@ -44,11 +44,11 @@ class ToolSource(Sequence[Tool]):
 
 
 ToolLike: TypeAlias = Tool | ToolSource | Callable[..., object]
-"""A tool, or a function that is made one as ``@tool`` makes it: by its name, its type hints and its docstring. A
+"""A tool, or a function, which becomes a tool as with ``@tool``: from its name, type hints and docstring. A
 `ToolSource` means all its tools."""
 
 _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
-"""The tools of functions, so that a function that is given with every call is looked into once."""
+"""The tools of functions. A function that is passed with every call is inspected once."""
 
 
 def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
@@ -112,7 +112,7 @@ def _kind(value: object) -> str:
 def plugin_tools(name: str) -> Sequence[Tool] | None:
     """The tools of a plugin; None if no plugin has that name.
 
-    A plugin offers a function, a tool, or a list of such.
+    A plugin offers a function, a tool, or a list of them.
     """
     plugin = plugin_named("callboard.tools", name)
     if plugin is None:

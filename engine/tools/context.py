@@ -62,10 +62,11 @@ class ToolContext:
 
     @property
     def idempotency_key(self) -> str:
-        """A key for the system that the tool calls, so that it does a thing once.
+        """A key for the system that the tool calls, so that it performs an action once.
 
-        The key is a UUID. It is the same each time this call of the model is run, also in another process that has
-        resumed the session. It is unique. The same call in a fork of the session has a different one.
+        The key is a UUID. It is unique to this call of the model. It stays the same if the call is run again,
+        even in another process that has resumed the session. The same call in a fork of the session has a
+        different key.
         """
 
         return idempotency_key(self.session_id, self.messages, self.tool_call_id)
@@ -89,7 +90,7 @@ class ToolContext:
         It may be called in any thread, and it doesn't wait. Progress after the end of the call is dropped.
 
         Args:
-            message: The progress in words.
+            message: The progress as text.
             fraction: The progress from 0 to 1; None if it is unknown.
         """
         if self._home is None:
@@ -108,7 +109,7 @@ class ToolContext:
             self._report(event)
 
     def close(self) -> None:
-        """Drop all further progress, because the call has ended."""
+        """Ignore progress reports from now on."""
         self._report = None
 
 
@@ -187,7 +188,7 @@ def _plain(value: object) -> object:
 
 
 _NAMESPACE = uuid.UUID("7d0d3b0e-58a7-5b0c-9a44-0c1f6a2f6c15")
-"""The namespace of all keys. Another one would change each key of a call that waits for its approval now."""
+"""The namespace of all keys. A change of it would change the keys of calls that wait for approval."""
 
 
 def idempotency_key(session_id: str | None, messages: Sequence[Message], tool_call_id: str) -> str:
@@ -216,7 +217,7 @@ class Denied(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """The decision is open. The turn ends with the call open, and `Session.submit` brings the answer."""
+    """The decision is open. The turn ends with the call open, and `Session.submit` passes the answer."""
 
 
 Approval: TypeAlias = Approved | Denied | Pending
@@ -229,7 +230,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: ToolUseBlock
     """The call as the model made it."""
     definition: ToolDefinition
-    """The tool's definition. Its annotations are hints, and of a foreign server they are only claims."""
+    """The tool's definition. Its annotations are hints. From an MCP server of others, they are only claims."""
     arguments: JsonObject
     """The arguments, after a repair if there was one."""
     messages: tuple[Message, ...] = ()

@@ -86,14 +86,14 @@ def tool(
         description: The tool's description; None is the docstring's text before its first section.
         timeout: Seconds for one call, as in `Tool`.
         annotations: Hints about the tool, as in `ToolDefinition`.
-        strict: Whether the model is held to the schema, as in `ToolDefinition`.
+        strict: Whether the model must follow the schema, as in `ToolDefinition`.
         needs_approval: Whether calls need approval, as in `Tool`.
         provider_options: Fields of the tool for single providers, as in `ToolDefinition`.
 
     Raises:
         ToolDefinitionError: The function lacks type hints or descriptions of its parameters.
         SchemaError: A type has no JSON Schema.
-        ValueError: No model takes the name.
+        ValueError: No model accepts the name.
     """
     caller = sys._getframe(2)  # above the function that takes old names
 

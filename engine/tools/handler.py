@@ -1,6 +1,6 @@
 """A tool, the function that runs it, and the conversion of a call's arguments.
 
-A function takes the arguments as keywords. If its only parameter is no property of the schema, it takes all
+A function takes the arguments as keywords. If its only parameter is not a property of the schema, it takes all
 arguments as one mapping. Each argument is converted to its type hint. Without a hint it stays the JSON value.
 """
 
@@ -48,7 +48,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """A function, and the way in which it is called. `handler_of` and `tool` make it."""
+    """A function, and how it is called. `handler_of` and `tool` make it."""
 
     function: ToolHandler
     is_async: bool
@@ -104,7 +104,7 @@ def _value(injected: Injected, context: ToolContext) -> object:
 
 
 def handler_of(function: ToolHandler, name: str, schema: JsonObject) -> Handler:
-    """The handler of a tool that has a schema of its own."""
+    """The handler of a tool that has its own schema."""
     properties = schema.get("properties")
     known = frozenset(properties) if isinstance(properties, dict) else frozenset[str]()
     hints = lenient_hints_of(function)
@@ -160,7 +160,7 @@ class Tool:
     """Whether calls need approval. None asks the `approve` hook, and runs the call if there is no hook. True asks
     the hook, and leaves the call open if there is none. False never asks."""
     handler: Handler | None = field(init=False, repr=False)
-    """The way in which `execute` is called; None for a passive tool."""
+    """How `execute` is called; None for a passive tool."""
 
     def __post_init__(self) -> None:
         handler = None
@@ -239,7 +239,7 @@ class FunctionTool(Tool, Generic[P, R_co]):
     ) -> FunctionTool[Q, R_co]: ...
 
     def __get__(self, instance: object, owner: object = None) -> object:
-        """The tool of one object, if the function is a method."""
+        """The tool bound to one object, if the function is a method."""
         if instance is None or self.handler is None:
             return self
         bound = self.__dict__["function"].__get__(instance, owner)

@@ -70,7 +70,7 @@ class Parameters(msgspec.Struct, frozen=True):
     variadic: bool = False
     """Whether the function takes any keywords."""
     unnamed: bool = False
-    """Whether the function takes values by position only."""
+    """Whether the function takes the value by position only."""
 
 
 def parameters_of(

@@ -19,7 +19,10 @@ from .handler import Tool
 
 
 class InvalidToolCallError(CallboardError):
-    """The arguments of a call are no JSON object, or don't follow the tool's schema. The text names the place."""
+    """The arguments of a call don't follow the tool's schema, or are not a JSON object.
+
+    The text names the place.
+    """
 
 
 RepairToolCall: TypeAlias = Callable[
@@ -56,7 +59,7 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     repair: RepairToolCall | None = None
     """A function that mends arguments that don't fit."""
     cut_off: bool = False
-    """Whether the reply was cut off, so that nothing of it may be repaired."""
+    """Whether the reply was cut off. If so, none of it may be repaired."""
     approved: frozenset[str] = frozenset()
     """The ids of calls for which `approve` is no longer called."""
     caller: Callable[[ToolUseBlock], Caller] | None = None

@@ -39,10 +39,10 @@ from .rounds import InvalidToolCallError, ToolRound, ToolRoundContext, not_execu
 T = TypeVar("T")
 
 WORKS_IN_THREADS = True
-"""Marks a future that waits for a thread, so that an event loop on virtual time does not advance the clock."""
+"""Mark of a future that waits for a thread, so that an event loop on virtual time does not advance the clock."""
 
 MAX_IDLE = 16
-"""The number of threads that are kept for the next call."""
+"""The largest number of idle threads that are kept for later calls."""
 
 IDLE_SECONDS = 10.0
 """Seconds for which a thread waits for its next call before it ends."""
@@ -50,7 +50,7 @@ IDLE_SECONDS = 10.0
 _Job: TypeAlias = Callable[[], Callable[[], None]]
 """A function that does the work and returns a function that delivers the result.
 
-The latter is called last, when the thread is free again.
+The returned function is called last, when the thread is free again.
 """
 
 _lock = threading.Lock()
@@ -310,8 +310,10 @@ async def run_tools(
 async def _answer(
     call: ToolUseBlock, tools: dict[str, Tool], shared: ToolRoundContext, results: dict[str, ToolResultBlock]
 ) -> None:
-    """Add the call's result, unless the call is left open. Its start and end are published, also if it isn't
-    run."""
+    """Add the call's result, unless the call stays open.
+
+    Its start and end are published even if it isn't run.
+    """
     tool = tools.get(call.name)
     refusal: str | None = None
     ready: Ready | None = None

@@ -1,7 +1,7 @@
 """The calls that wait for an answer, found in the history alone, and the host's answers.
 
-A turn that waits for an approval or for a passive tool is over, and only its messages are kept. So it can continue
-after a restart, and in another process.
+A turn that waits for an approval or for a passive tool has ended, and only its messages are kept. So it can
+continue after a restart, and in another process.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], me
 
 
 def _why_closed(tool_use_id: str, messages: Sequence[Message]) -> str:
-    """The reason why a call waits for no answer; empty if there is no call of that id."""
+    """The reason why a call does not wait for an answer; empty if there is no call of that id."""
     for message in reversed(messages):
         for block in message.content:
             match block:

@@ -1,4 +1,4 @@
-"""JSON Schemas of Python types, and values that are checked and converted by them.
+"""JSON Schemas of Python types, and checks and conversions of values with them.
 
 A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint made of them and of
 plain types. Pydantic is imported only if msgspec refuses a part of a hint. Several named values, such as the

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # --- A quick check of plain schemas ---
 
 Accepts: TypeAlias = Callable[[Any], bool]
-"""A check for values of one type: its place in a table by types."""
+"""A check for the values of one type, as an entry of a table by type."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -35,7 +35,7 @@ _SAY_NOTHING = {
     "$comment", "$defs", "default", "deprecated", "description", "examples", "format", "readOnly", "title",
     "writeOnly",
 }  # fmt: skip
-"""Keywords that refuse no value. Formats are not checked. A schema with a reference is not plain."""
+"""Keywords that reject no value. Formats are not checked. A schema with a reference is not plain."""
 
 _PLAIN = {
     "$schema", "type", "enum", "const", "properties", "required", "additionalProperties", "items", "minItems",
@@ -99,7 +99,9 @@ def _of_kind(kind: str, schema: JsonObject) -> dict[type, Accepts] | None:
 
 
 def _narrow(by_type: dict[type, Accepts], schema: JsonObject) -> bool:
-    """Keep only the listed texts, and null. False for other values, with a more complex equality."""
+    """Keep only the listed texts, and null. Returns False for other values, because their equality is more
+    complex.
+    """
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if listed is None:
         return True
@@ -197,7 +199,7 @@ LONGEST_FAULT = 300
 def check(value: Json, schema: JsonObject) -> None:
     """Require that a value follows a schema.
 
-    Formats are not checked, nor patterns that Python can't read. No reference is fetched.
+    Formats and patterns that Python can't read are not checked. No reference is fetched.
     """
     from referencing.exceptions import Unresolvable
 
@@ -264,7 +266,7 @@ def _remembered(schema: bytes) -> _Known:
 
 
 def _with_own_patterns(schema: JsonObject) -> JsonObject:
-    """The schema without the patterns that Python can't read: JSON Schema has those of JavaScript."""
+    """The schema without patterns that Python can't read, because JSON Schema uses JavaScript's."""
     kept = {name: value for name, value in schema.items() if name != "pattern" or _is_pattern(value)}
     if isinstance(named := kept.get("patternProperties"), dict):
         kept["patternProperties"] = {name: value for name, value in named.items() if _is_pattern(name)}

@@ -1,11 +1,11 @@
-"""Hints that msgspec does not take, in a form that it takes.
+"""Type hints that msgspec refuses, in a form that it accepts.
 
-msgspec refuses unions of several dataclasses, of untagged Structs, and of foreign classes, such as
-pydantic's. `fitted` puts a stand-in for each part of a hint that msgspec refuses. A stand-in is a class without
+msgspec refuses unions of several dataclasses, of untagged Structs, and of foreign classes, such as pydantic's.
+`fitted` replaces each part of a hint that msgspec refuses with a stand-in. A stand-in is a class without
 instances, which msgspec passes to its hooks. There are two kinds:
 
-    Whole     pydantic describes and converts the part, because one of its types takes part, or only it can
-    Choice    the members of a union are tried one after the other
+    Whole pydantic describes and converts the part, because it contains a pydantic type, or no other library can
+    Choice the members of a union are tried one after the other
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Model(Protocol):
 
 
 def is_model(of: object) -> TypeGuard[_Model]:
-    """Whether a type is a pydantic model, or something else that has its methods."""
+    """Whether a type is a pydantic model, or another type with its methods."""
     # asked for every conversion: looking the two names up is far cheaper than checking against the protocol
     return isinstance(of, type) and hasattr(of, "model_json_schema") and hasattr(of, "model_validate_json")
 
@@ -66,7 +66,7 @@ class Refused(ValueError):
 def validate(value: Json, model: _Model) -> object:
     """The model's instance of a JSON value. Raises Refused.
 
-    It is given JSON text, not objects, so that a strict model takes dates and enumerations as JSON has them.
+    It gets JSON text, not objects, so that a strict model accepts dates and enumerations in their JSON form.
     """
     try:
         return model.model_validate_json(msgspec.json.encode(value))
@@ -86,7 +86,7 @@ def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...
 
 
 class _StandIn(type):
-    """The class of stand-ins. msgspec asks whether the converted value is an instance: it always is."""
+    """The class of stand-ins. msgspec checks whether the converted value is an instance, so every value is."""
 
     described: Whole | Choice
 
@@ -131,7 +131,7 @@ def _fitted(hint: Any) -> Any:
 
 
 def _is_taken(hint: Any) -> bool:
-    """Whether msgspec takes a hint, and everything within it."""
+    """Whether msgspec accepts a hint, and everything within it."""
     try:
         msgspec.json.Decoder(hint)
     except (TypeError, NameError, RecursionError):
@@ -163,7 +163,7 @@ def _classes(hint: Any) -> Iterator[Any]:
 
 
 def _is_pydantics(hint: Any) -> bool:
-    """Whether pydantic interprets a hint best: its class, its dataclass, or a Field of its own."""
+    """Whether pydantic interprets a hint best: a pydantic class, dataclass or Field."""
     if any(type(each).__module__.partition(".")[0] == "pydantic" for each in getattr(hint, "__metadata__", ())):
         return True
     return isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__")
@@ -206,7 +206,7 @@ class Whole:
 
 
 def _whole(hint: Any) -> Any | None:
-    """The stand-in of a hint that pydantic takes; None if it does not, or is not installed."""
+    """The stand-in for a hint that pydantic accepts; None if it refuses, or is not installed."""
     try:
         import pydantic
 
@@ -218,7 +218,7 @@ def _whole(hint: Any) -> Any | None:
 
 
 def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ...]:
-    """The place of a fault without the names of a union's members, which pydantic writes between."""
+    """The place of a fault, without the names of a union's members that pydantic inserts."""
     found: list[str | int] = []
     for number, step in enumerate(steps):
         if isinstance(value, dict) and step in value:

@@ -22,7 +22,7 @@ _PREFIX = "#/$defs/"
 
 
 def lift_definitions(schema: JsonObject) -> JsonObject:
-    """The schema with the ``$defs`` of its subschemas at its root, where their references look for them. Pure.
+    """The schema with the ``$defs`` of its subschemas at its root, where their references point. Pure.
 
     A definition with a name that is already taken gets a number.
     """
@@ -70,9 +70,9 @@ def _renamed(schema: Json, names: dict[str, str]) -> Json:
 
 
 def inline_root(schema: JsonObject) -> JsonObject:
-    """The schema with its root written out where that is a reference: providers want an object there. Pure.
+    """The schema with its root inlined if that is a reference, because providers require an object there. Pure.
 
-    The definition stays where something else refers to it.
+    The definition stays if another part refers to it.
     """
     definitions = schema.get("$defs")
     target = schema.get("$ref")
@@ -182,7 +182,7 @@ def _inner(info: hints.Type) -> Iterator[hints.Type]:
 
 
 def _mark(info: hints.Type, schema: Json) -> None:
-    """Follow a type and its schema down to where a moment is a string. Classes have their own place."""
+    """Find the strings of a schema that represent moments in its type. Classes are handled separately."""
     if not isinstance(schema, dict):
         return
     match info:
@@ -238,7 +238,7 @@ _KEYWORDS = frozenset(
 def json_schema(of: object) -> JsonObject:
     """The JSON Schema of a type, a hint, or a schema.
 
-    The root is written out. Everything else that has a name stands in ``$defs``.
+    The root is inlined. Every other named type is in ``$defs``.
     """
     if isinstance(of, Mapping):
         return _given(of)
@@ -253,7 +253,7 @@ def json_schema(of: object) -> JsonObject:
 
 @functools.lru_cache(maxsize=256)
 def _remembered(of: object) -> bytes:
-    """The schema's text. The same types come with every call, and working one out takes milliseconds."""
+    """The schema's text, cached. The same types come with every call, and a computation takes milliseconds."""
     return _written(of)
 
 
@@ -297,8 +297,8 @@ def _tidied(schema: JsonObject) -> JsonObject:
 
 
 def _without_noise(schema: JsonObject) -> JsonObject:
-    """A schema without what generators add and no model needs: titles that repeat a name, pointers to tags,
-    the indentation of docstrings."""
+    """A schema without generated parts that no model needs: titles that repeat a name, pointers to tags, and the
+    indentation of docstrings."""
     kept = {name: value for name, value in schema.items() if name not in ("discriminator", "$comment")}
     if isinstance(description := kept.get("description"), str):
         kept["description"] = inspect.cleandoc(description)

@@ -81,7 +81,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def check_key_file() -> list[Check]:
-    """Whether the keys that `callboard keys` keeps can be read, and by their owner alone. Empty without a file."""
+    """The check that the keys of `callboard keys` can be read, and by their owner alone. Empty without a file."""
     stored = read_keys(keys_file())
     if stored.fault is not None:
         return [Check("keys", False, f"{stored.path} is ignored: {stored.fault}", stored.fix)]
@@ -116,7 +116,7 @@ class Providers:
         self._usable: set[str] = set()
 
     async def check(self) -> list[Check]:
-        """The checks in the order of the registry. Providers are asked side by side."""
+        """The checks in the order of the registry. Providers are queried concurrently."""
         found: dict[str, list[Check]] = {}
 
         async def look(entry: AdapterEntry) -> None:
@@ -232,7 +232,7 @@ def _said(error: Exception) -> str:
 
 
 async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
-    """The checks of the trace and its surroundings. The trace is read over a connection of its own."""
+    """The checks of the trace and its surroundings. The trace is read over a separate connection."""
     if store is None:
         return [Check("store", True, "no trace is kept")]
     on_server = server_store(store)

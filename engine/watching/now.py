@@ -63,17 +63,17 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that has not ended, or a call without a turn."""
 
     id: str
-    """The id of the turn, which is also that of its stream; of a call without a turn, the id of the call."""
+    """The id of the turn and of its stream. For a call without a turn, the id of the call."""
     kind: Literal["turn", "call"]
     """``turn``; or ``call`` for a call without a turn, such as embeddings. Such a call belongs to the task that
     made it, and can't be cancelled from elsewhere."""
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """``queued`` behind a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
+    """``queued`` after a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
     the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
     model: str
-    """The model of the call in progress as ``provider:name``, else the one that was requested, in words."""
+    """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
     session_id: str | None
     """The session, if there is one."""
     session_name: str | None
@@ -99,9 +99,9 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     characters: int
     """The characters of text, thinking and arguments in its stream."""
     output_tokens: int
-    """The output tokens of the calls that are over, and an estimate for the one in progress."""
+    """The output tokens of ended calls, and an estimate for the call in progress."""
     cost: CostSum
-    """The cost of the calls that are over, and an estimate for the one in progress."""
+    """The cost of ended calls, and an estimate for the call in progress."""
     parent_turn_id: str | None = None
     """The turn whose tool made this turn or call."""
     depth: int = 0
@@ -126,18 +126,18 @@ class WorkInProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Read:
-    """How far a stream was read."""
+    """The reading position in a stream."""
 
     def __init__(self) -> None:
         self.seq = 0
         self.characters = 0
         self.before = 0
-        """The characters of calls that are over."""
+        """The characters of ended calls."""
         self.request_id = ""
 
 
 class Watcher:
-    """Looks at the turns and calls of one engine."""
+    """Observes the turns and calls of one engine."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -287,7 +287,7 @@ def made_us(identifier: str) -> int | None:
 
 
 async def changes(bus: Bus, in_flight: InFlight, min_interval: float) -> AsyncIterator[None]:
-    """One item immediately, and then one whenever something may have changed. It ends with the bus."""
+    """Yield an item immediately, and then one after each possible change. It ends with the bus."""
     with bus.subscribe(">", policy=DropOldest(1), name="changes") as events:
         while True:
             yield
@@ -333,7 +333,7 @@ class WatchingMethods:
     async def cancel(self, turn_id: str, *, owner: str | None = None) -> bool:
         """Cancel a turn by its id. Its caller gets CancelledError, with the content so far.
 
-        In a cluster the turn may run on any node; then that node is asked.
+        In a cluster the turn may run on another node. Then that node cancels it.
 
         Args:
             turn_id: The id of the turn and its stream.
@@ -353,7 +353,7 @@ class WatchingMethods:
         return False if frames is None else await frames.mirrors.cancel(turn_id, owner)
 
     def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
-        """One item immediately, and then one whenever the numbers of the engine may have changed.
+        """Yield an item immediately, and then one whenever the numbers of the engine may have changed.
 
         It waits for the bus and, while something is in progress, for the streams; an idle engine costs nothing.
         Take `statistics()` or `in_progress()` at each item. It ends when the engine is closed.
@@ -371,7 +371,7 @@ class WatchingMethods:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> RequestPreview:
-        """The request that a session's next turn would send, as the model's provider would get it.
+        """The request of a session's next turn, as the model's provider would get it.
 
         Its `losses` list the parts that the model would not get. The session must be open here, or stored
         with all its content. Nothing is sent, and the session is not changed. Context policy and middleware do not
@@ -413,7 +413,7 @@ class WatchingMethods:
         """`preview` for code without an event loop; see `Session.send_sync`.
 
         Raises:
-            WrongLoop: The engine lives on another event loop.
+            WrongLoop: The engine belongs to another event loop.
         """
         from ..functions.sync import sync_host
 
@@ -437,7 +437,7 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     """Whether its adapter is up."""
     in_flight: int
-    """The number of calls that have one of `slots`."""
+    """The number of calls that hold one of `slots`."""
     waiting: int
     """The number of calls that wait for a slot."""
     slots: int

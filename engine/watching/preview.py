@@ -1,4 +1,4 @@
-"""A preview of a session's next request, and the parts of the history that its model would not see."""
+"""A preview of a session's next request, and the parts of the history that its model would not get."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _DIRECT: Json = {"type": "direct"}
 Place: TypeAlias = tuple[int, int, int | None]
 """The positions of a message, of a block in it, and of a part in a block."""
 AnyPlace: TypeAlias = Place | tuple[int | None, None, None]
-"""A place of which only the message may be known, or nothing."""
+"""A place of which only the message, or nothing, may be known."""
 
 
 class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +109,7 @@ class Reader(msgspec.Struct, frozen=True):
     names: Collection[str]
     """The names under which it accepts options: its own, and that of its protocol."""
     media_fields: Collection[str] | None = None
-    """The fields of media that its protocol has a place for, see `ChatWire.media_fields`; None if that is unknown.
-    """
+    """The fields of media that its protocol supports, see `ChatWire.media_fields`; None if that is unknown."""
 
 
 def report(
@@ -120,7 +119,7 @@ def report(
     losses: Iterable[Loss],
     warnings: Iterable[CallWarning],
 ) -> tuple[RequestLoss, ...]:
-    """The losses of a request, in the order of the conversation, then those outside of messages."""
+    """The losses of a request: first those in messages, in the order of the conversation, then the others."""
     places = _Places(messages, request.messages)
     found = list(dict.fromkeys(places.of(loss) for loss in losses))
     gone = {(loss.message, loss.block, loss.part) for loss in found if loss.block is not None}
@@ -224,7 +223,7 @@ def _media_fields(block: ContentBlock) -> Iterator[str]:
 
 
 def _of_options(request: CanonicalRequest, names: Collection[str]) -> Iterator[RequestLoss]:
-    """The options of the request and of its tools that are for others."""
+    """The options of the request and of its tools that are for other providers."""
     taken = {*names, HISTORY}
     for place, options in [
         (None, request.provider_options),
@@ -268,7 +267,7 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """The path below the provider's address; empty if the adapter can't show its requests."""
     body: str
-    """The body as the provider would get it of a streamed turn; empty if the adapter can't show its requests."""
+    """The body that the provider would get for a streamed turn; empty if the adapter can't show its requests."""
     warnings: tuple[CallWarning, ...]
     """The warnings that the call would have: lost parts of the history, or an estimate near the window."""
     losses: tuple[RequestLoss, ...]

@@ -1,4 +1,4 @@
-"""Each call of the process as it ends, on any engine and event loop."""
+"""Watches each call of the process as it ends, on any engine and event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CallEnding: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 
 class EndedCall(ShortRepr, frozen=True, kw_only=True):
-    """A call of some engine of this process that has ended, with all its attempts. As text it is one line."""
+    """An ended call of any engine of this process, with all its attempts. As text it is one line."""
 
     run_id: str
     """The run of the engine, as in the trace."""
@@ -52,9 +52,9 @@ class EndedCall(ShortRepr, frozen=True, kw_only=True):
     status: CallEnding
     """The way it ended."""
     usage: TokenUsage | None
-    """The tokens of its last attempt; None if nothing is known of them."""
+    """The tokens of its last attempt; None if unknown."""
     cost: Cost | None
-    """The cost of those tokens; None if nothing is known of them."""
+    """The cost of those tokens; None if the tokens are unknown."""
     latency_ms: int
     """Milliseconds from its start to its end."""
     first_token_ms: int | None
@@ -97,7 +97,7 @@ class CallsOfEngine:
         self._skipped = 0
 
     def process(self, envelope: Envelope) -> EndedCall | None:
-        """The call that an event ends; None if another attempt follows, or if it ends none."""
+        """The call that an event ends; None if another attempt follows, or if the event ends no call."""
         request_id = envelope.request_id or ""
         match envelope.data:
             case LlmCallStarted() as start:
@@ -163,13 +163,13 @@ _PUMP_SECONDS = 1.0
 
 
 class CallCursor:
-    """The calls that have ended and were not read yet. Any thread may use it."""
+    """The ended calls that were not read yet. Any thread may use it."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity={capacity}: must be at least 1")
         self.closed = False
-        """Whether nothing more will come."""
+        """Whether no more calls will follow."""
         self._capacity = capacity
         self._calls: deque[EndedCall] = deque()
         self._skipped = 0
@@ -195,13 +195,13 @@ class CallCursor:
         return call if not skipped else msgspec.structs.replace(call, skipped=call.skipped + skipped)
 
     def wait(self, seconds: float | None) -> None:
-        """Hold this thread up until a call has come, or the cursor is closed, or the time is over."""
+        """Block this thread until a call arrives, the cursor is closed, or the time is up."""
         with self._changed:
             if not self._calls and not self.closed:
                 self._changed.wait(seconds)
 
     async def changed(self) -> None:
-        """Return when a call has come, or the cursor is closed."""
+        """Return when a call has arrived, or the cursor is closed."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             if self._calls or self.closed:
@@ -210,7 +210,7 @@ class CallCursor:
         await event.wait()
 
     def add(self, followed: _Followed) -> bool:
-        """Note a reader of an engine. Returns whether it is wanted."""
+        """Add a reader of an engine. Returns whether it is needed."""
         with self._changed:
             if self.closed or any(each.living is followed.living for each in self._followed):
                 return False
@@ -253,7 +253,7 @@ class _Followed:
         return self._events.closed
 
     async def run(self) -> None:
-        """Pass on each call while it is wanted."""
+        """Pass on each call while the reader is needed."""
         with self._events:
             try:
                 while not self._events.closed and self._cursor() is not None:
@@ -327,7 +327,7 @@ _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end
 class Watch:
     """The calls of the process as they end, made by `watch()`: an async iterator.
 
-    It has every call that ends after its creation, on existing and new engines. The calls of one engine come in
+    It yields every call that ends after its creation, on existing and new engines. The calls of one engine are in
     order. At most `capacity` calls wait to be read; the number dropped before a call is its `skipped`. It never
     ends by itself. To stop, leave the loop and drop the object. `aclose()` ends it for all its readers.
 
@@ -362,7 +362,7 @@ class Watch:
 
 
 class SyncWatch:
-    """Like `Watch`, for a thread: an iterator that holds its thread up until the next call ends.
+    """Like `Watch`, for a thread: an iterator that blocks its thread until the next call ends.
 
         with watch_sync().each(print):
             generate_sync("sonnet", "A haiku, please.")
@@ -386,9 +386,10 @@ class SyncWatch:
         return call
 
     def each(self, function: Callable[[EndedCall], object]) -> Self:
-        """Call a function with each call, one after the other, in a thread of its own.
+        """Call a function with each call, one after the other, in a separate thread.
 
-        No call waits for the function. If it raises, the thread reports this as threads do, and stops.
+        No call waits for the function. If it raises, the thread reports the exception as usual for threads, and
+        stops.
 
         Args:
             function: Gets each call.
@@ -420,8 +421,8 @@ class SyncWatch:
 def watch(*, capacity: int = 1024) -> Watch:
     """Watch each call of this process as it ends: ``async for call in watch(): print(call)``.
 
-    It covers every engine on every event loop, also new ones, and each kind of call. A printed call is one line;
-    the fields of `EndedCall` have the rest. Without a watcher, calls have no overhead.
+    It covers every engine on every event loop, also new ones, and each kind of call. A printed call is one line.
+    The fields of `EndedCall` have the details. Without a watcher, calls have no overhead.
 
     Args:
         capacity: The largest number of calls that wait to be read.

@@ -33,9 +33,9 @@ VISIT_US = 7 * 24 * 3600 * 1_000_000
 
 class Visitor(msgspec.Struct, frozen=True):
     scopes: frozenset[Scope]
-    """The things that they may do."""
+    """The actions that they may take."""
     csrf: str
-    """The value of the header that their changes must have."""
+    """The value of a header that their change requests must have."""
     until_us: int = 0
     """The end of the visit, in microseconds since the epoch; 0 if the host's authentication decides."""
 
@@ -89,7 +89,7 @@ def _hash(text: str) -> bytes:
 _log = Log("web")
 
 HEARTBEAT_SECONDS = 15.0
-"""The time between two signs of life on an idle stream. A connection that is gone is noticed by then."""
+"""Seconds between two heartbeats on an idle stream. A lost connection is noticed by then."""
 
 LONGEST_SECONDS = 3600.0
 """Seconds after which a stream ends, and the page asks again, so that lost access takes effect."""
@@ -98,7 +98,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 class Refused(Exception):
-    """A request that gets an error for an answer."""
+    """A request that is answered with an error."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -120,16 +120,15 @@ def answer(value: object, status: int = 200) -> Response:
 
 
 def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
-    """One server-sent event. JSON of ours has no line breaks."""
+    """One server-sent event. Callboard's JSON has no line breaks."""
     head = b"" if frame_id is None else b"id: " + frame_id.encode() + b"\n"
     return head + b"event: " + event.encode() + b"\ndata: " + data.replace(b"\n", b" ") + b"\n\n"
 
 
 class EventStream(Response):
-    """Server-sent events, for as long as the page is there.
+    """Server-sent events, until the page disconnects.
 
-    When the page disconnects, the frames end immediately, whether anything is being sent or not. A slow page
-    delays only its own frames.
+    Then the frames end immediately, even if none is being sent. A slow page delays only its own frames.
     """
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
@@ -189,7 +188,7 @@ async def _close(frames: AsyncIterator[bytes]) -> None:
 
 
 Authorize: TypeAlias = Callable[[Request], "Collection[Scope] | Awaitable[Collection[Scope] | None] | None"]
-"""A host's own decision about a request: the scopes that it has, and nothing for a refusal."""
+"""A host's own decision about a request: its scopes, or nothing for a refusal."""
 
 CSRF_HEADER = "x-callboard-csrf"
 MOST_BYTES = 1_000_000
@@ -208,7 +207,7 @@ class Access:
         self.sign_in = SignIn(clock, scopes)
         self.authorize = authorize
         self.on_sign_in: Callable[[], object] | None = None
-        """Is called after each sign-in by a token."""
+        """Called after each sign-in by a token."""
         self._csrf = secrets.token_urlsafe(24)
 
     async def visitor(self, request: Request, needs: Scope) -> Visitor:
@@ -298,7 +297,7 @@ HEADERS = {
 
 
 def host_name(host: str) -> str:
-    """The name or address of a Host header, without its port and in lower case; empty if it is none."""
+    """The name or address of a Host header, without its port and in lower case; empty if the header has none."""
     try:
         parts = urlsplit(f"//{host}")
         _ = parts.port  # The port is checked when it is read.
@@ -317,7 +316,7 @@ def checked_hosts(hosts: Iterable[str]) -> frozenset[str]:
 
 
 def refusal(headers: Headers, hosts: frozenset[str]) -> str | None:
-    """The reason why a request is refused; None if it may go on."""
+    """The reason why a request is refused; None if it may continue."""
     named = headers.getlist("host")
     if len(named) != 1 or host_name(named[0]) not in hosts:
         return "this host is not on the list of hosts"

@@ -1,7 +1,7 @@
-"""Calls, messages and turns of the trace as pages see them: times of each attempt, costs in words, no bytes.
+"""Calls, messages and turns of the trace for pages: times of each attempt, costs as text, no bytes.
 
-A call's latency counts from the start of the call. So it has the waits and the attempts before. Screens list
-attempts, and a person reads "Took" as the time of that attempt. Both are computed here, in one place.
+A call's latency counts from the start of the call. So it includes waits and earlier attempts. Screens list
+attempts, and a user reads "Took" as the time of that attempt. Both are computed here, in one place.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def times_and_cost(row: CallRow) -> dict[str, object]:
 
 
 def attempt_seen(row: CallRow) -> dict[str, object]:
-    """All of an attempt but the provider's own usage object, which may be anything."""
+    """An attempt without the provider's own usage object, which may have any form."""
     fields: dict[str, object] = {name: getattr(row, name) for name in row.__struct_fields__}
     if row.usage is not None:
         fields["usage"] = msgspec.structs.replace(row.usage, raw=None)
@@ -172,11 +172,11 @@ class Waterfall(msgspec.Struct, frozen=True):
     turn_id: str
     start_us: int
     end_us: int | None
-    """None while the turn runs, or if the trace does not have its end."""
+    """The end of the turn; None while it runs, or if the trace lacks its end."""
     status: str | None
     """How the turn ended; None while it runs."""
     bars: Sequence[Bar]
-    """In the order of their starts."""
+    """The bars, in the order of their starts."""
 
 
 async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
@@ -274,7 +274,7 @@ def _tool_bars(events: Sequence[Envelope]) -> list[Bar]:
 MOST_CALLS = 500
 MOST_VERSIONS = 6
 MOST_MESSAGES = 40
-"""The number of messages of a prompt, the latest ones, that a call's page shows."""
+"""The number of the latest messages of a prompt that a call's page shows."""
 
 
 async def trees_seen(store: Store, rows: Sequence[CallRow], limit: int) -> list[list[dict[str, object]]]:
@@ -343,7 +343,7 @@ async def calls(subject: Subject, request: Request) -> Response:
 
 
 async def call(subject: Subject, request: Request) -> Response:
-    """One call: its attempts with their bills under each price version that is known, and its events."""
+    """One call: its attempts with their costs under each known price version, and its events."""
     request_id = request.path_params["id"]
     visitor: Visitor = request.state.visitor
     await subject.flush()
@@ -370,7 +370,7 @@ async def call(subject: Subject, request: Request) -> Response:
 
 
 async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] | None:
-    """The messages that the call was sent, and its reply, as far as they were captured."""
+    """The messages of the call's request, and its reply, as far as they were captured."""
     saved = None if row.session_id is None else await store.saved_session(row.session_id)
     if saved is None:
         return None

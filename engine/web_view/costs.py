@@ -158,7 +158,7 @@ async def reprice(subject: Subject, request: Request) -> Response:
 
 
 async def undo(subject: Subject, request: Request) -> Response:
-    """Take the latest repricing back."""
+    """Undo the latest repricing."""
     await body_of(request, dict[str, object])
     jobs: Repricings = request.state.repricings
     if jobs.running:
@@ -167,7 +167,7 @@ async def undo(subject: Subject, request: Request) -> Response:
 
 
 async def progress(subject: Subject, request: Request) -> Response:
-    """The state of the repricing, immediately and whenever it changes, and a word when costs have changed."""
+    """The state of the repricing, immediately and whenever it changes, and a notice when costs have changed."""
     return EventStream(_states(request.state.repricings))
 
 
@@ -199,10 +199,10 @@ async def _chosen(subject: Subject, version: str) -> PriceTable | str:
 
 
 class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the repricing is."""
+    """The progress of the repricing."""
 
     state: Literal["idle", "running", "done", "failed"] = "idle"
-    """As the module's head has it."""
+    """The state, as listed in the module's docstring."""
     dry_run: bool = True
     version: str = ""
     done: int = 0
@@ -223,7 +223,7 @@ class Repricings:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self.state = RepricingState()
-        """How far the repricing is."""
+        """The progress of the repricing."""
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -240,14 +240,14 @@ class Repricings:
         as_model: str | None,
         for_new_calls: bool,
     ) -> None:
-        """Start a repricing; it runs on by itself."""
+        """Start a repricing. It continues in the background."""
         version = table if isinstance(table, str) else table.version
         self._set(state="running", dry_run=dry_run, version=version, done=0, last=0, report=None, error=None)
         work = self._run(table, where, dry_run, as_model, for_new_calls)
         self._task = asyncio.create_task(work, name="callboard live view: repricing")
 
     async def undo(self) -> RepriceRun:
-        """Take the latest one back."""
+        """Undo the latest repricing."""
         engine = self._subject.engine
         if engine is not None:
             run = await engine.undo_reprice()
@@ -260,7 +260,7 @@ class Repricings:
     async def changes(self) -> AsyncIterator[RepricingState]:
         """The state immediately, and whenever it changes.
 
-        Other people's repricings on the engine's bus count, too.
+        Other repricings on the engine's bus count, too.
         """
         heard = asyncio.create_task(self._hear()) if self._subject.engine is not None else None
         try:

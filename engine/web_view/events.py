@@ -21,11 +21,11 @@ from .subject import LOOK_SECONDS, Subject, Tail
 
 HISTORY = 200
 SCANNED = 2000
-"""The number of stored events, the latest ones, among which the history is found when no time is requested."""
+"""The number of the latest stored events that are searched for the history, if no time is requested."""
 MOST_SCANNED = 20_000
-"""The number of stored events at most that one question reads, when a session or a time is requested."""
+"""The largest number of stored events that one request reads, if a session or a time is requested."""
 FIRST_WINDOW_US = 60 * 1_000_000
-"""The first span of time that is read back from the end of a time filter. Each next one is four times as long."""
+"""The first time span that is read back from the end of a time filter. Each next span is four times as long."""
 PAGE = 500
 MOST_PATTERNS = 20
 
@@ -54,7 +54,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def envelope_seen(envelope: Envelope) -> dict[str, object]:
-    """An envelope as a page may see it: without any content, and with a few words about it."""
+    """An envelope for a page: without content, and with a short description."""
     fields = {name: value for name, value in fields_of(envelope).items() if value is not None}
     return {
         **fields,
@@ -99,7 +99,7 @@ async def _latest(store: Store, asked: Asked) -> list[Envelope]:
 
 
 async def events(subject: Subject, request: Request) -> Response:
-    """The events as they come, from behind the last one that the page has."""
+    """The events as they arrive, after the last one that the page has."""
     wanted = _asked(request).wants
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if subject.tail is None:

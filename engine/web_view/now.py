@@ -19,7 +19,7 @@ from .subject import Subject
 
 
 LATEST = 100
-"""The number of calls, the latest that started, among which those are found that ended last."""
+"""The number of the latest started calls that are searched for the calls that ended last."""
 
 RECENT = 20
 
@@ -30,7 +30,7 @@ MANY = 200
 EVERY_SECONDS = 0.5
 EVERY_SECONDS_OF_MANY = 1.0
 SUM_SECONDS = 5.0
-"""The time between two questions for the sums of the day."""
+"""Seconds between two queries for the sums of the day."""
 
 _DAY_US = 24 * 3600 * 1_000_000
 
@@ -222,7 +222,7 @@ def _told(envelope: Envelope) -> dict[str, object]:
 
 
 def rejections(rows: Sequence[CallRow]) -> Sequence[object]:
-    """The candidates that calls did not go to, with the reasons, the latest first."""
+    """The candidates that calls rejected, with the reasons, the latest first."""
     return [
         {
             "request_id": row.request_id,

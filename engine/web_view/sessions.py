@@ -38,7 +38,7 @@ from .subject import Subject
 MOST_SESSIONS = 300
 MOST_MESSAGES = 500
 MOST_TURNS = 10
-"""The number of turns, the latest ones, with a waterfall."""
+"""The number of the latest turns that have a waterfall."""
 
 
 class Preview(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ def _messages(saved: SavedSession | None, content: bool) -> list[object]:
 
 
 async def models(subject: Subject, request: Request) -> Response:
-    """The models that can be asked for, for the choice of another."""
+    """The models that can be requested, for a choice of another model."""
     if subject.engine is None:
         return answer([])
     found = subject.engine.models()
@@ -118,7 +118,7 @@ async def models(subject: Subject, request: Request) -> Response:
 
 
 async def preview(subject: Subject, request: Request) -> Response:
-    """The request that a model would be sent. Nothing is sent."""
+    """The request that would be sent to a model. Nothing is sent."""
     asked = await body_of(request, Preview)
     if not subject.shows_live_content:
         raise Refused(403, "content is not shown: the engine does not capture it unchanged")
@@ -130,7 +130,7 @@ async def preview(subject: Subject, request: Request) -> Response:
 
 
 EVERY_SECONDS = 0.05
-"""The time between two lots of a stream for one page."""
+"""Seconds between two batches of a stream for one page."""
 
 _builtins = msgspec.to_builtins
 
@@ -143,7 +143,7 @@ async def streams(subject: Subject, request: Request) -> Response:
 
 
 async def stream(subject: Subject, request: Request) -> Response:
-    """The events of one stream, from behind the last one that the page has, in lots."""
+    """The events of one stream after the last one that the page has, in batches."""
     if subject.engine is None:
         raise Refused(404, "streams exist only in the process that runs the turn. This view shows a trace")
     stream_id = request.path_params["id"]

@@ -28,7 +28,7 @@ from ..engine import Engine
 from ..stores import StoreAddress, TracePlace, existing_store, place_to_read, store_to_read
 
 Scope: TypeAlias = Literal["view", "content", "change"]
-"""``view``: all data but message content. ``content``: what was said, where the engine captures it. ``change``:
+"""``view``: all data but message content. ``content``: message content, if the engine captures it. ``change``:
 cancel, reprice, undo."""
 
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
@@ -42,7 +42,7 @@ SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
 
 LOOK_SECONDS = 1.0
-"""The time between two looks at a trace that others write."""
+"""Seconds between two checks of a trace that other processes write."""
 
 
 class Subject:
@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The trace, without any password; or what there is instead."""
+        """The name of the trace, without any password. Without a trace, a text that states this."""
         match self._trace:
             case None:
                 return "no trace"
@@ -106,7 +106,7 @@ class Subject:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Store]:
-        """The trace, for a change, where there is no engine."""
+        """The trace, for a change without an engine."""
         trace = self._trace
         if isinstance(trace, Path | StoreAddress):
             async with await existing_store(trace) as store:
@@ -155,20 +155,20 @@ RING = 2000
 """The number of events that are kept for pages."""
 
 LINGER_SECONDS = 30.0
-"""The time for which the ring is kept after its last page has closed."""
+"""Seconds for which the ring is kept after its last page has closed."""
 
 
 AT_MOST_EVERY = 0.1
-"""Seconds between two lots of events for one page."""
+"""Seconds between two batches of events for one page."""
 
 
 class Lot(NamedTuple):
-    """Events that a page gets together."""
+    """A batch of events for a page."""
 
     missed: int
     """The number of lost events before or among these."""
     events: list[Envelope]
-    """The events that it wants, the oldest first."""
+    """The events that match its filter, the oldest first."""
 
 
 class Tail:
@@ -176,7 +176,7 @@ class Tail:
         self._bus = bus
         self._linger = linger
         self.events: deque[Envelope] = deque(maxlen=RING)
-        """The latest events, the oldest first. A `Gap` among them represents events that came too fast."""
+        """The latest events, the oldest first. A `Gap` among them represents events that arrived too fast."""
         self._task: asyncio.Task[None] | None = None
         self._pages = 0
         self._left: asyncio.Event = asyncio.Event()
@@ -184,12 +184,12 @@ class Tail:
 
     @property
     def running(self) -> bool:
-        """Whether anything of it costs anything now."""
+        """Whether it has running costs now."""
         return self._task is not None and not self._task.done()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """A block in which a page listens."""
+        """A context in which a page listens."""
         self._pages += 1
         self._left.set()
         if not self.running:
@@ -202,7 +202,9 @@ class Tail:
             self._left.set()
 
     async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[Lot]:
-        """The events behind one, as they come, in order, and how many are missing. It ends with the bus."""
+        """The events after a given one as they arrive, in order, and the number of missing ones. It ends with the
+        bus.
+        """
         position = self._bus.last_seq if seq is None else seq
         while True:
             found = [each for each in self.events if each.seq > position]

@@ -44,7 +44,7 @@ def web(
         scopes: The scopes of a sign-in by such an address.
         show_content: Whether to show the content of messages. None shows it if the engine has
             ``capture_content=True`` and no ``redact``.
-        shared: Whether other processes write to the engine's trace, so that it is looked at every second.
+        shared: Whether other processes write to the engine's trace, so that it is checked every second.
 
     Raises:
         ConfigurationError: There is nothing to show, a host is not a name, or the extra ``web`` is not installed.

@@ -1,11 +1,11 @@
 """Calls as a table for other programs: CSV, JSON lines or Parquet, with one row for each attempt.
 
 Calls are read in pages and each page is written before the next is read. So an export of millions of calls takes
-no more memory than one page. New columns are only ever added at the end. Each time has two columns: microseconds
-UTC, and a moment. Each cost has two columns: a whole number of nano-USD, and an exact decimal of US dollars. Money
-is never a float. In CSV and JSON lines a moment is ISO text, and US dollars are decimal text. In Parquet they are
-`timestamp(us, UTC)` and `decimal128(28, 9)`, so that a query can compare and add them. An unknown value is empty,
-never zero.
+no more memory than one page. New columns are always added at the end. Each time has two columns: microseconds
+UTC, and a moment. Each cost has two columns: a whole number of nano-USD, and an exact decimal of US dollars.
+Money is never a float. In CSV and JSON lines a moment is ISO text, and US dollars are decimal text. In Parquet
+they are `timestamp(us, UTC)` and `decimal128(28, 9)`, so that a query can compare and add them. An unknown value
+is empty, never zero.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _OTHERS: dict[str, tuple[Kind, str]] = {
     "cost_usd": ("usd", "cost.nano_usd"),
     "at_call_time_usd": ("usd", "at_call_time.nano_usd"),
 }
-"""Columns with a kind that the name doesn't show, with the path from the row."""
+"""The columns whose kind is not clear from the name, with the path from the row."""
 
 
 def _column(name: str) -> Column:
@@ -204,7 +204,7 @@ class _Csv:
 
 
 def _csv_cell(cell: Cell) -> Cell:
-    """A spreadsheet must not read a provider's text as a formula. Such text gets an apostrophe before it."""
+    """Text that a spreadsheet would read as a formula gets a leading apostrophe."""
     match cell:
         case bool():
             return "true" if cell else "false"

@@ -6,9 +6,9 @@
 
 **Spans.** A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a
 tool (`execute_tool NAME`) is a span. A turn or call that a tool makes is below the span of that run of the tool.
-Else its parent is the host's current span at its start. A session is the `gen_ai.conversation.id`. An attempt
-links to the one before it, with a reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A cancelled
-call is not an error. **Metrics** carry the present time: leave them out of a replay.
+Otherwise its parent is the host's current span at its start. A session is the `gen_ai.conversation.id`. An
+attempt links to the one before it, with a reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A
+cancelled call is not an error. **Metrics** carry the current time, so leave them out of a replay.
 
 **Content** is left out unless `content` is set. A replay has none, because events are stored without it.
 """
@@ -45,7 +45,7 @@ _Key = tuple[str, ...]
 
 
 class _Open:
-    """A span that has started, the event that started it, and the messages of a turn if they are wanted."""
+    """A started span, the event that started it, and the messages of a turn if they are exported."""
 
     def __init__(self, span: Span, began: Envelope, attributes: otel_names.Attributes) -> None:
         self.span = span
@@ -99,10 +99,10 @@ class OtelExporter:
         self._last: Envelope | None = None
 
     async def run(self, events: AsyncIterable[Envelope]) -> None:
-        """Export events until there are no more, or until it is cancelled. Spans that are open then end as `lost`.
+        """Export events until there are no more, or until it is cancelled. Open spans then end as `lost`.
 
         Args:
-            events: The events, as a subscription gives them.
+            events: The events, as from a subscription.
         """
         try:
             async for envelope in events:

@@ -55,7 +55,7 @@ CONVERSATIONS = (CHAT, "generate_content")
 
 
 def provider_names() -> dict[str, str]:
-    """The conventions' names of providers, by ours where the two differ. Any other name is not changed."""
+    """The conventions' names of providers by Callboard's names, if the two differ. Other names are not changed."""
     known = [(vendor.name, vendor) for vendor in vendors()]
     known += [(provider.name, provider.vendor) for provider in providers() if provider.vendor is not None]
     return {name: vendor.telemetry for name, vendor in known if vendor.telemetry is not None}
@@ -66,7 +66,7 @@ def operation(provider: str) -> str:
 
 
 def model_name(model: str) -> str:
-    """A model without our ``provider:``."""
+    """A model's name without Callboard's ``provider:``."""
     return model.partition(":")[2] or model
 
 
@@ -96,7 +96,9 @@ def of_call(
 
 
 def of_start(data: LlmCallStarted) -> Attributes:
-    """The facts in an attempt's start. If it is not a conversation, some replace `of_call`'s."""
+    """The facts in an attempt's start. For calls other than conversations, some of them replace those of
+    `of_call`.
+    """
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
     if data.operation != CHAT:
         attributes["gen_ai.operation.name"] = data.operation
@@ -167,7 +169,9 @@ def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> A
 
 
 def of_usage(usage: TokenUsage) -> Attributes:
-    """Input includes what was read from and written to caches, as the conventions want it."""
+    """The attributes of the usage. Input includes tokens read from and written to caches, as the conventions
+    require.
+    """
     attributes: Attributes = {
         "gen_ai.usage.input_tokens": usage.total_input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -303,7 +307,7 @@ def _part(block: object) -> Json:
 
 
 def _medium(block: ImageBlock | AudioBlock | DocumentBlock) -> JsonObject:
-    """Where it is, or only its kind and size: its bytes belong in no span."""
+    """The address of a medium, or only its kind and size, because bytes must not be in a span."""
     modality = type(block).__name__.removesuffix("Block").lower()
     about: JsonObject = {"modality": modality, "mime_type": block.media_type}
     if block.url is not None:

@@ -43,7 +43,7 @@ class Address(NamedTuple):
     schema: str | None
     """The schema of the tables; None if the address names none."""
     pooled: bool
-    """Whether each transaction may be on another connection of the server's."""
+    """Whether each transaction may use another connection to the server."""
 
 
 def address_of(text: str) -> Address:
@@ -77,7 +77,7 @@ _DEFAULTS: dict[str, Any] = {
 """Parameters of a connection that a DSN may replace. A vanished server is noticed in half a minute."""
 
 _LOCK_TIMEOUT_MS = 30_000
-"""The longest wait for a lock: then the work is undone, and may be tried again."""
+"""The longest wait for a lock, in milliseconds. Then the work is undone, and may be tried again."""
 
 _SERVER_SIDE = (
     "tcp_keepalives_idle = 15",
@@ -85,8 +85,10 @@ _SERVER_SIDE = (
     "tcp_keepalives_count = 3",
     "idle_in_transaction_session_timeout = 10000",
 )
-"""The server's settings, so that it notices in half a minute when our host has vanished, holding locks; and in ten
-seconds when our process was suspended between the statements of a transaction."""
+"""The server's settings.
+
+The server then notices in half a minute that this host has vanished with locks. It notices in ten seconds that
+this process was suspended in the middle of a transaction."""
 
 
 def connect(
@@ -127,7 +129,7 @@ def _set_up(connection: psycopg.Connection, schema: str) -> None:
 def _check_role(connection: psycopg.Connection, schema: str) -> None:
     """Check that the role has the required settings.
 
-    Behind a pooler, our own settings would affect other sessions.
+    Behind a pooler, Callboard's settings would affect other sessions.
     """
     import psycopg
 
@@ -153,7 +155,7 @@ def name_of(dsn: str, schema: str | None = None) -> str:
 
 
 class _Context:
-    """The types of a connection that is to be made, as psycopg asks for them."""
+    """The types of a new connection, as psycopg requests them."""
 
     def __init__(self, adapters: AdaptersMap, connection: Any) -> None:
         self.adapters = adapters
@@ -204,7 +206,7 @@ that was not available, a stopping server, and its disk.
 
 @contextlib.contextmanager
 def translated_errors(name: str) -> Iterator[None]:
-    """Raise errors of psycopg as StoreError, or as StoreUnavailable if they may pass."""
+    """Raise errors of psycopg as StoreError, or as StoreUnavailable if they may be temporary."""
     import psycopg
 
     try:
@@ -217,7 +219,7 @@ def translated_errors(name: str) -> Iterator[None]:
 
 
 def may_pass(error: psycopg.Error) -> bool:
-    """Whether the same may work later."""
+    """Whether the same work may succeed later."""
     import psycopg
 
     state = error.sqlstate
@@ -227,13 +229,13 @@ def may_pass(error: psycopg.Error) -> bool:
 
 
 def said(error: Exception) -> str:
-    """The words of an error in one line."""
+    """The text of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.contextmanager
 def unstorable() -> Iterator[None]:
-    """A value that psycopg or a table doesn't take is `Unstorable`."""
+    """Raise `Unstorable` for a value that psycopg or a table doesn't accept."""
     import psycopg
 
     try:

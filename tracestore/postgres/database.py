@@ -3,14 +3,14 @@
 - **One transaction writes at a time**, among all processes, under an advisory lock. So rows are numbered in
   commit order, a reader that remembers its place misses nothing, and there are no deadlocks.
 - **A transaction happens as a whole or not at all.** A thread runs it, and a cancelled caller waits for its end.
-- **A hanging server blocks no caller forever.** Work of a cancelled caller has some seconds left, work with a
-  time limit has that. Then its connection is cut.
+- **A hanging server blocks no caller forever.** Work of a cancelled caller has a few more seconds, and work with
+  a time limit has that limit. Then its connection is cut.
 - **A broken connection is replaced.** Reading, and work that has only started, is repeated. A transaction in
-  progress raises StoreUnavailable. It may be committed if the break came during COMMIT, so writers can write the
-  same twice.
+  progress raises StoreUnavailable. If the connection broke during COMMIT, it may be committed. So writers must be
+  able to write the same twice.
 - **One `look` sees one state of the database**, with any number of statements.
 
-Every failure is a `StoreError` that names the database. A failure that may pass is a `StoreUnavailable`.
+Every failure is a `StoreError` that names the database. A temporary failure is a `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SCHEMA = "callboard"
 """The schema of the tables, unless a store names another."""
 
 EVER_US = (1 << 63) - 1
-"""A moment later than any other. Hosts' clocks differ, so a time may be in the future."""
+"""A time later than any other, in microseconds. Hosts' clocks differ, so a time may be in the future."""
 
 PATIENCE = Patience(cancelled=5.0)
-"""No statement takes too long, unless its caller was cancelled."""
+"""Statements have no time limit, unless their caller was cancelled."""
 
 _CLOSE_SECONDS = 5.0
 """Seconds to wait for the work in progress when a database is closed."""
@@ -78,7 +78,7 @@ class Database:
         self.schema = schema
         self.readonly = readonly
         self.pooled = address.pooled
-        """Whether each transaction may be on another connection of the server's."""
+        """Whether each transaction may use another connection to the server."""
         self.name = _named(dsn, None if schema == SCHEMA else schema)
         self._patience = patience
         reach = Reach()
@@ -89,7 +89,7 @@ class Database:
         ]
         self.is_open = False
         self.before_reading: Callable[[], Awaitable[None]] | None = None
-        """Called before each question, if it is set."""
+        """Called before each query, if it is set."""
 
     async def open(self) -> None:
         """Let the database be used. Raises StoreError if it can't be reached."""
@@ -99,7 +99,7 @@ class Database:
         self.is_open = True
 
     async def close(self) -> None:
-        """Finish work that takes at most seconds, and close the connections. Closing twice is harmless."""
+        """Finish work that takes a few seconds at most, and close the connections. Closing twice is harmless."""
         self.is_open = False
         for link in {id(link): link for link in (self._writer, *self._readers)}.values():
             await shielded(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
@@ -114,7 +114,7 @@ class Database:
             return await self._bounded(link, link.statement(lambda statements: statements.run(sql, parameters)))
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which writes to nothing but temporary tables, on one state of the database."""
+        """Run `work` on one state of the database. It may only write to temporary tables."""
         self._check_open()
         if self.before_reading is not None:
             await self.before_reading()
@@ -129,7 +129,7 @@ class Database:
         *,
         patience: Patience | None = None,
     ) -> _T:
-        """Run `work` in one transaction, which is committed when the work returns and undone when it raises.
+        """Run `work` in one transaction. It is committed when the work returns, and undone when the work raises.
 
         A caller that is cancelled still waits for it to end.
         """
@@ -140,7 +140,8 @@ class Database:
             return await self._bounded(self._writer, self._writer.transaction(work, stage), patience)
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a separate short transaction. It and the writers of the trace don't wait for each other.
+        """Run `work` in a separate short transaction. This transaction and the writers of the trace don't wait
+        for each other.
 
         It must not write to tables of the trace.
         """
@@ -193,11 +194,10 @@ WRITERS_LOCK = 0x43414C42_57524954
 """The advisory lock (``CALBWRIT``) of the writer. It is held to the end of the transaction."""
 
 _SLOW_SECONDS = 1.0
-"""The time that a failed attempt to connect has taken if the server doesn't answer, rather than refuse."""
+"""If a failed attempt to connect took this long, the server did not answer. A refusal is faster."""
 
 _ASKED_AGAIN = 3.0
-"""After how many times that time a server that doesn't answer is asked again; after how many seconds, if it didn't
-answer work."""
+"""The wait before a silent server is tried again: a multiple of that time, or seconds after unanswered work."""
 
 _NO_ANSWER = "the server does not answer"
 
@@ -233,7 +233,7 @@ class Reach:
         return made
 
     def hangs(self) -> None:
-        """The server has not answered in time."""
+        """Record that the server has not answered in time."""
         import psycopg
 
         self._failed = psycopg.OperationalError(_NO_ANSWER)
@@ -253,14 +253,14 @@ class Link:
         self._changing = threading.Lock()  # of the connection: held to close it, and to cut it
         self._is_cut = False  # the work in progress; only another connects again
         self.waiting = 0
-        """Functions that wait for their turn, or have it."""
+        """Functions that wait for their turn, and the running one."""
 
     async def statement(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which is one statement that only reads. If the connection broke, it is tried once again."""
         return await self._run(lambda: self._twice(lambda connection: work(self._statements(connection))))
 
     async def snapshot(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which writes to nothing but temporary tables, on one state of the database."""
+        """Run `work` on one state of the database. It may only write to temporary tables."""
 
         def transaction(connection: psycopg.Connection) -> Callable[[], _T]:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -305,8 +305,8 @@ class Link:
     def cut(self) -> None:
         """Make the work in progress fail. Call this in the event loop.
 
-        A hanging server answers neither a statement nor a request to cancel it. So the connection is shut down
-        beneath the statement. An attempt to connect ends by its own time limit.
+        A hanging server answers no statement and no request to cancel it. So the connection is shut down beneath
+        the statement. An attempt to connect ends by its own time limit.
         """
         with self._changing:
             self._is_cut = True

@@ -70,7 +70,9 @@ SLICES = f"""
      GROUP BY 1, 2, 3, 4, 5
      ORDER BY 1, 2, 5 DESC, 6 DESC, 7 DESC, 3
 """
-"""All slices that count: for each account those of living nodes first, and then the largest ones."""
+"""All slices that count. For each account, slices of running nodes are first, and larger ones before smaller
+ones.
+"""
 
 
 class PostgresLedger:
@@ -227,7 +229,7 @@ def _size(
 def _standing(
     statements: Statements, account: int | None, slot: Slot, node: str, now_us: int
 ) -> tuple[Standing, Allotment, int]:
-    """How an account stands, the node's own slices in all slots, and the number of its last change."""
+    """The state of an account, the node's own slices in all slots, and the number of its last change."""
     names = {"account": account, "node": node, "slot": slot.start_us, "now": now_us}
     (row,) = statements.run(_STANDING, names)
     spent_nano, spent_tokens, others_nano, others_tokens, own_nano, own_tokens, nano, tokens, last = map(int, row)

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 WANTED_SECONDS = 30.0
-"""The time for which a node waits for a session at most; an older request is ignored."""
+"""The longest wait of a node for a session, in seconds. Older requests are ignored."""
 
 FORGOTTEN_SECONDS = 86_400.0
-"""The time after which a node that has stopped is forgotten."""
+"""Seconds after which a stopped node is removed."""
 
 _RENEW = """
     INSERT INTO nodes (node, cluster, name, lease, lease_seconds, lease_until)
@@ -243,11 +243,11 @@ def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> b
 _T = TypeVar("_T")
 
 PATIENCE = Patience(work=5.0, cancelled=1.0)
-"""A server that takes longer is one that can't be asked."""
+"""Seconds for an answer. A slower server counts as unreachable."""
 
 
 class SharedDatabase:
-    """One connection to the database. It is made, and the schema brought up to date, when it is first needed."""
+    """One connection to the database. At its first use it is made, and the schema is brought up to date."""
 
     def __init__(self, dsn: str, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
@@ -261,14 +261,14 @@ class SharedDatabase:
         return self._database.name
 
     async def statement(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
-        """Run one statement, a transaction of its own. It may run twice, if the connection broke."""
+        """Run one statement in its own transaction. If the connection breaks, it may run twice."""
         await self._open()
         return await self._database.read(sql, parameters)
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` in one short transaction, READ COMMITTED.
 
-        It doesn't wait for writers of the trace. It locks the rows that it decides by.
+        It doesn't wait for writers of the trace. It locks the rows on which its decision depends.
         """
         await self._open()
         return await self._database.brief(work)
@@ -307,7 +307,7 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
     """Hold the lock. It waits for its turn.
 
     The lock belongs to a transaction on its own connection, so it works behind a pooler. It ends with the
-    connection, also when the server is restarted or cut off. The holder doesn't notice that.
+    connection, even if the server is restarted or cut off. The holder gets no notice of that.
     """
     key = int.from_bytes(sha256(f"{database.schema}\0{name}".encode()).digest()[:8], "big", signed=True)
 

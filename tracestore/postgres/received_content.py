@@ -1,4 +1,4 @@
-"""Captured content that comes with a shipment, and deletions."""
+"""Captured content in a shipment, and deletions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .statements import Statements, clean_text
 
 
 class Barrier(msgspec.Struct, frozen=True):
-    """The content that a shipment must not bring back."""
+    """The deleted content that a shipment must not restore."""
 
     sessions: frozenset[str] = frozenset()
     """The names of sessions here."""
@@ -57,7 +57,7 @@ OPEN = Barrier()
 
 
 async def erase(database: Database, origin: Origin, erasures: Collection[Erasure]) -> None:
-    """Repeat deletions of a file here, with all bodies that are then unused. Raises StoreError."""
+    """Repeat deletions of a file in this store, with all bodies that are then unused. Raises StoreError."""
     if await database.write(lambda statements: _delete(statements, origin, erasures)):
         await sweep_bodies(database, EVER_US)
     await database.write(lambda statements: _note_done(statements, origin, erasures))
@@ -148,9 +148,9 @@ _MARK = """
 
 
 def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> Barrier:
-    """The content that a shipment must not bring back.
+    """The deleted content that a shipment must not restore.
 
-    A session that starts again in it is accepted from then on.
+    If a session starts again in it, later content of the session is accepted.
     """
     names = _names(shipment)
     begun = _begun(shipment)
@@ -179,7 +179,7 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
 
 
 def _names(shipment: Shipment) -> dict[str, str]:
-    """The names that the sessions of a shipment may have here, and their own."""
+    """The names that the sessions of a shipment may have in this store, and their own."""
     names = {session_id: session_id for session_id in shipment.sessions}
     if shipment.content is not None:
         for session_id, run_id, *_ in shipment.content.setups:
@@ -265,7 +265,7 @@ class ContentStoring:
         self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
 
     def _name_of(self, setup: Row) -> str | None:
-        """The name of a session here: its own, unless a run from elsewhere has a session of that name."""
+        """The name of a session in this store: its own, unless another file's run has a session of that name."""
         session_id, run_id, _, ts_us, *_, epoch = setup
         if epoch:
             late = is_anothers(self._statements, session_id, self._number(run_id, ts_us), epoch)
@@ -277,7 +277,7 @@ class ContentStoring:
         return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
 
     def _name_for(self, message: Row, number: int, session_here: str | None) -> str | None:
-        """The name of the session that a message is kept in; None if it is there already, or was deleted."""
+        """The name of the session that stores a message; None if the message is stored already, or was deleted."""
         session_id, position, run_id, seq, ts_us, digest, message_id, *_, epoch = message
         if not epoch:
             return session_here or str(session_id)

@@ -66,14 +66,14 @@ _MARK = """
 
 
 class Present(msgspec.Struct, frozen=True):
-    """The rows that are here when a shipment arrives."""
+    """The rows that this store has when a shipment arrives."""
 
     mark: Position | None
-    """The position up to which its file has arrived; None if nothing is known of the file."""
+    """The position up to which its file has arrived; None if the file is unknown."""
     erased: int
-    """The number of the last deletion in the file that is done here."""
+    """The number of the file's last deletion that was repeated here."""
     pruned_us: int | None
-    """The moment before which retention has deleted, in microseconds UTC; None if it has never done so."""
+    """The moment before which retention has deleted, in microseconds UTC; None if it has never deleted."""
     barrier: Barrier
     """The content that the shipment must not bring back."""
 
@@ -88,7 +88,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> Present:
-    """The rows that are here when a shipment arrives, read in its transaction."""
+    """The rows that this store has when a shipment arrives, read in its transaction."""
     ((erasures, pruned_us, erased, event, run_id, seq),) = statements.run(_PRESENT, (origin.name,))
     mark = None if event is None else Position(event, run_id, seq)
     barrier = barrier_for(statements, origin, shipment) if erasures else OPEN
@@ -103,7 +103,7 @@ def is_ahead(shipment: Shipment, present: Present) -> bool:
 
 
 def was_sent(statements: Statements, shipment: Shipment) -> bool:
-    """Whether events of its runs have come before that lie behind some of a shipment's."""
+    """Whether this store already has later events of the shipment's runs."""
     first = [{"name": run.run_id, "seq": shipment.first_seqs[number]} for number, run in shipment.runs.items()]
     return bool(statements.run(_SENT, (msgspec.json.encode(first).decode(),)))
 
@@ -117,7 +117,7 @@ def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> di
 
 
 def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Values]:
-    """Rows of calls with the numbers that their runs have here."""
+    """Rows of calls with the numbers of their runs in this store."""
     for row in rows:
         of_run: Any = row[RUN]
         yield [*row[:RUN], numbers[of_run], *row[RUN + 1 :]]
@@ -132,7 +132,7 @@ def enter_sessions(
 
 
 def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, before: Position | None) -> Position:
-    """Enter how far the file has come, after all else."""
+    """Enter the position of the file, after everything else."""
     last = shipment.last
     if before is not None and before.event > last.event and shipment.after != START:
         return before
@@ -189,7 +189,7 @@ _DROP_PRUNED = """
 
 
 def stage(statements: Statements, shipment: Shipment) -> None:
-    """Copy the events of a shipment into a temporary table, before it is this transaction's turn to write."""
+    """Copy the events of a shipment into a temporary table, before this transaction's turn to write."""
     statements.run(_STAGE)
     events = shipment.events
     as_there = {number: number for number in shipment.runs}
@@ -239,7 +239,8 @@ _Store: TypeAlias = Callable[[Statements, Origin, Shipment, Present], Stored]
 _Stage: TypeAlias = Callable[[Statements, Shipment], None]
 
 PATIENCE = Patience(work=60.0, cancelled=2.0)
-"""A longer transaction means that the server hangs. A shipper that ends meanwhile doesn't wait for it."""
+"""Seconds for a transaction. A longer one means that the server hangs. A shipper that ends does not wait for it.
+"""
 
 
 class Receiver:
@@ -335,7 +336,7 @@ class Receiver:
         await self._database.write(work)
 
     async def erased(self, origin: Origin) -> int:
-        """The number of the last deletion of a file that was done here."""
+        """The number of a file's last deletion that was repeated here."""
         rows = await self._database.read("SELECT erasure FROM shipping WHERE origin = ?", (origin.name,))
         return int(rows[0][0]) if rows else 0
 

@@ -1,12 +1,13 @@
 """The runs of a trace in PostgreSQL: their leases, and the end of lost ones.
 
-A living run has a lease, a row in `run_leases`. It is inserted with the run's first events, and renewed by the
-process that holds the run, all by the database's clock. A run without an end and with an expired lease is lost,
-and the next writer ends it as in `tracestore.sql.batches`. Writers look at their start, and then every minute.
+A run in progress has a lease, a row in `run_leases`. It is inserted with the run's first events, and renewed by
+the process that holds the run, all by the database's clock. A run without an end and with an expired lease is
+lost, and the next writer ends it as in `tracestore.sql.batches`. Writers check at their start, and then every
+minute.
 
-After a start of the server no lease expires before its process had time to renew it. A process that was cut off
-for longer finds its runs ended. With the next events they are open again, and the ended calls continue to their
-own end. A run from a shipper (`shipped_from`) is ended in its own file, never here.
+After a start of the server, each process has time to renew its lease before it expires. If a process is cut off
+for longer, its runs are ended. Its next events reopen them, and the ended calls continue to their own end. A run
+from a shipper (`shipped_from`) is ended in its own file, never here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .database import Database
 _log = Log("tracestore.runs")
 
 LEASE_SECONDS = 60.0
-"""Seconds for which a run counts as living after the last renewal."""
+"""Seconds for which a run counts as alive after the last renewal."""
 
 _RENEWALS = 4
 """The times that a lease is renewed while it lasts."""
@@ -55,7 +56,7 @@ LOST = f"SELECT r.run_id FROM runs AS r WHERE r.ended_us IS NULL AND r.shipped_f
 
 
 class Runs:
-    """The runs that live through one store, and the end of lost runs."""
+    """The runs in progress that one store holds, and the end of lost runs."""
 
     def __init__(self, database: Database, clock: Clock, path: Path, lease_seconds: float = LEASE_SECONDS) -> None:
         if lease_seconds <= 0:
@@ -77,7 +78,7 @@ class Runs:
         self._keep()
 
     def lease(self, statements: Statements) -> Callable[[], None]:
-        """Create missing leases of runs, in the transaction that writes their events."""
+        """Create missing leases of runs, in the transaction that writes the runs' events."""
         new = self._held - self._leased
         for run_id in sorted(new):
             statements.run(_LEASE, (run_id, self.lease_seconds, socket.gethostname()))
@@ -113,7 +114,7 @@ class Runs:
     async def end_all(self) -> None:
         """Mark the held runs as ended, and release them.
 
-        A run with open calls, or with events in its spill file, is left to the next writer.
+        The next writer ends runs with open calls or with events in their spill file.
         """
         if self._keeper is not None:
             self._keeper.cancel()

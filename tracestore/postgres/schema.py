@@ -1,11 +1,11 @@
 """The schema as numbered steps. Missing steps run in one transaction, under an advisory lock.
 
 The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` is the schema's name as a literal. A
-released step is never changed: a correction is a further step. A step only adds: tables, indexes, columns that may
-be NULL or have a default, functions. So a process of the version before continues to write during an upgrade. A
-database of a newer version is refused.
+released step is never changed: a correction is a further step. A step only adds: tables, indexes, columns that
+may be NULL or have a default, functions. So a process of the previous version continues to write during an
+upgrade. A database of a newer version is refused.
 
-`schema_history` lists the steps of a database. A schema with other tables but without this one isn't ours.
+`schema_history` lists the steps of a database. A schema with other tables but without this one isn't Callboard's.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _found(connection: psycopg.Connection, schema: str) -> Row:
 
 
 def found_version(connection: psycopg.Connection, schema: str) -> int:
-    """The version of the tables in a schema; 0 if there are none of ours."""
+    """The version of the tables in a schema; 0 if Callboard has none there."""
     return int(_found(connection, schema)[0] or 0)
 
 
@@ -140,7 +140,9 @@ END_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))
 
 
 def month_of(ts_us: int) -> tuple[int, int, str] | None:
-    """The month of a moment: its start, its end, and the name of its partition; None if it has none of its own."""
+    """The month of a moment: its start, its end, and the name of its partition; None if the month has no
+    partition.
+    """
     if not FIRST_US <= ts_us < END_US:
         return None
     moment = datetime.fromtimestamp(ts_us // 1_000_000, UTC)
@@ -159,7 +161,7 @@ def month_named(name: str) -> tuple[int, int] | None:
 
 
 def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
-    """Make the partitions that events of these moments go into. Call it in the transaction that writes them."""
+    """Make the partitions for events of these moments. Call it in the transaction that writes them."""
     wanted = {month for month in map(month_of, moments_us) if month is not None}
     if not wanted:
         return

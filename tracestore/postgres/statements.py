@@ -32,7 +32,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_envelope(envelope: Envelope) -> Envelope:
-    """The envelope with such names and tags. Its event is not changed; its JSON has no NUL."""
+    """The envelope with clean names and tags. Its event is not changed, because its JSON has no NUL."""
     changes: dict[str, object] = {
         name: clean_text(value)
         for name in envelope.__struct_fields__
@@ -129,7 +129,7 @@ def _statement(insert: Insert, types: tuple[str, ...]) -> str:
 
 
 def _array(values: list[SqlValue], type_: str) -> str:
-    """An array as PostgreSQL reads it. That is several times as fast as psycopg's own way."""
+    """An array in PostgreSQL's text form. This is several times as fast as psycopg's own conversion."""
     if type_ == "text":
         parts = ["NULL" if value is None else _quoted(value) for value in values]
     else:
@@ -181,7 +181,7 @@ _EXACT = 1 << 53
 class PostgresPricing:
     """PostgreSQL's answers to `tracestore.sql.connection.PricingDialect`.
 
-    An integer product that leaves 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
+    An integer product of more than 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
     precision, which is exact up to a bound, and the few very expensive or unusual ones in numeric.
     """
 
@@ -191,18 +191,18 @@ class PostgresPricing:
     value = "d.value"
 
     def made(self, table: TemporaryTable) -> tuple[str, ...]:
-        """Statements that make a temporary table, unless it is there."""
+        """Statements that make a temporary table, unless it exists."""
         listed = [f"{column} {_TYPES[of]}" for column, of in table.columns.items()]
         if table.key:
             listed.append(f"PRIMARY KEY ({', '.join(table.key)})")
         return (f"CREATE TEMPORARY TABLE IF NOT EXISTS {table.name} ({', '.join(listed)})",)
 
     def emptied(self, table: str) -> str:
-        """A statement that deletes all rows of a temporary table. DELETE would leave them to be walked over."""
+        """A statement that deletes all rows of a temporary table. After a DELETE, scans would still visit them."""
         return f"TRUNCATE pg_temp.{table}"
 
     def surveyed(self, table: str) -> tuple[str, ...]:
-        """A statement that looks at the rows, which nothing else does with a temporary table."""
+        """A statement that collects statistics. PostgreSQL doesn't do so itself for temporary tables."""
         return (f"ANALYZE pg_temp.{table}",)
 
     def same(self, one: str, other: str) -> str:
@@ -210,11 +210,11 @@ class PostgresPricing:
         return f"{one} IS NOT DISTINCT FROM {other}"
 
     def by_index(self, table: str, index: str) -> str:
-        """A table, read through any index that the planner takes."""
+        """A table, read through any index that the planner chooses."""
         return table
 
     def plain_nano(self, pico: str) -> str:
-        """The nano-USD of a sum of products with rates. NULL becomes the greatest number that there can be."""
+        """The nano-USD of a sum of products with rates. NULL becomes the greatest possible number."""
         return f"CAST(least({pico} + 500, CAST(9.1e18 AS double precision)) AS bigint) / 1000"
 
     def exact(self, count: str) -> str:
@@ -222,7 +222,7 @@ class PostgresPricing:
         return f"CAST({count} AS numeric)"
 
     def is_integer(self, number: str) -> str:
-        """Every numeric product of integers is exact."""
+        """Return true: every numeric product of integers is exact."""
         return "TRUE"
 
     def nano(self, pico: str) -> str:
@@ -264,7 +264,7 @@ class PostgresDialect:
         return f'(CAST({tags} AS json) ->> CAST(? AS text)) COLLATE "C"'
 
     def behind(self, text: str, sign: str) -> str:
-        """The part of a text behind the first `sign` in it."""
+        """The part of a text after the first `sign` in it."""
         return f"substr({text}, strpos({text}, '{sign}') + 1)"
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
@@ -273,7 +273,7 @@ class PostgresDialect:
         return f"{column} LIKE ?", literal.replace("*", "%")
 
     def by_number(self, table: str, name: str) -> str:
-        """A table, read in any order that the planner takes."""
+        """A table, read in any order that the planner chooses."""
         return f"{table} AS {name}"
 
     def rounded(self, value: str, digits: int) -> str:
@@ -362,11 +362,11 @@ class Statements:
         return [] if cursor.description is None else cursor.fetchall()
 
     def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> int:
-        """Execute one INSERT, UPDATE or DELETE and return how many rows it changed."""
+        """Execute one INSERT, UPDATE or DELETE. Returns the number of changed rows."""
         return self._execute(translated(sql), parameters).rowcount
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
-        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table doesn't take."""
+        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table refuses."""
         waiting = list(rows)
         if waiting:
             with unstorable():
@@ -378,7 +378,7 @@ class Statements:
             pass
 
     def insert_returning(self, insert: Insert, values: list[SqlValue]) -> list[Row]:
-        """Insert rows in the same way, and return the rows of the RETURNING clause."""
+        """Insert rows like `insert`. Returns the rows of the RETURNING clause."""
         return [row for cursor in self._inserted(insert, values) for row in cursor]
 
     def _inserted(self, insert: Insert, values: list[SqlValue]) -> Iterator[psycopg.Cursor[Any]]:
@@ -398,7 +398,7 @@ class Statements:
                 copy.write(part)
 
     def erasing(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing: deleted rows are overwritten when PostgreSQL uses their space again, after a vacuum."""
+        """Do nothing: deleted rows are overwritten when PostgreSQL reuses their space after a vacuum."""
         return contextlib.nullcontext()
 
     def column_types(self, table: str) -> dict[str, str]:
@@ -427,5 +427,5 @@ def _cleaned(parameters: Sequence[SqlValue] | Mapping[str, SqlValue]) -> list[Sq
 
 
 def _query(sql: str) -> Any:
-    """psycopg's types take literals only; no statement here has a value in its text."""
+    """The statement as psycopg's type, which accepts literals only. No statement here has a value in its text."""
     return cast("Any", sql)

@@ -53,7 +53,9 @@ if TYPE_CHECKING:
 
 
 _WRITING = Patience(work=20.0, cancelled=5.0)
-"""Longer transactions mean that the server hangs, or another writer blocks it. Events then wait elsewhere."""
+"""Seconds for a transaction. A longer one means that the server hangs or another writer blocks it. Events then
+wait elsewhere.
+"""
 
 
 class PostgresStore(SqlStore):
@@ -62,11 +64,11 @@ class PostgresStore(SqlStore):
     Args:
         dsn: The database, as a URL (``postgresql://…``) or as libpq's ``key=value`` words.
         schema: The schema of the tables, made when the store is opened.
-        path: The place on this machine for files with events that the database can't take yet. None is a
-            name in the folder ``postgres`` of Callboard's home folder.
+        path: The place on this machine for files with events that the database can't store yet. None is a name in
+            the folder ``postgres`` of Callboard's home folder.
         clock: The clock for the store's own times, such as the start of a repricing.
         readonly: Whether the database is only read.
-        lease_seconds: The time for which a run counts as living after its last renewal.
+        lease_seconds: Seconds for which a run counts as alive after its last renewal.
         take_in: Whether the store stores the events that dead processes of this machine left at `path`.
 
     Raises:
@@ -101,7 +103,7 @@ class PostgresStore(SqlStore):
 
     @classmethod
     def open_readonly(cls, dsn: str, *, schema: str = SCHEMA, take_in: bool = True) -> Self:
-        """A store that only reads a trace that exists; others may be writing to it. Not yet open.
+        """A store, not yet open, that only reads an existing trace. Others may be writing to it.
 
         Args:
             dsn: The database, as for the class.
@@ -116,7 +118,7 @@ class PostgresStore(SqlStore):
 
     @property
     def dsn(self) -> str:
-        """The address of the database, with its password if that was given. Never to be shown."""
+        """The address of the database, with its password if that was given. Never show it."""
         return self._database.dsn
 
     @property
@@ -159,9 +161,11 @@ class PostgresStore(SqlStore):
         return self
 
     async def _take_in(self, *, needed: bool = False) -> None:
-        """Store what dead processes left. If that fails, raise StoreError if it is `needed`, or else warn.
+        """Store the events that dead processes left. On failure, raise StoreError if it is `needed`, or else
+        warn.
 
-        Rows of a database can't be merged in memory, so a reader that may not write shows the trace without them.
+        Rows of a database can't be merged in memory. So a reader that may not write shows the trace without these
+        events.
         """
         async with self._looking:
             found = await waiting_beside(self._path) if waiting_files(self._path) else NOTHING_WAITS
@@ -311,7 +315,7 @@ class PostgresStore(SqlStore):
         return node_rows(await self._database.read(NODES))
 
     async def slices(self) -> list[SliceRow]:
-        """The grants of nodes from shared budgets and rate limits, as they count there.
+        """The grants of nodes from shared budgets and rate limits, as stored.
 
         Raises:
             StoreError: The database can't be read.
@@ -348,7 +352,7 @@ class PostgresStore(SqlStore):
         return await condition(self._database, self._path, self._living.lease_seconds)
 
     async def checks(self) -> list[Check]:
-        """The checks of the server, of the way to it, and of the trace. Nothing is made there."""
+        """The checks of the server, of the connection to it, and of the trace. They create nothing there."""
         from .upkeep import checks_of, server_facts
 
         try:
@@ -441,9 +445,9 @@ _PLAIN = (str, int, float, bytes)
 async def select(
     database: Database, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
 ) -> SqlResult:
-    """Run one statement on a connection of its own, in a transaction that only reads and that is undone.
+    """Run one statement on a separate connection, in a read-only transaction that is undone.
 
-    A role that may only read is what keeps a statement from calling functions that do more; see the guide.
+    Only a role without write access keeps a statement from calling functions that write; see the guide.
     """
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")
@@ -499,7 +503,7 @@ def _rows(
 
 @asynccontextmanager
 async def own_connection(database: Database) -> AsyncIterator[Database]:
-    """The database through one more connection, which is closed after the block."""
+    """The database over a separate connection, which is closed after the block."""
     if database.pooled:
         raise StoreError(
             f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 _log = Log("tracestore.pruning")
 
 KEPT_AT_MOST = 20_000
-"""The events that are put back when a month is dropped. Of a month with more, rows are deleted."""
+"""The largest number of events that are put back when a month is dropped. In a month with more, rows are deleted.
+"""
 
 LOCK_TIMEOUT = "2s"
-"""The time that a drop waits for readers of events. Later readers wait as well."""
+"""The time that a drop waits for readers of events. Later readers wait, too."""
 
 _MONTHS = """
     SELECT c.relname
@@ -71,7 +72,7 @@ class ServerPruning(pruning.Pruning):
         self._server = database
 
     async def _delete(self, before_us: int) -> int:
-        """First record the cutoff, because deleted rows from before it must not return."""
+        """Delete old rows. The cutoff is recorded first, because older deleted rows must not return."""
         await self._server.write(lambda statements: statements.run(_NOTE, (before_us,)))
         await self._server.write(lambda statements: statements.run(_ENDINGS, (before_us,)))
         return await super()._delete(before_us)
@@ -108,7 +109,7 @@ class ServerPruning(pruning.Pruning):
             await self._server.alone(partial(_vacuum_full, table=table))
 
     async def _give_back(self) -> None:
-        """Nothing: autovacuum makes the space of deleted rows free for others."""
+        """Do nothing: autovacuum frees the space of deleted rows."""
 
 
 def _drop_month(statements: Statements, name: str, first_us: int) -> dict[str, int]:
@@ -249,7 +250,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     writable: bool
     """Whether the role may write to the trace, or make it if there is none."""
     standby: bool
-    """Whether the server only follows another."""
+    """Whether the server only replicates another one."""
     encrypted: str | None
     """The version of TLS. None if the connection has none."""
     verified: bool
@@ -259,7 +260,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def server_facts(dsn: str, schema: str) -> ServerFacts:
-    """Look over a connection of its own. Nothing is made."""
+    """The facts of a server, read over a separate connection. Nothing is created."""
     database = Database(dsn, schema=schema, readonly=True, single=True)
     await database.open()
     try:
@@ -325,7 +326,7 @@ def refuse_backup(database: Database, path: Path | str) -> StoreError:
 
 
 def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Sequence[NodeRow]) -> list[Check]:
-    """The checks of a server, of the way to it, and of the trace on it, if there is one."""
+    """The checks of a server, of the connection to it, and of the trace on it, if there is one."""
     server = f"{facts.name}: PostgreSQL {facts.version}"
     if condition is None:
         said = f"{server}, no trace in schema {facts.schema} yet; the first call creates it"
@@ -363,7 +364,7 @@ def _server_writable(facts: ServerFacts) -> Check:
 
 
 def _way(facts: ServerFacts) -> Check:
-    """Whether others on the network could read along, or pretend to be the server."""
+    """The check whether others on the network could read the traffic, or impersonate the server."""
     name = "store:tls"
     if facts.local:
         return Check(name, True, f"{facts.encrypted or 'not encrypted'}, on this machine")

@@ -1,4 +1,4 @@
-"""Price files: YAML that people write, read without a float in between.
+"""Price files: YAML that people write, read without floats.
 
 Figures are US dollars per million tokens, as providers publish them, with at most six decimals (then they are
 whole pico-USD per token). A file holds one table, or several dated ones:
@@ -33,7 +33,7 @@ whole pico-USD per token). A file holds one table, or several dated ones:
         aliases:                           # names that are priced as others
           "work:*": "anthropic:*"          # what the star stands for is taken over
 
-A tier gives all of its own rates: what it leaves out is unknown. A file with one table has `label`, `date`,
+A tier lists all of its rates. A rate that it leaves out is unknown. A file with one table has `label`, `date`,
 `prices` and `aliases` at its top. A tier of sizes (`tiers`) and a service tier are different things.
 """
 
@@ -92,10 +92,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The licence of the source."""
     models: tuple[SnapshotModel, ...]
     aliases: tuple[tuple[str, str], ...] = ()
-    """Pairs of pattern and target that belong to no single model. One provider that resells another's models is
-    such a pair."""
+    """Pairs of pattern and target that belong to no single model. For example, a provider that resells another's
+    models is such a pair."""
     left_out: dict[str, int] = {}
-    """The number of models with more facts in the source than in the table, by reason."""
+    """The number of models with facts in the source that the table lacks, by reason."""
 
     def prices(self) -> PriceList:
         """Its rows and aliases, as a reference, with local models free. Raises ConfigurationError."""
@@ -148,7 +148,7 @@ def read(path: Path) -> Snapshot:
 
 
 def decode(data: bytes, source: str) -> Snapshot:
-    """A snapshot out of its JSON. The models are not looked at yet."""
+    """A snapshot from its JSON. The models are not checked yet."""
     try:
         snapshot = msgspec.json.decode(data, type=Snapshot)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -206,7 +206,7 @@ def _parse(path: Path) -> Node:
     import yaml
 
     class Strings(yaml.BaseLoader):
-        """Keeps every scalar as it is written, so that no rate becomes a float, and refuses double keys."""
+        """Keeps every scalar as written, so that no rate becomes a float. It refuses duplicate keys."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             mapping = super().construct_mapping(node, deep=True)
@@ -306,7 +306,7 @@ class _Reader:
         ]
 
     def _extra(self, node: Node | None, where: str) -> dict[str, int]:
-        """Rates of tokens per million, and of everything else for one."""
+        """The rates: for a million tokens, and for one of everything else."""
         rates = {
             name: self._rate(value, f"{where}.{name}", 6 if name in USAGE_PARTS else 12)
             for name, value in self._mapping(node or {}, where).items()
@@ -328,7 +328,7 @@ class _Reader:
         return begin, end
 
     def _rate(self, node: Node | None, where: str, decimals: int) -> int | None:
-        """Dollars, times 10 ** decimals, as an integer."""
+        """Dollars times 10 ** decimals, as an integer."""
         text = self._text(node, where)
         if not text:
             return None

@@ -29,7 +29,7 @@ NO_CACHE_RATE = "no cache rate: as input"
 
 
 def tier_name(service_tier: str | None) -> str:
-    """A service tier as rows name it: in lower case, and empty for each provider's word for the usual tier."""
+    """A service tier as named in rows: in lower case, and empty for any provider's default tier."""
     return unusual_tier(service_tier) or "" if service_tier else ""
 
 
@@ -54,21 +54,21 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     per_request: int = 0
     """Pico-USD per call."""
     valid_from: int | None = None
-    """The first moment, in microseconds since the epoch; None is without limit."""
+    """The first moment, in microseconds since the epoch; None means no limit."""
     valid_to: int | None = None
-    """The moment after the last one, in microseconds since the epoch; None is without limit."""
+    """The moment after the last one, in microseconds since the epoch; None means no limit."""
     above: int = 0
     """The row applies to calls with more input tokens in total than this number; 0 is all calls."""
     note: str = ""
-    """A note for people. It is no part of the version."""
+    """A note for people. It does not affect the version."""
     extra: dict[str, int] = {}
     """Rates of the things that `TokenUsage.details` counts, in pico-USD per token or piece. A part of a bucket
     (`USAGE_PARTS`) without a rate here is billed as its bucket. A piece without a rate here has no price."""
     service_tier: str = ""
     """The service tier, as `tier_name` gives it. Empty is the usual tier. ``*`` is any tier without a row."""
     daily_from: int | None = None
-    """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all
-    day. Within its hours such a row goes before a row for all day."""
+    """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all day.
+    Within its hours such a row takes precedence over a row for all day."""
     daily_to: int | None = None
     """The end of the row's hours, in seconds since midnight. The end itself is not included."""
     reference: bool = False
@@ -92,8 +92,8 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return None if rate is None else Decimal(rate) / 10**6
 
     def rate_name(self, name: str) -> str:
-        """The name of the rate that `rate()` gives. It is another bucket's name if the row bills this one as that
-        bucket.
+        """The name of the rate that `rate()` gives. If the row bills the bucket as another one, it is the other
+        one's name.
 
         A part of a bucket that has no rate is billed as the bucket. Reasoning is billed as output. Tokens of a
         cache without a rate are billed as if there were no cache: cached audio as audio.
@@ -133,7 +133,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.valid_at(at_us, total_input_tokens, at_us // US_PER_SECOND % DAY_SECONDS)
 
     def valid_at(self, at_us: int, total_input_tokens: int, second_of_day: int) -> bool:
-        """Whether the row is valid for a call, with the time of day given apart.
+        """Whether the row is valid for a call, with the time of day as a separate argument.
 
         Args:
             at_us: The time of the call, in microseconds since the epoch.
@@ -155,8 +155,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 class PriceAlias(msgspec.Struct, frozen=True):
     """A name that is priced as another.
 
-    ``*`` in the pattern matches any text. ``*`` in the target means the same text. A pattern matches
-    without regard to case.
+    ``*`` in the pattern matches any text. ``*`` in the target means the same text. Matching ignores case.
     """
 
     pattern: str
@@ -168,7 +167,7 @@ class PriceAlias(msgspec.Struct, frozen=True):
 
 
 class PriceList(NamedTuple):
-    """The contents of a price table, as a file or a snapshot has them. They are not checked yet."""
+    """The contents of a price table from a file or a snapshot. They are not checked yet."""
 
     rows: Sequence[PriceRow]
     label: str
@@ -302,7 +301,7 @@ class Match(msgspec.Struct, frozen=True):
 
     row: PriceRow
     rule: str
-    """The way in which the row was found, in words."""
+    """A text about how the row was found."""
 
 
 class Matcher:
@@ -362,7 +361,7 @@ class Matcher:
                     yield from (Match(row, f"{how}, pattern".removeprefix(", ")) for row in reversed(rows))
 
     def _all_names(self, name: str) -> dict[str, str]:
-        """A name and the names that it leads to, each with the way to it, until one of them has rows."""
+        """A name and the names that it leads to, each with how it was reached, until one of them has rows."""
         names: dict[str, str] = {}
         waiting = [(name, "")]
         while waiting and len(names) < _MOST_NAMES:
@@ -378,7 +377,7 @@ class Matcher:
         return names
 
     def _chain(self, name: str, how: str, seen: set[str]) -> Iterator[tuple[str, str]]:
-        """The same, by the aliases for one model and by leaving out the date."""
+        """The names that the aliases of one model lead to, and the names without a date."""
         if name in seen or len(seen) >= _MOST_NAMES:
             return
         seen.add(name)
@@ -410,7 +409,7 @@ def _then(how: str, step: str) -> str:
 
 
 def fits(parts: list[str], text: str) -> bool:
-    """Whether a text is a pattern's: `parts` is what stands between its stars."""
+    """Whether a text matches a pattern. `parts` are the pattern's texts between its stars."""
     if len(parts) == 1:
         return text == parts[0]
     first, *middle, last = parts
@@ -431,7 +430,7 @@ def _covered(parts: list[str], name: str) -> str:
 
 
 def _names(under: str, model: str, served_model: str | None) -> list[str]:
-    """The names of a call under one provider, the first in rank first: the served model is billed."""
+    """The names of a call under one provider, the highest in rank first. The served model is billed."""
     provider = under.partition(":")[0]
     if not served_model:
         return [under]

@@ -2,14 +2,15 @@
 
 The data needs care in these points:
 
-- A price holds from its start date until the next price's start. Before the first date, the first price holds.
-- Hours of the day stand in the same list as dates, and have no date of their own. They are taken to hold since the
-  last date in the list, not for ever.
+- A price applies from its start date until the next price's start. Before the first date, the first price
+  applies.
+- Hours of the day are in the same list as dates, and have no date of their own. They are assumed to apply since
+  the last date in the list, not always.
 - Tiers are cliffs above a number of input tokens, and each rate has its own tiers. A row here has all rates of one
   size.
 - A variant (batch, or a service tier) holds only the rates that differ from the standard price.
 - A few figures are not whole pico-USD (float noise of resellers, hourly rates divided by 3600). They are rounded
-  half up and counted in `left_out`, like everything that is not taken over.
+  half up and counted in `left_out`, like everything that is left out.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
 def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
     """The names that a simple expression matches: one text, a text with any digit after it, or a text with a date.
 
-    Matching itself leaves dates out, so a text is given without its date.
+    Matching itself ignores dates, so a text is returned without its date.
     """
     text = _DATE_AT_END.sub("", regex).removesuffix("$")
     digit = text.endswith(r"\d")
@@ -245,7 +246,7 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
 
 
 def _in_force(dated: list[JsonObject], at: int) -> JsonObject:
-    """The last entry that has started. Before all entries, it is the first."""
+    """The last entry that has started. Before the first entry's start, it is the first."""
     begun = [entry for entry in dated if (start := _start(entry)) is None or start <= at]
     return begun[-1] if begun else dated[0]
 
@@ -336,7 +337,7 @@ def _pico(dollars: Decimal, units: int, left_out: set[str]) -> int:
 
 
 def parse(data: bytes, source: str) -> Json:
-    """JSON with its numbers as they are written."""
+    """JSON with its numbers as written."""
     try:
         value: Json = json.loads(data, parse_float=Decimal)
     except (ValueError, RecursionError) as error:

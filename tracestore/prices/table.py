@@ -2,9 +2,9 @@
 
 - **Units.** A rate is in whole pico-USD per token, which equals micro-USD per million tokens. A cost is in whole
   nano-USD: products are summed exactly in pico-USD and rounded once, half up.
-- **Buckets.** The counts of `TokenUsage` are disjoint. Reasoning takes the `reasoning` rate, else that of the
-  output. `TokenUsage.details` takes tokens out of their bucket, and adds pieces.
-- **Rows.** The first row counts, in the order of `tracestore.prices.rows`, that is valid for time, size and
+- **Buckets.** The counts of `TokenUsage` are disjoint. Reasoning has the `reasoning` rate, or else the output
+  rate. Tokens in `TokenUsage.details` are taken out of their bucket. Pieces are added.
+- **Rows.** In the order of `tracestore.prices.rows`, the first row applies that is valid for time, size and
   service tier. Above a threshold (`above`) of total input, all tokens pay the rates of that row.
 - **Unknown is not zero.** Without a row or a rate, or with contradictory counts, the cost is None with a reason.
   Only caches without a rate are billed as input, and the reason mentions it.
@@ -46,7 +46,7 @@ MOST_PICO = 9 * 10**18
 
 TOO_LARGE = "cost too large"
 INCONSISTENT = "usage inconsistent"
-"""A reason without a cost. `TOO_LARGE` is another. The SQL of repricing gives the same words."""
+"""A reason without a cost. `TOO_LARGE` is another. The SQL of repricing returns the same texts."""
 
 
 class Component(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ class Component(msgspec.Struct, frozen=True):
     pico_usd: int
     """The product of count and rate."""
     rate_name: str = ""
-    """The name of the rate, if it is another bucket's. Audio that is billed as any other input has the rate
-    ``input``. Empty if the rate has the name of the line."""
+    """The name of the rate, if it is another bucket's. For example, audio that is billed as plain input has the
+    rate ``input``. Empty if the rate has the name of the line."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class Explanation(msgspec.Struct, frozen=True):
     cost: Cost
     """The cost."""
     rule: str = ""
-    """The way in which the row was found, in words."""
+    """A text about how the row was found."""
 
 
 @cache
@@ -129,8 +129,7 @@ class PriceTable:
         """The newest table of a price file. `tracestore.prices.files` describes the form of the file.
 
         Raises:
-            ConfigurationError: The file is malformed. The text names the file, the key and what was
-                expected.
+            ConfigurationError: The file is malformed. The text names the file, the key and the expected value.
         """
         return cls.all_from_yaml(path)[-1]
 
@@ -147,9 +146,9 @@ class PriceTable:
 
     @classmethod
     def default(cls) -> PriceTable:
-        """The shipped table, for a host without prices of its own. Models on this machine cost nothing.
+        """The shipped table, for a host without its own prices. Models on this machine cost nothing.
 
-        The table is read at its first use, and kept.
+        The table is read at its first use, and cached.
         """
         return _shipped()
 
@@ -170,8 +169,8 @@ class PriceTable:
     def merged(self, overrides: PriceTable, label: str | None = None) -> PriceTable:
         """A table in which rows of `overrides` replace all rows of the same models in this table.
 
-        Rows of a reference table stay behind all other rows, patterns included. So `openai:*` of the overrides
-        goes before `openai:gpt-5` of a reference table.
+        All other rows, even patterns, take precedence over rows of a reference table. So `openai:*` of the
+        overrides takes precedence over `openai:gpt-5` of a reference table.
 
         Args:
             overrides: The table with precedence.
@@ -190,12 +189,12 @@ class PriceTable:
 
         Args:
             factors: The factor on all rates of a model's rows, by ``provider:name``; ``*`` matches any text.
-                ``"0.8"`` is 20 % off. If several names match a row, the one with most letters applies.
+                ``"0.8"`` is 20 % off. If several names match a row, the longest one applies.
             label: The label of the new table; None names the factors and this table.
 
         Raises:
-            ConfigurationError: A factor is negative or no number, or is a float, which wouldn't be exact. Or a
-                name fits no row: a model that is priced as another, by an alias, has no rows of its own.
+            ConfigurationError: A factor is negative, not a number, or a float, which wouldn't be exact. Or a name
+                matches no row: a model that an alias prices as another has no rows of its own.
         """
         pass
 
@@ -248,9 +247,8 @@ class PriceTable:
         Args:
             model: The model as ``provider:name``.
             served_model: The model that ran, as the provider reports it, with or without ``provider:``. Its rows
-                go
-                before rows for `model`, because the served model is billed.
-            priced_as: The ``provider:name`` with the published prices, if the adapter has a name of its own.
+                take precedence over rows for `model`, because the served model is billed.
+            priced_as: The ``provider:name`` with the published prices, if the adapter has its own name.
         """
         return self._matcher.matches(model, served_model, priced_as)
 
@@ -329,7 +327,7 @@ class PriceTable:
     ) -> Iterator[Segment]:
         """The table's answers for one model, as disjoint ranges of time, hours and size. SQL can join with them.
 
-        The table is asked at each corner where the answer can change. So the ranges give the same answers as
+        The table is evaluated at each point where the answer can change. So the ranges give the same answers as
         `find`.
 
         Args:
@@ -393,7 +391,7 @@ def round_to_nano(pico_usd: int) -> int:
 
 
 def tier_words(service_tier: str | None) -> str:
-    """The words that a reason adds for a service tier; empty for the usual one."""
+    """The text that a reason adds for a service tier; empty for the default one."""
     tier = tier_name(service_tier)
     return f" at service tier {tier}" if tier else ""
 
@@ -423,7 +421,7 @@ def _counts(usage: TokenUsage) -> dict[str, int] | None:
 
 
 def discounted(rows: Iterable[PriceRow], factors: Mapping[str, Decimal | int | str]) -> tuple[list[PriceRow], str]:
-    """The rows at other rates, and the factors in words."""
+    """The rows at other rates, and the factors as text."""
     exact = {pattern: _factor(pattern, factor) for pattern, factor in factors.items()}
     by_rank = sorted(exact, key=lambda pattern: len(pattern.replace("*", "")), reverse=True)
     unused = set(by_rank)

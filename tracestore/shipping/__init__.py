@@ -1,1 +1,1 @@
-"""From the trace file of a machine to a shared store, without losing or duplicating events."""
+"""Shipping: copies the trace file of a machine to a shared store, without lost or duplicate events."""

@@ -1,7 +1,7 @@
 """A machine's record of shipping: a small file next to the trace file.
 
 It has the name of the file in the shared store, and the store's last known position. Only reports depend on it.
-The shared store itself has the true position. A lost mark gives the file a new name there, so that all of it is
+The shared store itself has the true position. If the mark is lost, the file gets a new name in the store and is
 sent again, which changes nothing.
 """
 
@@ -39,11 +39,11 @@ class Mark(msgspec.Struct, frozen=True):
     position: Position = Position()
     """The position up to which everything was in the target."""
     erased: int = 0
-    """The number of the last deletion in the file that the target had done."""
+    """The number of the file's last deletion that the target had repeated."""
     shipped_us: int = 0
-    """The time of that, in microseconds UTC."""
+    """The time of the last shipment, in microseconds UTC."""
     failing: str = ""
-    """The reason why nothing can be shipped now; empty while all is well."""
+    """The reason why nothing can be shipped now; empty if there is no problem."""
 
 
 def mark_path(trace: Path, target: str) -> Path:
@@ -52,7 +52,7 @@ def mark_path(trace: Path, target: str) -> Path:
 
 
 def read_mark(path: Path) -> Mark | None:
-    """The mark in a file; None if there is none that can be read."""
+    """The mark in a file; None if there is no readable one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Mark)
     except (OSError, msgspec.MsgspecError):
@@ -123,7 +123,10 @@ class Turn:
         self._has = False
 
     def take(self) -> bool:
-        """Whether it is ours, or was free. A folder that can't be written has no turns."""
+        """Take the lock if it is free.
+
+        Returns whether this process has it. A folder without write access needs no lock.
+        """
         if self._has:
             return True
         try:
@@ -159,7 +162,7 @@ class Backlog(msgspec.Struct, frozen=True):
     shipped_us: int
     """The time at which events were last sent, in microseconds UTC; 0 if never."""
     failing: str
-    """The reason why nothing can be sent; empty while all is well."""
+    """The reason why nothing can be sent; empty if there is no problem."""
 
 
 async def backlogs(trace: Path) -> list[Backlog]:
@@ -196,7 +199,7 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class LookForFiles:
-    """The folder of the machine, as one shipper sees it."""
+    """The machine's folder of registered files, for one shipper."""
 
     def __init__(self, folder: Path, own: Path, target: str, prices: PriceTable | None) -> None:
         self._folder = folder
@@ -217,11 +220,11 @@ class LookForFiles:
             draft.replace(place)
 
     def done(self) -> None:
-        """All of the own file is shipped, and nothing more comes."""
+        """Record that this shipper's own file is shipped completely and has ended."""
         self.forget(self._own)
 
     def forget(self, path: Path) -> None:
-        """Nothing is left to do for a file."""
+        """Remove the registration of a file that needs no more work."""
         remove_quietly(self._place(path))
 
     def due(self) -> bool:
@@ -231,7 +234,7 @@ class LookForFiles:
         return True
 
     def found(self) -> list[Path]:
-        """The files of other shippers, living and dead ones, to the same store."""
+        """The files of other shippers to the same store, both running and dead ones."""
         found = []
         for place in sorted(self._folder.glob("*.json")):
             try:

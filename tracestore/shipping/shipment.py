@@ -1,4 +1,4 @@
-"""The values that go from a trace file to a shared store, and the interface of the store's end."""
+"""The values that are shipped from a trace file to a shared store, and the interface of the receiver."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ..sql.projection import PROJECTED_TOPICS, Projection
 class Position(msgspec.Struct, frozen=True):
     """A place in a trace file: an event, and everything before it.
 
-    A number alone is not enough. A fully pruned file counts from 1 again, and a copy of a file continues on its
-    own.
+    A number alone is not enough, because a fully pruned file counts from 1 again, and a copy of a file continues
+    separately.
     """
 
     event: int = 0
@@ -51,7 +51,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class SessionContent(msgspec.Struct, frozen=True):
-    """Captured content that came with the events of a shipment, as rows. Runs are in them by name."""
+    """Captured content of the events in a shipment, as rows. They name runs by their ids."""
 
     setups: list[Row]
     """session_id, run_id, seq, ts_us, history, hash, withheld, epoch"""
@@ -62,37 +62,37 @@ class SessionContent(msgspec.Struct, frozen=True):
 
 
 class Shipment(msgspec.Struct, frozen=True):
-    """Events that follow one another in a trace file, and what follows from them."""
+    """Consecutive events of a trace file, and the rows that are derived from them."""
 
     after: Position
-    """The place behind which they lie."""
+    """The position before the first event."""
     last: Position
     read: Read
     """The events as they were read."""
     events: Lines
     """The events as text."""
     runs: dict[int, RunSpan]
-    """The parts of runs that the events are, by the numbers of the runs in the file."""
+    """The parts of runs in these events, by the numbers of the runs in the file."""
     first_seqs: dict[int, int]
     """The lowest number of an event in each run, by the numbers of the runs in the file."""
     sessions: dict[str, tuple[int, int]]
-    """The times of the first and the last event of each session that is not dead, in microseconds UTC."""
+    """The times of the first and the last event of each session that was not deleted, in microseconds UTC."""
     days: set[int]
     """The days of the events, since 1970."""
     projected: list[int]
     """The places of the events that change other tables."""
     projection: Projection
-    """The rows that follow from them."""
+    """The rows that are derived from these events."""
     begun: list[Lines]
     """The calls that start here, as text."""
     content: SessionContent | None = None
     """The content that was captured with the events; None if there is none."""
     is_all: bool = True
-    """Whether it was the last one when it was read."""
+    """Whether it was the last shipment at the time of reading."""
     erased: int = 0
-    """The number of the last deletion in the file when it was read. The store has done all up to that one."""
+    """The number of the file's last deletion at the time of reading. The store has repeated all of them."""
     dead: Collection[str] = ()
-    """The sessions that were deleted in the file after all of their messages here."""
+    """The sessions whose messages in this shipment were all deleted in the file."""
 
     def __len__(self) -> int:
         return len(self.read)
@@ -111,7 +111,7 @@ class Ending(msgspec.Struct, frozen=True):
     ended_us: int
     """The time at which the run was marked as ended."""
     ending: str
-    """The way it ended, as in the column of that name."""
+    """How it ended, as in the column of that name."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class Target(Protocol):
         ...
 
     async def open(self) -> None:
-        """Reach the store, and bring it up to date. Does nothing if that is done."""
+        """Connect to the store, and upgrade it if needed. Does nothing if that is done."""
         ...
 
     async def close(self) -> None:
@@ -142,11 +142,11 @@ class Target(Protocol):
         ...
 
     async def position(self, origin: Origin) -> Position:
-        """The place up to which the store has everything of a file; `START` for an unknown file."""
+        """The position up to which the store has all events of a file; `START` for an unknown file."""
         ...
 
     async def take(self, origin: Origin, shipment: Shipment) -> Position:
-        """Store the new part of a shipment, its rows, and its end position: all in one transaction."""
+        """Store the new part of a shipment, its rows, and its end position, all in one transaction."""
         ...
 
     async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
@@ -154,15 +154,15 @@ class Target(Protocol):
         ...
 
     async def erased(self, origin: Origin) -> int:
-        """The number of the last deletion of a file that the store has done."""
+        """The number of a file's last deletion that the store has repeated."""
         ...
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
-        """Delete the content that was deleted in a file. A deletion that was done before is not done again."""
+        """Repeat deletions of a file in the store. An earlier deletion is not repeated again."""
         ...
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
-        """The runs of a file that have no end in the store."""
+        """The runs of a file without an end in the store."""
         ...
 
     async def end_runs(self, endings: Mapping[str, Ending]) -> None: ...
@@ -180,18 +180,18 @@ QUOTE = "\x02"
 _NULL = "\x1e"
 _END = "\n"
 _ROWS_AT_ONCE = 250
-"""Rows of usual size are what psycopg passes on in one go then."""
+"""The number of rows at a time. With rows of usual size, psycopg then sends them in one piece."""
 
 _OPTIONS = f"FORMAT csv, DELIMITER '{_BETWEEN}', QUOTE '{QUOTE}', NULL '{_NULL}'"
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Rows of one table, without the number of their run. The server has its own numbers."""
+    """Rows of one table, without the numbers of their runs, because the server has its own numbers."""
 
     columns: tuple[str, ...]
     """The columns, without the run and those that are NULL in all rows."""
     options: str
-    """The options of COPY with which the text is to be read."""
+    """The options of COPY for reading the text."""
     runs: Sequence[int]
     """The number of each row's run in the file."""
     rows: list[str]
@@ -199,12 +199,12 @@ class Lines(msgspec.Struct, frozen=True):
     begin: str
     """The text between the number of the run and the text of a row."""
     end: str
-    """The text behind the text of a row."""
+    """The text after the text of a row."""
 
     def parts(self, runs: Mapping[int, int]) -> Iterator[bytes]:
-        """The text of all rows, some at a time, each with the server's number of its run before it. It is UTF-8.
+        """The text of all rows in pieces, as UTF-8. Each row starts with the server's number of its run.
 
-        A text of all rows would be some megabytes, which the system would have to make room for each time.
+        One text of all rows would take some megabytes of memory each time.
         """
         before = {number: f"{there}{self.begin}" for number, there in runs.items()}
         for place in range(0, len(self.rows), _ROWS_AT_ONCE):
@@ -234,11 +234,11 @@ def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequen
 
 
 class _SignInText(Exception):
-    """A text has one of our signs in it."""
+    """A text contains one of the signs used as separators."""
 
 
 def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:
-    """The values of a column as text. In a column of several types, values that are no text may be left."""
+    """The values of a column as text. In a column of several types, values that are not text may remain."""
     if isinstance(next((value for value in column if value is not None), ""), int):
         encoded = msgspec.json.encode(column).decode()  # many times as fast as str
         if '"' in encoded or encoded.count("null") != missing:
@@ -266,7 +266,7 @@ def _value(value: SqlValue) -> str:
 
 
 EVENT_COLUMNS = (*(name for name in COLUMNS if name not in ("run_id", "data")), "data")
-"""The columns of events, besides the run."""
+"""The columns of events, except the run."""
 
 SEQ, TOPIC, TS_US, SESSION = map(EVENT_COLUMNS.index, ("seq", "topic", "ts_us", "session_id"))
 _TAGS, _DATA = map(EVENT_COLUMNS.index, ("tags", "data"))
@@ -284,7 +284,7 @@ def packed(
     erased: int = 0,
     dead: Collection[str] = (),
 ) -> Shipment:
-    """A shipment of events that follow one another."""
+    """A shipment of consecutive events."""
     runs, seqs, moments = read.runs, read.columns[SEQ], read.columns[TS_US]
     of_runs = ranges(runs, seqs)
     sessions = ranges(read.columns[SESSION], moments)
@@ -326,7 +326,7 @@ def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[in
 
 
 def projection_of(read: Read, places: Iterable[int]) -> Projection:
-    """The rows that follow from some of the events, not yet complete.
+    """The rows that are derived from some of the events, not yet complete.
 
     The rows have a run's number in the file, in place of its number on the server.
     """
@@ -357,7 +357,7 @@ _completed = msgspec.json.Decoder(_Completed)
 
 
 def _event(topic: str, data: str) -> Event:
-    """An event as `decode_event` gives it, except for its type: there, a usage object as it came takes long."""
+    """An event as from `decode_event`, but with another type, because decoding raw usage objects takes long."""
     if topic == _Completed.topic_of() and _Completed.SCHEMA == 1 and data.startswith('{"type":'):
         try:
             event = _completed.decode(data)
@@ -372,7 +372,7 @@ def _event(topic: str, data: str) -> Event:
 def are_new(
     shipment: Shipment, places: Iterable[int], numbers: Mapping[int, int], new: Collection[tuple[int, int]]
 ) -> list[int]:
-    """The places of those events that are new to a server."""
+    """The places of the events that are new to a server."""
     runs, seqs = shipment.read.runs, shipment.read.columns[SEQ]
     return [place for place in places if (numbers[runs[place]], seqs[place]) in new]
 

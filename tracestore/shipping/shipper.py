@@ -1,4 +1,4 @@
-"""The shipper of one trace file: it does the steps of its `ShippingPlan`, and reports its state."""
+"""The shipper of one trace file: it executes the steps of its `ShippingPlan`, and reports its state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_events: int = 5000
     """The number of events in a transaction of the target."""
     look_seconds: float = 0.5
-    """The time after which the file is looked at again when everything is shipped, in seconds."""
+    """Seconds after which the file is checked again when everything is shipped."""
     ask_seconds: float = 60.0
-    """The time after which a target is asked again that nothing was sent to, in seconds."""
+    """Seconds after which an idle target is queried again."""
     first_retry: float = 0.5
     """The wait after a first failure, in seconds. It doubles with each further failure."""
     longest_retry: float = 30.0
@@ -50,11 +50,13 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Read behind a position, send, and report with `ShippingPlan.sent` or `ShippingPlan.unstorable`."""
+    """Read the events after a position, send them, and report with `ShippingPlan.sent` or
+    `ShippingPlan.unstorable`.
+    """
 
     after: Position
     limit: int
-    """The number of events at most."""
+    """The largest number of events."""
 
 
 class Rest(msgspec.Struct, frozen=True):
@@ -91,21 +93,21 @@ class ShippingPlan:
         return Send(self.position, self._limit)
 
     def asked(self, position: Position) -> None:
-        """The target has everything up to this position."""
+        """Record that the target has everything up to this position."""
         self.position, self.state = position, "shipping"
 
     def sent(self, position: Position) -> None:
-        """The target has committed everything up to this position."""
+        """Record that the target has committed everything up to this position."""
         self.position, self.failures = position, 0
         self._limit = min(self._options.batch_events, self._limit * 2)
 
     def nothing_left(self, now: float) -> None:
-        """There is nothing behind the position."""
+        """Record that there is nothing after the position."""
         self.state, self.failures = "resting", 0
         self._until = now + self._options.look_seconds
 
     def unstorable(self, events: int, last: Position) -> bool:
-        """The target can't take something in a batch, and would never. Smaller batches single it out."""
+        """Record that the target refuses an event of a batch permanently. Smaller batches isolate the event."""
         if events > 1:
             self._limit = max(1, min(events, self._limit) // 2)
             return False
@@ -113,7 +115,7 @@ class ShippingPlan:
         return True
 
     def failed(self, now: float) -> float:
-        """The target or the file could not be used. Returns the seconds until the next attempt."""
+        """Record that the target or the file could not be used. Returns the seconds until the next attempt."""
         self.failures += 1
         options = self._options
         wait = min(options.first_retry * 2.0 ** min(self.failures - 1, 30), options.longest_retry)
@@ -131,10 +133,10 @@ _log = Log("tracestore.shipping")
 ShippingState: TypeAlias = Literal["shipping", "retrying"]
 
 _MARK_SECONDS = 1.0
-"""The time after which the mark is written again while much is sent."""
+"""Seconds after which the mark is written again during long sending."""
 
 _TELL_FROM = 1000
-"""The number of waiting events that is reported first. After it, each doubling is reported."""
+"""The number of waiting events from which reports start. After it, each doubling is reported."""
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True):
@@ -147,9 +149,9 @@ class ShippingStatistics(msgspec.Struct, frozen=True):
     shipped: int
     """The events that this shipper has sent."""
     behind: int
-    """The events that waited when it was last looked at."""
+    """The number of waiting events at the last check."""
     passed_over: int
-    """The events that the shared store can't take."""
+    """The number of events that the shared store can't store."""
     failures: int
     """Failures in a row."""
     reason: str
@@ -171,8 +173,8 @@ class TraceShipper:
         on_change: Called when shipping starts to fail, and when it works again.
         prices: The prices for calls of dead processes. Their files are shipped, too.
         adopts: The folder where shippers of this machine register their files. The files of dead ones are
-            shipped as well. None is to look at no other file.
-        recent: The last batches of this process for the file, which need not be read again.
+            shipped, too. With None, no other file is shipped.
+        recent: The last batches that this process wrote to the file. They are not read again.
 
     Raises:
         StoreError: The DSN is invalid, or the driver is not installed.
@@ -255,7 +257,7 @@ class TraceShipper:
                 await self._pause(seconds)
 
     async def ship(self) -> int:
-        """Ship all events that are in the file now, also if another shipper works on it.
+        """Ship all events that are in the file now, even if another shipper is running.
 
         Returns:
             The number of events that were sent.
@@ -274,7 +276,7 @@ class TraceShipper:
         return self._shipped - before
 
     async def shipped(self, seconds: float) -> bool:
-        """Wait until all that is in the file now is in the shared store, while `run` runs elsewhere.
+        """Wait until the present events of the file are in the shared store, while `run` runs in another task.
 
         Returns:
             False if the shared store can't be used, or if it took longer.
@@ -292,7 +294,7 @@ class TraceShipper:
         """Ship the rest within this time, and close everything.
 
         Returns:
-            Whether all of the file is in the shared store.
+            Whether the whole file is in the shared store.
         """
         done = False
         try:
@@ -318,7 +320,7 @@ class TraceShipper:
     # --- Steps ---
 
     async def _step(self, *, at_once: bool = False) -> float:
-        """Do the next thing. Returns the seconds to wait until the one after it."""
+        """Do the next step. Returns the seconds to wait before the one after it."""
         step = self._course.next(anyio.current_time())
         if isinstance(step, Rest):
             return step.seconds
@@ -401,7 +403,7 @@ class TraceShipper:
         return await self._source.read(step.after, step.limit, self._erased)
 
     async def _take(self, shipment: Shipment, limit: int) -> Position:
-        """Send a shipment to the target, and read the next one meanwhile."""
+        """Send a shipment to the target, and read the next one concurrently."""
         failure: StoreError | Unstorable | None = None
         async with anyio.create_task_group() as group:
             if not shipment.is_all:
@@ -440,7 +442,10 @@ class TraceShipper:
         return Origin(self._mark.origin, socket.gethostname(), str(self.path))
 
     def _keep_mark(self, *, at_once: bool) -> None:
-        """Record the target's position; during long sending not each time, because the file's mark may be old."""
+        """Record the target's position.
+
+        During long sending this is skipped most times, because the mark may be old.
+        """
         assert self._mark is not None
         self._mark = msgspec.structs.replace(
             self._mark,
@@ -502,7 +507,7 @@ class TraceShipper:
 
 
 def receiver(dsn: str, clock: Clock = SYSTEM_CLOCK) -> Target:
-    """The receiving end of the shared store behind a DSN. Raises StoreError."""
+    """The receiving end of the shared store at a DSN. Raises StoreError."""
     from ..postgres.receiver import Receiver
 
     return Receiver(dsn, clock=clock)

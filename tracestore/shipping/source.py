@@ -1,4 +1,4 @@
-"""A trace file for a shipper, read over a connection of its own that writes nothing."""
+"""A trace file for a shipper, read over a separate connection that writes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .shipment import (
 _CAPTURED = (SessionConfigured.topic_of(), SessionMessageAppended.topic_of())
 _AT_ONCE_EVENTS = 500
 _MOST_BYTES = 8_000_000
-"""The size from which on a shipment is large enough, however few its events are."""
+"""The size in bytes from which a shipment is sent, even with few events."""
 
 _AT_ONCE = 500
 _ERASURES_AT_ONCE = 200
@@ -76,13 +76,13 @@ class Source:
             await self._database.close()
 
     async def read(self, after: Position, limit: int, erased: int) -> Reading:
-        """The next part to ship, all of one state of the file."""
+        """The next part to ship, read from one state of the file."""
         await self.open()
         recent = self.recent.behind(after)
         return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
 
     async def confirmed(self, position: Position) -> Position:
-        """The target's position, if it is one of this file; else the start. Raises StoreError."""
+        """The target's position, if it belongs to this file; else the start. Raises StoreError."""
         if position == START:
             return START
         await self.open()
@@ -107,13 +107,13 @@ class Source:
         return found
 
     async def behind(self, position: Position) -> int:
-        """The number of events behind a position. Raises StoreError."""
+        """The number of events after a position. Raises StoreError."""
         await self.open()
         ((count,),) = await self._database.read("SELECT count(*) FROM events WHERE id > ?", (position.event,))
         return int(count)
 
     async def erasures_behind(self, erased: int) -> int:
-        """The number of deletions behind one. Raises StoreError."""
+        """The number of deletions after a given one. Raises StoreError."""
         await self.open()
         ((count,),) = await self._database.read("SELECT count(*) FROM erasures WHERE id > ?", (erased,))
         return int(count)
@@ -171,7 +171,7 @@ def _shipment(
 
 
 def _written(statements: Statements, after: int, limit: int, recent: Sequence[Written]) -> _Found | None:
-    """The events behind one, if they are the last written ones. The file decides whether they are."""
+    """The events after a given one, if they are the last written ones. The file decides this."""
     ((first_run, last_run, encoded),) = statements.run(_SEQS, {"after": after, "limit": limit, "most": _ANY})
     if first_run != last_run:
         return None
@@ -188,7 +188,7 @@ def _written(statements: Statements, after: int, limit: int, recent: Sequence[Wr
 
 
 def _events(statements: Statements, after: int, boundary: int | None, limit: int) -> _Found:
-    """The events behind one, and not behind the boundary."""
+    """The events after a given one, up to the boundary."""
     columns: list[list[Any]] = [[] for _ in _READ]
     size = 0
     is_all = False
@@ -210,10 +210,10 @@ class _Part(NamedTuple):
 
 
 def _part(statements: Statements, which: Mapping[str, int]) -> _Part:
-    """The events behind one, column by column.
+    """The events after a given one, column by column.
 
-    They come in one row, as JSON and as one long text. For with every row that it fetches the thread gives other
-    threads their turn, and in a busy process it waits milliseconds to have its own again.
+    The query returns them in one row, as JSON and as one long text. With every fetched row, the thread lets other
+    threads run. In a busy process it then waits milliseconds for its next turn.
     """
     ((last, encoded, joined_data),) = statements.run(_EVENTS, which)
     columns = _decoder.decode(encoded)
@@ -248,7 +248,7 @@ _SEQS = f"SELECT min(run), max(run), CAST(json_group_array(seq) AS BLOB) {_BEHIN
 
 
 def _captured(read: Read, names: Mapping[int, str]) -> list[tuple[str, int, int, str | None]]:
-    """Of events that may have come with content the run, the number, the time and the session."""
+    """The run, number, time and session of the events that may have content."""
     seqs, topics, moments, sessions = (read.columns[place] for place in (SEQ, TOPIC, TS_US, SESSION))
     return [
         (names[read.runs[place]], seqs[place], moments[place], sessions[place])
@@ -296,7 +296,7 @@ _SETUPS = """
 
 
 def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
-    """The bodies of these hashes, and those that they refer to."""
+    """The bodies of these hashes, and the bodies that they refer to."""
     found: dict[bytes, Row] = {}
     waiting = [digest for digest in wanted if digest is not None]
     while waiting:
@@ -320,10 +320,10 @@ def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
 
 
 MOST_EVENTS = 10_000
-"""The number of events that are kept at most; older ones are forgotten."""
+"""The largest number of events that are kept. Older ones are dropped."""
 
 MOST_BYTES = 8_000_000
-"""The size of their data that is kept at most."""
+"""The largest size of their data, in bytes."""
 
 _RUN, _SEQ, _DATA_AT = map(STORED_COLUMNS.index, ("run", "seq", "data"))
 _ORDER = tuple(map(STORED_COLUMNS.index, EVENT_COLUMNS))
@@ -341,7 +341,7 @@ class Written(msgspec.Struct, frozen=True):
     events: Values
     """The values of the events, row after row, in the order of `STORED_COLUMNS`."""
     projection: Projection
-    """The rows that follow from them."""
+    """The rows that are derived from these events."""
     size: int
     """The length of their data."""
 
@@ -354,7 +354,7 @@ class Recent:
         self._events = self._size = 0
 
     def keep(self, batch: Batch) -> None:
-        """Keep a batch that was committed. One of several runs is left to be read."""
+        """Keep a committed batch. A batch of several runs is not kept, and is read from the file."""
         if len(batch.runs) != 1:
             return
         values: list[Any] = batch.events
@@ -373,7 +373,7 @@ class Recent:
         return tuple(self._batches)
 
     def forget(self) -> None:
-        """Drop all, because the file isn't shipped now."""
+        """Drop all batches, because the file isn't shipped now."""
         self._batches.clear()
         self._events = self._size = 0
 

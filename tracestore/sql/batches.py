@@ -33,11 +33,11 @@ _identity = itemgetter(*map(STORED_COLUMNS.index, IDENTITY))
 INSERT_EVENT = Insert("events", STORED_COLUMNS, "ON CONFLICT DO NOTHING")
 
 _MADE_AT_ONCE = 32
-"""Events that are made into rows before others on the event loop have their turn: some 0.2 ms of CPU."""
+"""The number of events that are made into rows before other tasks run: some 0.2 ms of CPU."""
 
 _MOST_MADE_AT_ONCE = 256
 _MADE_PER_SECOND = 40_000
-"""How many more are made for each second that the others have taken: that is about a quarter of their time."""
+"""The number of further events for each second of the other tasks: about a quarter of their time."""
 
 
 class Batch:
@@ -49,8 +49,8 @@ class Batch:
 
     def __init__(self) -> None:
         self.events: Values = []
-        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is given by its name instead of its
-        number."""
+        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name instead of
+        its number."""
         self.projection = Projection()
         """The derived rows."""
         self.runs: list[RunSpan] = []
@@ -67,7 +67,7 @@ class Batch:
         return batch
 
     def add(self, envelopes: Sequence[Envelope]) -> None:
-        """Take in more envelopes, about 5 microseconds of CPU each."""
+        """Add envelopes, at about 5 microseconds of CPU each."""
         for envelope, text in zip(envelopes, encode_events(envelopes), strict=True):
             self._add(envelope, text)
 
@@ -89,7 +89,10 @@ class Batch:
                 make_storable(values, clean)
 
     def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
-        """Execute the statements that store the batch, once. Its rows have the numbers of their runs then."""
+        """Execute the statements that store the batch, once.
+
+        After that, its rows have the numbers of their runs.
+        """
         numbers = {run.run_id: number_of(run) for run in self.runs}
         if self._captured:
             store_content(statements, self._captured, numbers)
@@ -138,9 +141,9 @@ async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | 
 
 
 def made_at_once(others_seconds: float) -> int:
-    """How many events to make into rows next, after the others on the loop have taken so long.
+    """The number of events to make into rows next, by the time that the other tasks took.
 
-    Where thousands of tasks want their turn, a small part for each of theirs would let the writer fall behind.
+    With thousands of other tasks, a fixed small number would let the writer fall behind.
     """
     return max(_MADE_AT_ONCE, min(_MOST_MADE_AT_ONCE, int(others_seconds * _MADE_PER_SECOND)))
 
@@ -160,7 +163,7 @@ message; 0 if there are none."""
 
 
 def _goes_on(call: str) -> str:
-    """The condition that a call's reply is made in the background, so that it doesn't end with its process."""
+    """The condition that a call's reply is made in the background. Such a call doesn't end with its process."""
     return (
         f"EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = {call}.request_id"
         f" AND e.attempt = {call}.attempt AND e.topic = 'llm.call_accepted')"
@@ -174,7 +177,7 @@ END_IN_ORDER = f"""
        AND NOT EXISTS (SELECT 1 FROM calls AS c
                         WHERE c.run = runs.id AND c.status = 'started' AND NOT {_goes_on("c")})
 """
-"""Marks a run as ended, unless one of its calls has no end, and doesn't go on without it."""
+"""Marks a run as ended, unless it has a call without an end that doesn't continue in the background."""
 
 _CALLS_WITHOUT_END = f"""
     SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model,
@@ -213,7 +216,7 @@ def close_run(
     prices: PriceTable | None,
     delivered: Mapping[tuple[str, int], int] | None = None,
 ) -> int:
-    """End one lost run, unless another process has done it meanwhile."""
+    """End one lost run, unless another process has ended it."""
     found = statements.run(
         """
         SELECT r.id, r.last_us, r.committed_seq,

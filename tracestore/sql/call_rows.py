@@ -60,7 +60,7 @@ def usage_values(usage: TokenUsage | None) -> list[SqlValue]:
 
 
 def usage_of(values: Row | list[Any]) -> TokenUsage | None:
-    """The usage behind the values of `USAGE_COLUMNS`; None if a call has none."""
+    """The usage in the values of `USAGE_COLUMNS`; None if a call has none."""
     *counts, source, raw, details, tier = values
     if source is None:
         return None
@@ -83,7 +83,7 @@ def cost_values(cost: Cost | None) -> list[SqlValue]:
 
 
 def cost_of(values: Row) -> Cost | None:
-    """The cost behind the values of `cost_columns`; None if a call has none."""
+    """The cost in the values of `cost_columns`; None if a call has none."""
     fields = dict(zip(_COST_FIELDS.values(), values, strict=True))
     source = fields.pop("source")
     return None if source is None else Cost(source=CostSource(source), **fields)
@@ -121,15 +121,16 @@ def _readable(value: object) -> object:
 Values = list[SqlValue]
 
 IDENTITY = ("session_id", "turn_id", "request_id", "attempt", "message_id", "caused_by", "tags")
-"""The columns that an event and a call have alike."""
+"""The columns that events and calls have in common."""
 
 _SHARED = (*IDENTITY, "run", "ts_us", "day", "provider", "model", "status")
-"""The columns that the start and the end of an attempt fill alike; and the status, in which they differ."""
+"""The columns that the start and the end of an attempt fill with the same value, and the status, which differs.
+"""
 
 REQUEST, ATTEMPT, RUN, STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
 
 _EVENT_FIELDS = {"error_message": "message", "reserved_nano": "reserved_nano_usd"}
-"""The fields of events that have another name than their columns."""
+"""The fields of events whose columns have another name."""
 
 _NAMES = (*(name for name in COLUMNS if name not in _SHARED), "reserved_nano", "reserved_tokens")
 
@@ -155,7 +156,7 @@ class _Filled:
 
 
 def _writer(name: str, column: Column | None) -> Callable[[Any], SqlValue] | None:
-    """The conversion of a field to the value of a column; None if it is the same in SQL."""
+    """The conversion of a field to the value of a column; None if no conversion is needed."""
     if name in ("stop_reason", "error_class"):
         return lambda value: None if value is None else str(value)  # members of an enum
     if column is not None and column.kind == "json":
@@ -182,8 +183,8 @@ _IMPORTED = (*_ENDED, *_IMPORT.columns, "started_us")
 def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
     """Insert a call, or fill in its row: `overwrite` columns are set, the others only where they are NULL.
 
-    The shared columns were set by whichever event came first. They are left alone, not least because SQLite would
-    rewrite every index on a column that is mentioned, changed or not.
+    The shared columns were set by the first event. They are not set again, because SQLite rewrites every index on
+    a column in the statement, even without a change.
     """
     changes = [
         _set(name) if name in overwrite else f"{name} = coalesce(calls.{name}, excluded.{name})"
@@ -196,7 +197,7 @@ def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
 def _set(name: str) -> str:
     """The change that sets a column.
 
-    If another process starts an attempt again to take its reply up, the first start counts.
+    If another process starts an attempt again to resume its reply, the first start counts.
     """
     if name in ("ts_us", "day"):
         return f"{name} = CASE WHEN calls.started_us IS NULL THEN excluded.{name} ELSE calls.{name} END"
@@ -245,7 +246,7 @@ def completed_row(event: LlmCallCompleted, identity: Values, run: str | int, ts_
 
 
 def failed_row(event: LlmCallFailed, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of an end in an error."""
+    """The row of a failed call."""
     status = "cancelled" if event.error_class == ErrorClass.CANCELLED else "failed"
     row = _ended(event, identity, run, ts_us, status)
     row += _FAILURE.values(event)
@@ -311,7 +312,7 @@ CURRENT_NANO = f"""(
 """The current cost of a call ``c``, looked up."""
 
 NOW_NANO = "(CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END)"
-"""The current cost of a call ``c`` where `with_cost` has joined it."""
+"""The current cost of a call ``c`` in a statement of `with_cost`."""
 
 _WITH_COST = f"""
     SELECT c.*, r.run_id,
@@ -340,7 +341,7 @@ def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlVa
 
 
 _MOST_JOINED = 8
-"""The number of runs up to which their costs are joined, for all calls in one statement."""
+"""The largest number of runs whose costs are joined for all calls in one statement."""
 
 
 def cost_under(runs: Sequence[int]) -> tuple[str, str]:
@@ -357,7 +358,7 @@ def cost_under(runs: Sequence[int]) -> tuple[str, str]:
 
 
 def with_nano(priced: tuple[str, str], condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
-    """A SELECT of calls, to be added up, with their cost as ``now_nano``."""
+    """A SELECT of calls for sums, with their cost as ``now_nano``."""
     joins, nano = priced
     sql = f"SELECT c.*, r.run_id, {nano} AS now_nano FROM calls AS c JOIN runs AS r ON r.id = c.run{joins}"
     return f"{sql} WHERE {condition}", list(values)
@@ -391,7 +392,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_class", "key")
-"""Fields of a filter that a column of the same name must equal."""
+"""Fields of a filter that must equal the column of the same name."""
 
 
 def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> Sql:
@@ -453,11 +454,11 @@ class Grouping(msgspec.Struct, frozen=True):
     by: tuple[str, ...]
     """The dimensions as requested."""
     columns: str
-    """The columns, each with a comma before it, to follow something else."""
+    """The columns, each with a comma before it, for use after other columns."""
     names: tuple[str, ...]
     """The names of these columns, to group by."""
     values: tuple[SqlValue, ...]
-    """The parameters of `columns`. They come where `columns` stands, and nowhere else."""
+    """The parameters of `columns`. Pass them exactly once, at the place of `columns`."""
 
     def key(self, row: Sequence[object]) -> tuple[str, ...]:
         """The first values of a row as text, one for each dimension. NULL is an empty text."""
@@ -469,7 +470,7 @@ class Grouping(msgspec.Struct, frozen=True):
 
 
 def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
-    """Dimensions of the calls that a statement calls `row`. Raises ValueError for one that does not exist."""
+    """Dimensions of the calls that a statement calls `row`. Raises ValueError for an unknown dimension."""
     columns, values = [], []
     for number, name in enumerate(by):
         if name.startswith(_TAG) and len(name) > len(_TAG):

@@ -98,7 +98,7 @@ class Group(NamedTuple):
 
 
 class ComparedSums(NamedTuple):
-    """The sums of one run, over all of its calls and line by line."""
+    """The sums of one run, over all of its calls and for each line of its report."""
 
     total: RepriceSums
     models: tuple[ModelReprice, ...]
@@ -107,12 +107,12 @@ class ComparedSums(NamedTuple):
 
 
 def session_of(by_session: bool) -> str:
-    """The session of a call ``c`` as the sums have it."""
+    """The session of a call ``c`` in the sums."""
     return "coalesce(c.session_id, '')" if by_session else "''"
 
 
 def start_from_base(statements: Statements, run_id: int) -> None:
-    """Give a run of all calls a base, if one other run is current. Call it as the run starts.
+    """If exactly one other run is current, make it the base of a run of all calls. Call this at the run's start.
 
     The sums before start with those of the base.
     """
@@ -208,16 +208,16 @@ def prepare(statements: Statements) -> None:
 
 
 class _Before(NamedTuple):
-    """The place of the costs before, as SQL."""
+    """The source of the earlier costs, as SQL."""
 
     source: str
     """The rows ``a`` that were priced, and the tables that they are joined with."""
     nano: str
-    """The cost before, of one call."""
+    """The earlier cost of one call."""
     values: tuple[SqlValue, ...] = ()
     """The parameters of the source and of `only`."""
     only: str = "TRUE"
-    """The calls to look at where one side alone prices."""
+    """The calls to read for costs that only one side has."""
 
 
 # For each group: all calls, then count and sum of the costs now, at call time, and before.
@@ -272,7 +272,7 @@ def _of_base(dialect: PricingDialect, base: int, low: int, high: int) -> _Before
 def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high: int) -> list[Group]:
     """The sums of the calls that were priced last.
 
-    The costs before are the current ones. A run with a base compares with the costs at call time, as explained
+    The costs before are the current costs. A run with a base compares with the costs at call time, as explained
     above.
     """
     dialect = statements.dialect.pricing
@@ -332,13 +332,16 @@ def _grouped(
 
 
 _MODEL, _DAY, _SESSION = "coalesce(c.model, '')", "c.day + 0", "coalesce(c.session_id, '')"
-"""Columns to group by; as expressions, or SQLite would walk the index on days and with that all calls."""
+"""Columns to group by.
+
+They are expressions, because SQLite would otherwise scan the index on days with all calls.
+"""
 
 _WHICH = {
     "estimated": "c.usage_source = 'estimated'",
     "unknown": f"c.usage_source IS NULL AND {usage_unknown('c')}",
 }
-"""Conditions, each matching the condition of an index: otherwise all calls would be read."""
+"""Conditions. Each matches the condition of an index, because otherwise all calls would be read."""
 
 
 class _Counts(NamedTuple):
@@ -353,7 +356,7 @@ class CountsBeside(NamedTuple):
     by_day: dict[str, _Counts]
     by_session: dict[str, _Counts]
     in_flight: int
-    """Calls without an end that may match the filter once they have one."""
+    """Calls without an end that may match the filter after their end."""
 
     @property
     def estimated(self) -> int:
@@ -413,7 +416,7 @@ def _counts(statements: Statements, where: CallFilter, column: str) -> dict[str,
 
 
 def _in_flight(statements: Statements, where: CallFilter) -> int:
-    """Calls without an end. The conditions of a filter on how a call ended don't count for them."""
+    """Calls without an end. A filter's conditions on the end of a call don't apply to them."""
     begun = msgspec.structs.replace(
         where, status=None, error_class=None, unpriced=False, unknown=False, min_cost_nano_usd=None
     )

@@ -18,7 +18,7 @@ from callboard.bus.log import Log
 
 
 ColumnType: TypeAlias = Literal["INTEGER", "TEXT", "RATE"]
-"""The type of a column. INTEGER has 64 bits. RATE is what `PLAIN` multiplies with."""
+"""The type of a column. INTEGER has 64 bits. RATE is the type that `PLAIN` multiplies with."""
 
 
 class TemporaryTable(NamedTuple):
@@ -29,7 +29,7 @@ class TemporaryTable(NamedTuple):
     columns: dict[str, ColumnType]
     """The columns. Each can be NULL unless it belongs to the key."""
     key: tuple[str, ...] = ()
-    """The columns of the primary key; empty where rows are only appended, and walked."""
+    """The columns of the primary key; empty if rows are only appended and scanned."""
 
 
 class PricingDialect(Protocol):
@@ -37,21 +37,21 @@ class PricingDialect(Protocol):
 
     @property
     def unknown_rate(self) -> int | float:
-        """The number in place of an unknown rate. The cost of one such token is beyond `priced_below`."""
+        """The number in place of an unknown rate. The cost of one such token exceeds `priced_below`."""
         ...
 
     @property
     def priced_below(self) -> int:
-        """The nano-USD below which the cost that `PLAIN` gave is exact."""
+        """The nano-USD below which the cost of `PLAIN` is exact."""
         ...
 
     @property
     def row(self) -> str:
-        """The column by which a row of `reprice_cost` is found the quickest."""
+        """The column with the fastest access to a row of `reprice_cost`."""
         ...
 
     def made(self, table: TemporaryTable) -> tuple[str, ...]:
-        """Statements that make a temporary table, unless it is there."""
+        """Statements that make a temporary table, unless it exists."""
         ...
 
     def emptied(self, table: str) -> str:
@@ -67,7 +67,7 @@ class PricingDialect(Protocol):
         ...
 
     def by_index(self, table: str, index: str) -> str:
-        """A table to be read through an index."""
+        """A table, read through an index."""
         ...
 
     def plain_nano(self, pico: str) -> str:
@@ -79,7 +79,7 @@ class PricingDialect(Protocol):
         ...
 
     def is_integer(self, number: str) -> str:
-        """Whether a number that came of such products is exact."""
+        """Whether a number from such products is exact."""
         ...
 
     def nano(self, pico: str) -> str:
@@ -87,7 +87,7 @@ class PricingDialect(Protocol):
         ...
 
     def sum_of(self, products: str) -> str:
-        """The sum of products over some rows, beyond all costs if it left 64 bits."""
+        """The sum of products over some rows. If it exceeds 64 bits, it is larger than any cost."""
         ...
 
     def part(self, details: str, name: str) -> str:
@@ -111,7 +111,7 @@ class PricingDialect(Protocol):
 
 
 SqlValue: TypeAlias = str | int | float | bytes | None
-"""A value that a statement is given, or that a row has."""
+"""A value of a statement's parameter or of a row."""
 Row: TypeAlias = tuple[Any, ...]  # As the driver returns it; each reader has its own columns.
 Sql: TypeAlias = tuple[str, list[SqlValue]]
 """A statement or a part of one, and its parameters."""
@@ -120,7 +120,7 @@ _T = TypeVar("_T")
 
 
 class Unstorable(ValueError):
-    """A value is to blame, not the database. Writing it again would fail again."""
+    """A value can't be stored, although the database works. Writing it again would fail again."""
 
 
 class Insert(NamedTuple):
@@ -128,9 +128,9 @@ class Insert(NamedTuple):
 
     table: str
     columns: tuple[str, ...]
-    """The columns that each row has a value for."""
+    """The columns of each row."""
     conflict: str
-    """The ON CONFLICT clause, which makes it harmless that a row is inserted twice."""
+    """The ON CONFLICT clause. It makes a second insert of a row harmless."""
 
 
 class Dialect(Protocol):
@@ -147,7 +147,7 @@ class Dialect(Protocol):
 
     @property
     def moment(self) -> str:
-        """A text for the state of the database that a `look` sees."""
+        """A text that identifies the state of the database in a `look`."""
         ...
 
     @property
@@ -173,7 +173,7 @@ class Dialect(Protocol):
         ...
 
     def behind(self, text: str, sign: str) -> str:
-        """The part of a text behind the first `sign` in it."""
+        """The part of a text after the first `sign` in it."""
         ...
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
@@ -181,7 +181,7 @@ class Dialect(Protocol):
         ...
 
     def by_number(self, table: str, name: str) -> str:
-        """A table to be read in the order of its ids, and through no other index, under the name `name`."""
+        """A table, read in the order of its ids and through no other index, under the name `name`."""
         ...
 
     def rounded(self, value: str, digits: int) -> str:
@@ -190,7 +190,7 @@ class Dialect(Protocol):
 
 
 class Statements(Protocol):
-    """The means of a function that works in the connection's thread. They are not to be kept or used elsewhere."""
+    """The operations for a function in the connection's thread. Don't keep them or use them elsewhere."""
 
     @property
     def dialect(self) -> Dialect: ...
@@ -200,7 +200,7 @@ class Statements(Protocol):
         ...
 
     def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = (), /) -> int:
-        """Execute one INSERT, UPDATE or DELETE and return how many rows it changed."""
+        """Execute one INSERT, UPDATE or DELETE. Returns the number of changed rows."""
         ...
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]], /) -> None:
@@ -230,7 +230,7 @@ class Database(Protocol):
         ...
 
     async def look(self, work: Callable[[Statements], _T], /) -> _T:
-        """Run work that writes nothing, in one go."""
+        """Run work that writes nothing, without interruption."""
         ...
 
     async def write(self, work: Callable[[Statements], _T], /) -> _T:
@@ -254,7 +254,7 @@ def at_most(rows: int | None) -> Sql:
 
 
 def placeholders(number: int) -> str:
-    """So many parameters, with commas between them."""
+    """A number of parameters, with commas between them."""
     return ", ".join("?" * number)
 
 
@@ -291,11 +291,11 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     work: float | None = None
     """The longest time for a piece of work, in seconds."""
     cancelled: float | None = None
-    """The longest time that it still has when its caller is cancelled, in seconds."""
+    """The longest remaining time after its caller is cancelled, in seconds."""
 
 
 async def bounded(work: Coroutine[Any, Any, _T], patience: Patience, cut: Callable[[], None]) -> _T:
-    """Run `work` to its end, which comes soon after the time limit has passed and `cut` was called."""
+    """Run `work` to its end. After the time limit `cut` is called, and `work` ends soon after."""
     task = asyncio.ensure_future(work)
     timers = [] if patience.work is None else [_cut_after(patience.work, cut)]
     try:

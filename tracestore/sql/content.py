@@ -1,14 +1,14 @@
 """Captured content: bodies under their hashes, and sessions as rows of hashes.
 
-- `content` has each body once, with the moment of its last use, and without an owner.
+- `content` has each body once, with the time of its last use, and without an owner.
 - `session_messages` has the place of each body in each session, with the message's id and metadata. A message that
   may not be stored has a row with the reason, and no hash.
 - `session_setups` has the latest setup of each session, and the length of the history at that time. Later messages
   belong to an earlier session of the same name, and are deleted. The table also has the owner of the session (see
   `tracestore.sql.events`).
 
-Later means later in the same run, never later by the clock, which may step back. An event that is stored already
-changes nothing. Expired content is deleted, bodies and rows alike, by age alone.
+Later means later in the same run, not by the clock, which may step back. An event that is stored already changes
+nothing. Expired content, both bodies and rows, is deleted by age alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = Log("tracestore.content")
 
 
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
-    """Store the content that a batch has captured, in its transaction. It never fails for content.
+    """Store the captured content of a batch, in its transaction. It never fails because of content.
 
     Call it before the events are stored: it skips events that are already stored.
     """
@@ -98,7 +98,7 @@ def _message_id(message: Message) -> str | None:
 
 
 def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodies, str | None]:
-    """The hash of a content, its bodies, and the reason why there are none."""
+    """The hash of a content, its bodies, and the reason if there are none."""
     try:
         if isinstance(event, CapturedMessage):
             if event.withheld is not None:
@@ -246,8 +246,7 @@ _ASKED = """
 """
 """Finds a call that was answered since the session was set up.
 
-A call that was in progress when its process was killed isn't one: its turn has left nothing, as any later one
-would.
+A call that was in progress when its process was killed doesn't count, because its turn has left nothing.
 """
 
 
@@ -266,7 +265,7 @@ async def was_answered(database: Database, session_id: str) -> bool:
 
 
 class _Fetch:
-    """Reads bodies by hash, and each only once. Raises KeyError for a body that is not stored."""
+    """Reads bodies by hash, each only once. Raises KeyError for a body that is not stored."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements

@@ -1,4 +1,4 @@
-"""Runs and their stored events, and the replies, jobs and batches at a provider that follow from them."""
+"""Runs, their stored events, and the replies, jobs and batches that are derived from these."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class RunSpan(msgspec.Struct):
 
 
 class RunNumbers:
-    """The numbers of runs that a writer remembers, so that most batches need no look-up.
+    """A writer's cache of the numbers of runs, so that most batches need no query.
 
-    A number is remembered only after its transaction is committed: otherwise it might not exist.
+    A number is cached only after its transaction is committed, because otherwise it might not exist.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
     def remember(self, numbers: dict[str, int]) -> None:
-        """Remember numbers that are committed, by the names of their runs."""
+        """Cache committed numbers, by the names of their runs."""
         if len(self._known) + len(numbers) > _KNOWN_RUNS:
             self._known.clear()
         self._known.update(numbers)
 
     def forget(self) -> None:
-        """Forget all numbers, because the file has changed, or rows of runs were deleted or marked as ended."""
+        """Drop all numbers, because the file has changed, or rows of runs were deleted or marked as ended."""
         self._known.clear()
 
     def note(self, statements: Statements, run: RunSpan) -> int:
-        """Note how far a run has got, and return its number. In a transaction."""
+        """Record the position of a run, and return its number. Call it in a transaction."""
         span: dict[str, SqlValue] = {"run_id": run.run_id, "first": run.first_us}
         span |= {"last": run.last_us, "seq": run.seq}
         known = self._known.get(run.run_id)
@@ -163,11 +163,11 @@ def branch(
     history: int,
     epoch: int,
 ) -> str:
-    """Make the session that keeps a run's own continuation, and return its id.
+    """Make the session for a run's own continuation, and return its id.
 
-    The branch starts with the messages before the run's first one. If the owner wrote the last of these, the owner
-    may have started again; then the branch is left without a start rather than given a wrong one. In a cluster it
-    is left so if that message is of a later claim.
+    The branch starts with the messages before the run's first one. If the owner wrote the last of these, the
+    owner may have started again. Then the branch has no start, because it might be wrong. In a cluster this
+    happens if that message is of a later claim.
     """
     names: dict[str, SqlValue] = {
         "session": session_id,
@@ -212,7 +212,7 @@ def branch(
 
 
 def claim(statements: Statements, session_id: str, run: int, seq: int, history: int) -> bool:
-    """Make a run the owner of a stored session. In a transaction."""
+    """Make a run the owner of a stored session. Call it in a transaction."""
     return bool(
         statements.change(
             """
@@ -246,7 +246,7 @@ COLUMNS = {name: f"e.{name}" for name in Envelope.__struct_fields__ if name not 
     "topic": "e.topic",
     "data": "e.data",
 }
-"""The columns of an envelope by its fields, and the topic, without which the event can't be read."""
+"""The columns of an envelope by its fields, and the topic, which is needed to read the event."""
 
 _tags = msgspec.json.Decoder(dict[str, str])
 
@@ -293,10 +293,10 @@ RUN_EVENTS = f"""
      ORDER BY e.seq
      LIMIT ?
 """
-"""Some events of one run behind a number, as the columns that `envelope` takes."""
+"""Some events of one run after a number, as the columns that `envelope` takes."""
 
 RUN_POSITIONS = "SELECT run_id, committed_seq FROM runs WHERE ended_us IS NULL OR last_us >= ?"
-"""How far the runs are that are going on, or were at a moment."""
+"""The positions of the runs that are in progress, or were at a moment."""
 
 
 def envelope(row: Row) -> Envelope:

@@ -1,11 +1,11 @@
 """The deletion of content: by age, or with pruned and deleted sessions.
 
 Names, tags, the texts of errors and the names of tools may quote content, so they are deleted with the messages.
-Events are append-only, so an event is replaced by its figures (see `tracestore.codec`) under the same number, in a
-transaction that is allowed to delete it.
+Events are append-only. So an event is replaced by its figures (see `tracestore.codec`) under the same number, in
+a transaction that is allowed to delete it.
 
-Deleted bytes are erased, as far as the database can. A body is shared by all sessions with it. So the content of a
-pruned session is deleted in two steps: first its rows, then the bodies without any session.
+Deleted bytes are erased, as far as the database supports it. A body is shared by all sessions with it. So the
+content of a pruned session is deleted in two steps: first its rows, then the bodies without any session.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _CONTENT = ("session_messages", "session_setups")
 
 @contextlib.contextmanager
 def allowed(statements: Statements, before_us: int) -> Iterator[None]:
-    """Inside, and inside this transaction only, events and costs from before that moment may be deleted."""
+    """A context in which, for this transaction only, events and costs from before a moment may be deleted."""
     statements.run("INSERT INTO pruning (before_us) VALUES (?)", (before_us,))
     yield
     statements.run("DELETE FROM pruning")
@@ -82,13 +82,16 @@ WORDY = (
     *("session.created", "session.renamed", "session.turn_completed", "llm.call_failed", "llm.call_guarded"),
     *("tool.started", "tool.progress", "tool.finished", "job.failed", "batch.planned"),
 )
-"""Topics with words that age erases. Tags and the host's own events stay: they are not captured content."""
+"""Topics with texts that are erased by age.
+
+Tags and the host's own events stay, because they are not captured content.
+"""
 
 _OF_SESSION = "(session_id = ? OR request_id IN (SELECT request_id FROM calls WHERE session_id = ?))"
 
 
 def erase_words(statements: Statements, session_id: str, origin: str | None = None) -> None:
-    """Erase the words in the events and the calls of a session. Figures stay. The caller holds a transaction."""
+    """Erase the texts in the events and the calls of a session. Figures stay. The caller holds a transaction."""
     where, values = _OF_SESSION, [session_id, session_id]
     calls, of_calls = "session_id = ?", [session_id]
     if origin is not None:
@@ -106,7 +109,7 @@ def erase_words(statements: Statements, session_id: str, origin: str | None = No
 
 
 def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
-    """Erase words from before a given time, in some events. The caller holds a transaction."""
+    """Erase texts from before a given time, in some events. The caller holds a transaction."""
     where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))})"
     values: list[SqlValue] = [before_us, *WORDY]
     if origin is not None:
@@ -145,7 +148,7 @@ _SHIPPED = """
 def _erase_some(
     statements: Statements, where: str, values: Sequence[SqlValue], after: int, *, keeps_tags: bool
 ) -> int:
-    """Replace some events by their figures. Returns the number of the last one, 0 if there was none."""
+    """Replace some events with their figures. Returns the number of the last one, 0 if there was none."""
     rows = statements.run(
         f"SELECT {', '.join(_EVENT)} FROM events WHERE {where} AND id > ? ORDER BY id LIMIT ?",
         (*values, after, EVENTS_AT_ONCE),
@@ -179,7 +182,7 @@ def _figures(row: Row, keeps_tags: bool) -> Row:
 async def forget_content(database: Database, before_us: int, at_us: int) -> int:
     """Delete content that was last used before a given time, and erase it.
 
-    Older sessions can no longer be resumed, and have no names. Events and costs stay, without the words in them.
+    Older sessions can no longer be resumed, and have no names. Events and costs stay, without their texts.
     """
 
     def work(statements: Statements) -> int:
@@ -203,7 +206,7 @@ async def delete_session(
 ) -> bool:
     """Delete a session, and the captured content that belongs to no other session.
 
-    It works step by step, so that others can write meanwhile. Content that is used again meanwhile stays.
+    It works step by step, so that others can write in between. Content that is used again in between stays.
     """
 
     def work(statements: Statements) -> bool:
@@ -221,7 +224,7 @@ async def delete_session(
 
 
 def references_in(body: bytes) -> list[bytes]:
-    """The hashes of the bodies that one is made of."""
+    """The hashes of the bodies that a body refers to."""
     return [bytes.fromhex(name.decode()) for name in _REFERENCE.findall(body)]
 
 
@@ -252,7 +255,7 @@ def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -
 def needed_bodies(statements: Statements, before_us: int) -> Needed:
     """All bodies from before a given time that a session refers to. It writes nothing.
 
-    A body that is used again has the later moment, so only old rows are read.
+    A body that is used again gets a later time, so only old rows are read.
     """
     ((moment,),) = statements.run(f"SELECT {statements.dialect.moment}")
     rows: list[Row] = statements.run(
@@ -303,19 +306,19 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """One deletion: of a session, or of all content that was last used before a given time."""
 
     key: str = ""
-    """An identifier that no other deletion anywhere has; empty before it is recorded."""
+    """An identifier that is unique among all deletions; empty before it is recorded."""
     at_us: int
     """The time of the deletion, in microseconds UTC."""
     number: int = 0
     """The number in its file. Later ones have higher numbers."""
     event: int = 0
-    """The number of the last event that the file had by then."""
+    """The number of the file's last event at that time."""
     session_id: str | None = None
     """The session; None if it was a deletion by age."""
     before_us: int | None = None
-    """The moment, in microseconds UTC; None if it was a session."""
+    """The time limit of a deletion by age, in microseconds UTC; None for a session."""
     runs: tuple[str, ...] = ()
-    """The runs with messages in the session, as far as the file has them."""
+    """The runs with messages in the session that the file has."""
 
 
 def note_erasure(statements: Statements, erasure: Erasure) -> None:
@@ -350,7 +353,7 @@ def runs_in(statements: Statements, session_id: str) -> tuple[str, ...]:
 
 
 def erasures_after(statements: Statements, number: int, limit: int) -> list[Erasure]:
-    """The deletions in a file that have higher numbers, the first ones first."""
+    """The deletions in a file with higher numbers, in order."""
     rows = statements.run(
         "SELECT id, key, at_us, event, session_id, before_us, runs FROM erasures WHERE id > ? ORDER BY id LIMIT ?",
         (number, limit),

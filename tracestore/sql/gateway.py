@@ -13,11 +13,11 @@ from .connection import SqlValue, Statements, placeholders
 _T = TypeVar("_T")
 
 KEYS_AT_ONCE = 500
-"""The keys of one question. SQLite takes 999 parameters in its oldest versions."""
+"""The number of keys in one query. SQLite's oldest versions accept 999 parameters."""
 
 
 class Work(Protocol):
-    """Runs a function with statements on a database: to look, or in one transaction."""
+    """Runs a function with statements on a database: for reading, or in one transaction."""
 
     def __call__(self, work: Callable[[Statements], _T], /) -> Awaitable[_T]: ...
 
@@ -27,7 +27,7 @@ class SqlGateway:
 
     Args:
         look: Runs work that only reads.
-        write: Runs work in one transaction. It need not exclude the writers of the trace.
+        write: Runs work in one transaction. It may overlap with the writers of the trace.
     """
 
     def __init__(self, look: Work, write: Work) -> None:
@@ -250,5 +250,5 @@ def forget_kept_before(statements: Statements, before_us: int) -> int:
 
 
 def note_forgotten(statements: Statements) -> None:
-    """Count a deletion of content, so that gateways forget what they have in memory."""
+    """Count a deletion of content, so that gateways drop the content in their memory."""
     _note(statements, "forgotten")

@@ -1,9 +1,9 @@
-"""The ledger of imports: which calls a trace has from other programs, and how far each of their files was read.
+"""The ledger of imports: the imported calls of a trace, and the reading position in each file.
 
-A call has one row in `imported_calls` for as long as the trace exists, also after the call was pruned. So a file
-that is read again, in part or as a whole, brings nothing twice and nothing back. The rows are written in the
-transaction of the call's event, and only if no other importer has changed them meanwhile. So of two importers
-of the same files, each call comes from one. A kill leaves either both or neither.
+A call has one row in `imported_calls` for as long as the trace exists, even after the call was pruned. So if a
+file is read again, no call is imported twice, and no pruned call returns. The rows are written in the transaction
+of the call's event, and only if no other importer has changed them. So if two importers read the same files, each
+call is imported once. After a kill, the trace has both the row and the event, or neither.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..rows import Imported, ImportedFile, Revision
 from .connection import Database, SqlValue, Statements, placeholders
 
 _AT_ONCE = 400
-"""Rows of one statement. SQLite takes 999 parameters in its oldest versions."""
+"""The number of rows in one statement. SQLite's oldest versions accept 999 parameters."""
 
 
 class ImportConflict(Exception):
@@ -22,7 +22,7 @@ class ImportConflict(Exception):
 
 
 async def imported_calls(database: Database, request_ids: Sequence[str]) -> dict[str, Imported]:
-    """The calls of these that were imported before."""
+    """The given calls that were imported before."""
     found: dict[str, Imported] = {}
     for place in range(0, len(request_ids), _AT_ONCE):
         some = request_ids[place : place + _AT_ONCE]
@@ -50,7 +50,10 @@ async def imported_files(database: Database, source: str) -> dict[str, ImportedF
 
 
 def note_import(statements: Statements, revisions: Sequence[Revision], files: Sequence[ImportedFile]) -> None:
-    """Change the ledger. In a transaction. Raises ImportConflict if it is not as the caller read it."""
+    """Change the ledger.
+
+    Call it in a transaction. Raises ImportConflict if the ledger has changed since the caller read it.
+    """
     ordered = sorted(revisions)  # so that two importers wait for each other in one direction only
     new = [each for each in ordered if each.before is None]
     for place in range(0, len(new), _AT_ONCE):

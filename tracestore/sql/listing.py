@@ -52,11 +52,11 @@ _KEPT_AS = {
     "at_call_time_unpriced": "then_unpriced",
 }
 _OF_SUMS = {name: f"coalesce(sum(keyed.{_KEPT_AS.get(name, name)}), 0)" for name in _OF_CALLS}
-"""Each field of a row, as a sum over the sums that are kept."""
+"""Each field of a row, as a sum over the stored sums."""
 
 
 async def costs(database: Database, where: CallFilter, by: Sequence[str], under: str | None) -> list[CostRow]:
-    """The sums of each group, the dearest first. Raises ValueError for a dimension that does not exist."""
+    """The sums of each group, the most expensive first. Raises ValueError for a dimension that does not exist."""
     dialect = database.dialect
     group = grouping(by, "p", dialect)
     fields = _OF_SUMS
@@ -87,10 +87,10 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
 
 
 def _from_sums(dialect: Dialect, where: CallFilter, by: Sequence[str], runs: Sequence[int]) -> Sql | None:
-    """A query for sums of calls; None if the kept sums are not enough.
+    """A query for sums of calls; None if the stored sums are not enough.
 
-    The sums don't show which calls of a group a run has priced. So they can't give the costs if one repricing lies
-    on top of another.
+    The sums don't show which calls of a group a run has priced. So they can't return the costs if several
+    repricings overlap.
     """
     anywhen = msgspec.structs.replace(where, since=None, until=None)
     if (
@@ -161,7 +161,7 @@ _ENDED_BADLY = "('failed', 'cancelled')"
 def spending(
     statements: Statements, queries: Sequence[SpendingQuery], run_id: str, *, without: Sequence[str] = ()
 ) -> Spending:
-    """The sums, and how far the trace had come, from one snapshot."""
+    """The sums, and the position of the trace, from one snapshot."""
     ((committed,),) = statements.run(
         "SELECT coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)", (run_id,)
     )
@@ -241,7 +241,7 @@ def _under_way(row: str) -> str:
 
 
 def _output_unknown(row: str) -> str:
-    """The condition that an attempt failed after it was sent and before anything of a reply was heard."""
+    """The condition that an attempt failed after it was sent and before any part of a reply arrived."""
     return (
         f"({row}.status IN {_ENDED_BADLY} AND coalesce({row}.usage_source, '') = 'estimated'"
         f" AND coalesce({total_input(row)}, 0) > 0 AND coalesce({row}.output_tokens, 0) = 0)"
@@ -258,7 +258,7 @@ _NOW_AT = _COST_AT + len(cost_columns("cost"))
 
 
 def _reader(column: Column) -> Callable[[Any], object] | None:
-    """The conversion of a column's value to Python; None if it is the same there."""
+    """The conversion of a column's value to Python; None if no conversion is needed."""
     unset = column.default
     if column.kind == "json":
         decode = msgspec.json.Decoder(column.type).decode
@@ -398,7 +398,7 @@ _MEASURES = (
         " AND latency_ms > first_token_ms",
     ),
 )
-"""Latency, first token and speed: the value, and the calls on which it is measured."""
+"""Latency, first token and speed: each value, and the calls that it is measured on."""
 
 
 async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -> list[StatisticsRow]:

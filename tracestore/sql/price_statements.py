@@ -1,9 +1,9 @@
 """The SQL that prices calls: `PriceTable.explain` as statements over many calls.
 
-There are two statements. `plain` prices a call with one look into one table and one row of products. It gives no
-reasons, and skips calls that it can't price: calls of a new model, without a price, with contradictory usage, or
-with separate counts (`usage_details`). `any` prices these few. It handles every case, and takes several times as
-long.
+There are two statements. `plain` prices a call with one lookup in one table and one row of products. It returns
+no reasons, and skips calls that it can't price: calls of a new model, without a price, with contradictory usage,
+or with separate counts (`usage_details`). `any` prices these few. It handles every case, and takes several times
+as long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BOX: dict[str, ColumnType] = {
     "daily_from": "INTEGER",
     "daily_to": "INTEGER",
 }
-"""The calls of a segment: since and until when, above and up to which size, and the hours of the day."""
+"""The calls of a segment: its times, its sizes, and the hours of the day."""
 
 _BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h", "per_request")
 _SEGMENT: dict[str, ColumnType] = {
@@ -92,11 +92,11 @@ INSERT_RATE = """
 
 DAYS = 1 << 32
 """A number far above the days that 64 bits of microseconds can count. `place` is the key times this number, plus
-the day. Sorting by one number is quicker than by two."""
+the day. Sorting by one number is faster than by two."""
 
 
 class PriceStatements(NamedTuple):
-    """The statements of one database. `plain` still has the places of the session and of the condition."""
+    """The statements of one database. `plain` still has placeholders for the session and the condition."""
 
     prepare: tuple[str, ...]
     """Statements that make the temporary tables, or empty them."""
@@ -107,13 +107,13 @@ class PriceStatements(NamedTuple):
     plain: str
     """Prices the calls with numbers above the first parameter and up to the second."""
     left: str
-    """One row, if `plain` has left calls."""
+    """One row, if `plain` has skipped calls."""
     new_models: str
     """The names of new models among the remaining calls."""
     detail_names: str
-    """The names of details of the calls that are left."""
+    """The names of details of the remaining calls."""
     any: str
-    """Prices the calls that are left."""
+    """Prices the remaining calls."""
 
 
 def price_statements(dialect: PricingDialect) -> PriceStatements:

@@ -64,7 +64,7 @@ def _row_of(values: Row) -> PriceRow:
 
 
 def table_of(statements: Statements, version: str) -> PriceTable:
-    """A price table of the trace. Raises StoreError if the table isn't there as a whole."""
+    """A price table of the trace. Raises StoreError if the table is missing or incomplete."""
     labels = statements.run("SELECT label FROM price_version WHERE version = ?", (version,))
     rows = statements.run(
         f"SELECT {', '.join(_ROW_COLUMNS)} FROM price_row WHERE version = ? ORDER BY position", (version,)
@@ -83,7 +83,7 @@ def table_of(statements: Statements, version: str) -> PriceTable:
 
 
 async def stored_table(database: Database, version: str) -> PriceTable:
-    """A price table of the trace. Raises StoreError, which names the known ones, for another version."""
+    """A price table of the trace. For an unknown version, raises StoreError with the known ones."""
     if not await database.read("SELECT 1 FROM price_version WHERE version = ?", (version,)):
         await _refuse_unknown(database, version)
     return await database.look(lambda statements: table_of(statements, version))

@@ -1,8 +1,8 @@
-"""The rows of calls and sessions that follow from events, grouped by the statement that stores them.
+"""The rows of calls and sessions that are derived from events, grouped by the statement that stores them.
 
-Every statement is idempotent: rows that are written twice leave the tables as the first time. A later event only
-fills columns that are still open. So the rows are the same if a start arrives after its end, and for any division
-into batches. A quick call with its start and end in one batch is one row, written once.
+Every statement is idempotent: writing rows twice has the same effect as once. A later event only fills columns
+that are still open. So the rows are the same if a start arrives after its end, and for any division into batches.
+A short call with its start and end in one batch is one row, written once.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class CallRows(NamedTuple):
 
 
 class Projection:
-    """The rows that follow from some events. `add` takes the events, `complete` ends it."""
+    """The rows that are derived from some events. Call `add` for the events, and then `complete`."""
 
     def __init__(self) -> None:
         self._starts: dict[tuple[str, int], Values] = {}  # by request and attempt, and
@@ -161,7 +161,7 @@ class Projection:
         )
 
     def take_in(self, other: Projection) -> None:
-        """Add the rows of another complete projection, which stays unchanged."""
+        """Add the rows of another complete projection, which is not changed."""
         completed, failed, starts, more_starts, failed_alone, completed_alone, imported = (
             of.rows for of in other.calls
         )
@@ -185,13 +185,13 @@ class Projection:
         return flat((name, *between, *self._told.get(name, nothing)) for name, between in times.items())
 
     def write_before_calls(self, statements: Statements) -> None:
-        """Remove the costs that repricings gave to calls whose corrections are stored next."""
+        """Remove the repriced costs of calls whose corrections are stored next."""
         if self._imported:
             corrections = [(str(row[REQUEST]), int(str(row[REVISION]))) for row in self._imported.values()]
             self._corrected = remove_outdated_costs(statements, corrections)
 
     def write_behind_calls(self, statements: Statements) -> None:
-        """Store the facts of calls outside of their rows, which are stored already."""
+        """Store the facts of calls that are outside of their rows. The rows are stored already."""
         if self.tags:
             statements.run_many(INSERT_TAG, self.tags)
         for run, ids in self._corrected.items():
@@ -200,7 +200,7 @@ class Projection:
             add_late_costs(statements, self.ended)
 
     def make_storable(self, clean: Callable[[str], str]) -> None:
-        """Make every text one that the database takes, and every impossible count unknown."""
+        """Make every text acceptable for the database, and every impossible count unknown."""
         for _, rows, _ in self.calls:
             for row in rows:
                 make_storable(row, clean)
@@ -249,7 +249,7 @@ class Projection:
             self.tags += [[tag, value, *call] for tag, value in tags.items()]
 
     def _note_imported(self, row: Values) -> None:
-        """Keep the latest revision of each call: one statement can't change a row twice."""
+        """Keep the latest revision of each call, because one statement can't change a row twice."""
         before = self._imported.get(str(row[REQUEST]))
         if before is None or int(str(before[REVISION])) < int(str(row[REVISION])):
             self._imported[str(row[REQUEST])] = row
@@ -290,7 +290,7 @@ def flat(rows: Iterable[Sequence[SqlValue]]) -> Values:
 
 
 def make_storable(values: Values, clean: Callable[[str], str]) -> None:
-    """Make every text of a list one that the database takes, and every impossible number unknown."""
+    """Make every text of a list acceptable for the database, and every impossible number unknown."""
     for index, value in enumerate(values):
         if isinstance(value, str):
             values[index] = clean(value)
@@ -310,11 +310,11 @@ _log = Log("tracestore.late_costs")
 ROUNDED_US = 1_000_000
 """The tolerance for the start of a call, in microseconds.
 
-An end gives the start by its latency, which is rounded, and clocks are set.
+The start is computed from an end and its rounded latency, and clocks may be set.
 """
 
 _AT_ONCE = 500
-"""Calls that one statement looks up."""
+"""The number of calls that one statement reads."""
 
 _RUN_COLUMNS = "id, version, filter, replaced, base, by_session, finished_us, done"
 _RUNS = f"""
@@ -415,7 +415,7 @@ _OUTDATED = """
 
 
 def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[str, int]]) -> dict[int, list[int]]:
-    """Remove the costs of calls with an older revision. Returns these calls, by the repricing of the cost."""
+    """Remove the costs of calls with an older revision. Returns these calls by repricing."""
     found: dict[int, list[int]] = {}
     if not statements.run("SELECT 1 FROM reprice_run LIMIT 1"):
         return found
@@ -436,14 +436,14 @@ def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[st
 
 
 def add_costs_of(statements: Statements, run: int, ids: Sequence[int]) -> None:
-    """Price corrected calls again under a repricing that had priced them, undone or not."""
+    """Price corrected calls again under a repricing that had priced them, even if it was undone."""
     rows = statements.run(f"SELECT {_RUN_COLUMNS} FROM reprice_run WHERE id = ?", (run,))
     for row in rows:
         _add_costs_of(statements, _Run(*row), ids)
 
 
 def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> Group:
-    """Store the cost of a call, and return what the call adds to the sums of the run."""
+    """Store the cost of a call. Returns the amounts that the call adds to the sums of the run."""
     call_id, ts_us, day, provider, model, served, priced_as, session, at_call, before, *counts = row
     usage = usage_of(counts)
     assert usage is not None  # the query asks for calls with usage only
@@ -474,7 +474,7 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
 
 
 def _of_base(of: Group) -> Group:
-    """How a late cost of an earlier run changes later runs: only their cost before."""
+    """Apply a late cost of an earlier run to later runs: it changes only their cost before."""
     return Group(
         provider=of.provider,
         model=of.model,

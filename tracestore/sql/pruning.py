@@ -1,11 +1,11 @@
 """Retention: old rows are deleted in small steps, between which other writers get their turn.
 
 A call is deleted as a whole once all its attempts ended before the cutoff: its attempts, tags, events and costs.
-Other events are deleted by their own time. Then sessions and ended runs without any rows left are deleted, and the
-captured content that no other session has. So the sums over the remaining rows stay correct.
+Other events are deleted by their own time. Then sessions and ended runs without any remaining rows are deleted,
+and captured content without a session. So the sums over the remaining rows stay correct.
 
-Some rows stay whatever their age: calls without an end, open runs, price tables, and the history of repricings.
-The last call and the last event of the trace stay as well, so no number is reused and readers miss nothing.
+Some rows stay at any age: calls without an end, open runs, price tables, and the history of repricings. The last
+call and the last event of the trace stay as well, so no number is reused and readers miss nothing.
 
 Events and costs are append-only. Triggers refuse every DELETE, unless a row of the table `pruning` allows it for
 that age. Such a row exists only inside the transaction of a step.
@@ -91,10 +91,10 @@ class Pruning(ABC):
     _delete_tags: str
     """Deletes the tags of calls; ``{calls}`` is replaced by a list of their ids."""
     _events_with_calls: bool
-    """Whether events go in the transaction of their calls, and not after them."""
+    """Whether events are deleted in the transaction of their calls, and not after them."""
 
     _old_runs = OLD_RUNS
-    """Finds the runs without any rows left."""
+    """Finds the runs without remaining rows."""
 
     def __init__(self, database: Database, progress: Progress | None) -> None:
         """A pruning, not yet started."""
@@ -103,7 +103,7 @@ class Pruning(ABC):
         self._report = PruneReport(dry_run=False, before_us=0)
 
     async def run(self, before_us: int | None, max_bytes: int | None, *, dry: bool, vacuum: bool) -> PruneReport:
-        """Delete what ended before `before_us`, then the oldest until at most `max_bytes` are in use."""
+        """Delete rows that ended before `before_us`, then the oldest rows until at most `max_bytes` are in use."""
         used, file_bytes = await self._sizes()
         self._report = PruneReport(
             dry_run=dry, before_us=before_us or 0, bytes_before=used, bytes_after=used, file_bytes=file_bytes
@@ -142,7 +142,7 @@ class Pruning(ABC):
         return msgspec.structs.replace(report, before_us=before_us, attempts=attempts, events=events, costs=costs)
 
     async def _delete(self, before_us: int) -> int:
-        """The number of events and attempts that went."""
+        """Delete rows. Returns the number of deleted events and attempts."""
         before_us = await self._allowed_until(before_us)
         self._report = msgspec.structs.replace(self._report, before_us=before_us)
         began = self._report.events + self._report.attempts
@@ -226,7 +226,7 @@ class Pruning(ABC):
         return await self._database.look(lambda statements: statements.run(sql, values))
 
     async def _numbers(self, table: Literal["calls", "events"]) -> tuple[int, int]:
-        """The numbers of its rows lie above the first and up to the second."""
+        """The range of its rows' numbers: above the first number and up to the second."""
         ((low, last),) = await self._database.read(
             f"SELECT coalesce((SELECT min(id) FROM {table}), 1) - 1, coalesce((SELECT max(id) FROM {table}), 0)"
         )
@@ -242,7 +242,7 @@ class Pruning(ABC):
                 return
 
     async def _cutoff(self, share: float) -> int:
-        """A moment before which about this share of the events lies, and at least one."""
+        """A moment before which about this share of the events happened, and at least one."""
         low, last = await self._numbers("events")
         place = low + 1 + int((last - low) * share)
         rows = await self._database.read(
@@ -252,7 +252,7 @@ class Pruning(ABC):
         return int(rows[0][0] or 0)
 
     async def _allowed_until(self, before_us: int) -> int:
-        """The moment itself, or the earlier one before which rows may be deleted."""
+        """The moment, or an earlier one if only older rows may be deleted."""
         return before_us
 
     @abstractmethod
@@ -262,12 +262,12 @@ class Pruning(ABC):
 
     @abstractmethod
     async def _vacuum(self) -> None:
-        """Rewrite everything without gaps. Writers wait meanwhile."""
+        """Rewrite everything without gaps. Writers wait during that time."""
         ...
 
     @abstractmethod
     async def _give_back(self) -> None:
-        """Give free space to the disk, as far as writers need not wait for that."""
+        """Return free space to the disk, as far as writers need not wait for that."""
         ...
 
 

@@ -53,7 +53,7 @@ from .sums import Difference, RepricedGroup, add_repriced, current_runs, differe
 _T = TypeVar("_T")
 
 CHUNK = 10_000
-"""Calls per transaction, which takes some 30 ms: so few that their rows stay in the processor's cache."""
+"""The number of calls per transaction, which takes some 30 ms. Their rows fit into the processor's cache."""
 
 _KEEP = """
     INSERT INTO call_cost (run, call_id, cost_nano, reason)
@@ -139,7 +139,7 @@ class Repricing:
         prepare(statements)
 
     def _begin(self, statements: Statements, dry: bool) -> tuple[int, int]:
-        """Enter the run. Returns its number, 0 if it is only tried, and the number of the last call."""
+        """Enter the run. Returns its number (0 for a dry run) and the number of the last call."""
         last = _last_call(statements)
         if dry:
             return 0, last
@@ -169,7 +169,7 @@ class Repricing:
         note_progress(statements, run_id, low, high)
 
     def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[CountsBeside, str | None]:
-        """Price the calls that came since `done`, and finish."""
+        """Price the calls that were stored after `done`, and finish."""
         last = _last_call(statements)
         if done < last:
             self._chunk(run_id, done, last, dry)(statements)
@@ -236,7 +236,10 @@ def begin(
 
 
 def note_progress(statements: Statements, run_id: int, low: int, high: int) -> None:
-    """Move a run on, in the transaction of the chunk. Raises StoreError if another has moved it."""
+    """Record the progress of a run, in the transaction of the chunk.
+
+    Raises StoreError if another process has done so.
+    """
     if not statements.change(
         f"""
         UPDATE reprice_run
@@ -281,13 +284,13 @@ def _is_stale(statements: Statements, run_id: int) -> bool:
 
 
 def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) -> Difference:
-    """The change of all current costs when other runs become the current ones."""
+    """The change of all current costs if other runs become the current ones."""
     old, new = difference(statements, before), difference(statements, after)
     return Difference(new.nano_usd - old.nano_usd, new.unpriced - old.unpriced)
 
 
 def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bool) -> None:
-    """Recalculate the sums of a run from its costs, because others may have changed the trace meanwhile."""
+    """Recalculate the sums of a run from its costs, because others may have changed the trace since."""
     if not anew and change_of(statements, run_id) == changed:
         return
     add_up_again(statements, run_id)
@@ -301,7 +304,7 @@ def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bo
 
 
 async def undo(database: Database, now_us: int) -> RepriceRun:
-    """Take the latest repricing back, and return the run as it stands now. Its costs stay in the trace."""
+    """Undo the latest repricing, and return its run. Its costs stay in the trace."""
     return await database.write(lambda statements: _undo(statements, database.name, now_us))
 
 
@@ -320,7 +323,7 @@ def _undo(statements: Statements, trace: str, now_us: int) -> RepriceRun:
 
 
 async def interrupted(database: Database, run_id: int | None) -> RepriceRun:
-    """The run of a number that did not finish, or the latest such run. Raises StoreError if there is none."""
+    """The unfinished run of a number, or the latest unfinished run. Raises StoreError if there is none."""
     open_runs = [
         run for run in await history(database) if run.state == "interrupted" and run.last_call is not None
     ]

@@ -50,7 +50,7 @@ def total_input(row: str) -> str:
 
 
 def sums_of(row: str) -> dict[str, str]:
-    """The sums over calls that `with_nano` gives, by the names that rows of answers have for them."""
+    """The sums over calls of `with_nano`, by their names in result rows."""
     tokens = ("output_tokens", "cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens")
     return {
         "total_input_tokens": sum_of(total_input(row)),
@@ -63,12 +63,12 @@ def sums_of(row: str) -> dict[str, str]:
 
 
 def sum_of(count: str) -> str:
-    """The sum of counts, which absurd ones make inexact."""
+    """The sum of counts. Absurdly large counts make it inexact."""
     return f"coalesce(sum({_count(count)}), 0)"
 
 
 def whole(total: float) -> int:
-    """A sum as the number that it is. An inexact one comes as a floating-point number."""
+    """A sum as an integer. The database returns an inexact sum as a floating-point number."""
     return int(total)
 
 
@@ -111,7 +111,7 @@ def repriced_summands(cost: str, call: str) -> tuple[str, ...]:
 
 
 def changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> str:
-    """The SET list that adds values to columns, or with the sign ``-`` takes them off."""
+    """The SET list that adds values to columns, or subtracts them with the sign ``-``."""
     return ", ".join(f"{name} = {table}.{name} {sign} {value}" for name, value in zip(names, by, strict=True))
 
 
@@ -133,7 +133,7 @@ def keys(row: str) -> str:
 
 
 def sum_up_sql(names: Sequence[str], dialect: Dialect) -> str:
-    """The statement that takes the new calls into the sums of these names."""
+    """The statement that adds the new calls to the sums of these names."""
     # In the order of ids: along the index on days, nothing would need to be sorted, and all calls would be read.
     values = summands("c")
     return added(
@@ -152,7 +152,7 @@ SUMMED_UP = f"UPDATE summed_calls SET up_to = {greater('up_to', _LAST_CALL)}"
 
 
 def sum_up(statements: Statements) -> None:
-    """Take the new calls into the sums."""
+    """Add the new calls to the sums."""
     statements.run(sum_up_sql(SUMMED, statements.dialect))
     statements.run(SUMMED_UP)
 
@@ -201,7 +201,7 @@ class SumKeeper:
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
 """Day, provider and model; the calls that got a cost; the difference to their sum at call time, in nano-USD; and
-the number by which more of them are unpriced."""
+the increase of the number of unpriced calls."""
 
 RUN_KEY = ("run", *KEY)
 _ADD_REPRICED = added("repriced_sums", RUN_KEY, REPRICED, f"VALUES ({placeholders(len((*RUN_KEY, *REPRICED)))})")
@@ -213,7 +213,7 @@ class Difference(NamedTuple):
     nano_usd: int
     """The difference of the sums, in nano-USD."""
     unpriced: int
-    """The number by which more calls are unpriced."""
+    """The increase of the number of unpriced calls."""
 
 
 def add_repriced(statements: Statements, run_id: int, groups: Iterable[RepricedGroup]) -> None:
@@ -273,7 +273,7 @@ _COVERED_ABOVE = f"""
 def difference(statements: Statements, runs: Sequence[int]) -> Difference:
     """The difference between the costs at call time and the costs if these runs were the current ones.
 
-    It comes from the sums that are kept. Only calls are looked at that a run covers and other runs cover above it.
+    It is computed from the stored sums. Only calls that several runs cover are read.
     """
     nano = unpriced = 0
     for place, run_id in enumerate(runs):

@@ -1,16 +1,17 @@
 """One SQLite file, one connection, one batch per transaction.
 
-- **A transaction happens as a whole or not at all.** aiosqlite's thread runs it as one function, one after the
-  other. A cancelled caller still waits for its end. Every write starts ``IMMEDIATE``.
+- **A transaction happens as a whole or not at all.** aiosqlite's thread runs it as one function, one transaction
+  after the other. A cancelled caller still waits for its end. Every write starts ``IMMEDIATE``.
 - **Two writers corrupt nothing.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose rows when two connections write
-  a WAL file at the same instant. There, each write of any process holds an exclusive lock on ``<file>.lock``.
+  a WAL file at the same instant. With these versions, each write of any process holds an exclusive lock on
+  ``<file>.lock``.
 - **The interpreter always ends.** aiosqlite's thread is not a daemon, so a daemon thread waits for the main thread
   to end, and then stops open connections.
-- **A file on read-only media is read as one that never changes.** If a process does write it, reading fails.
+- **A file on read-only media is assumed not to change.** If a process does write it, reading fails.
 - **The file is its owner's alone** (0600), is never reached through a symlink, and never touched unless it is
-  ours.
+  Callboard's.
 
-Every failure is a `StoreError` that names the file. A failure that may pass is a `StoreUnavailable`.
+Every failure is a `StoreError` that names the file. A temporary failure is a `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -180,14 +181,14 @@ class Database:
             return await in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
 
     async def journal_mode(self) -> str:
-        """The mode as SQLite names it. For a file at rest it is read from the file's header."""
+        """SQLite's name of the journal mode. For a file at rest it is read from the file's header."""
         if self.at_rest:
             return "wal" if is_made_for_log(self.path) else "delete"
         ((mode,),) = await self.read("PRAGMA journal_mode")
         return str(mode)
 
     async def quick_check(self, seconds: float) -> list[str]:
-        """The faults that SQLite finds in the file. Raises TimeoutError when it could not finish in time."""
+        """The faults that SQLite finds in the file. Raises TimeoutError if the check takes too long."""
         import sqlite3
 
         with translated(self.path):
@@ -206,8 +207,8 @@ class Database:
     ) -> tuple[list[str], list[Row]]:
         """The columns and first rows of a user's statement, which may only read.
 
-        For a connection of its own, opened `readonly`: from then on it refuses everything else. Raises StoreError
-        for any other statement, TimeoutError when it could not finish in time.
+        Use it on a separate connection that was opened `readonly`. From then on the connection refuses everything
+        else. Raises StoreError for any other statement, and TimeoutError if the statement takes too long.
         """
         import sqlite3
 
@@ -224,7 +225,7 @@ class Database:
                         raise StoreError(f"{self.path}: {error}") from error
 
     async def _within(self, seconds: float, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, waiting for its turn included, for at most so long: then SQLite interrupts it."""
+        """Run `work` with a time limit that includes its wait. After it, SQLite interrupts the work."""
         deadline = time.monotonic() + seconds
 
         def bounded(statements: Statements) -> _T:
@@ -234,7 +235,7 @@ class Database:
         return await shielded(in_thread(self._open_connection(), bounded))
 
     async def vacuum(self) -> None:
-        """Rewrite the file without gaps, so that it can also be shrunk later. Writers wait until it is done."""
+        """Rewrite the file without gaps. Later the file can also be shrunk. Writers wait until it is done."""
 
         def work(statements: Statements) -> None:
             statements.run("PRAGMA auto_vacuum = INCREMENTAL")
@@ -245,15 +246,15 @@ class Database:
         await shielded(self._locked(work))
 
     async def empty_log(self) -> None:
-        """Move the write-ahead log into the file and cut it off, because it holds bytes that were deleted.
+        """Move the write-ahead log into the file and truncate it, because it contains deleted bytes.
 
-        Best effort: if a reader is in the way, the log is emptied by a later checkpoint.
+        Best effort: if a reader prevents it, a later checkpoint empties the log.
         """
         with contextlib.suppress(StoreError):
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 
     async def give_back(self, pages: int) -> None:
-        """Return up to this number of free pages to the disk, if the file was made for that."""
+        """Return up to this number of free pages to the disk, if the file supports it."""
 
         def work(statements: Statements) -> None:
             statements.script(f"PRAGMA incremental_vacuum({pages:d})")
@@ -261,7 +262,9 @@ class Database:
         await shielded(self._locked(work))
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, in one go."""
+        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, without
+        interruption.
+        """
         with translated(self.path):
             return await shielded(in_thread(self._open_connection(), work))
 
@@ -317,7 +320,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _make_shrinkable(statements: Statements) -> None:
-    """Let a new file be able to give free pages back. That costs one page in eight hundred."""
+    """Let a new file return free pages to the disk. This costs one page in eight hundred."""
     ((pages,),) = statements.run("PRAGMA page_count")
     if not pages:
         statements.run("PRAGMA auto_vacuum = INCREMENTAL")

@@ -22,7 +22,7 @@ _TURN_SECONDS = 0.1
 
 
 def create_private(path: Path) -> None:
-    """Make the file, empty, if it isn't there: readable by its owner alone from its first moment on."""
+    """Create the file, empty, if it doesn't exist. From the start it is readable by its owner alone."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -45,8 +45,7 @@ def refuse_irregular(path: Path) -> None:
 
 
 def is_at_rest(path: Path) -> bool:
-    """Whether a file was closed by its writer, and is in a folder that can't be written, as on read-only
-    media.
+    """Whether a file was closed by its writer and is in a folder without write access, as on read-only media.
 
     SQLite needs a file of shared memory to read a database that has a write-ahead log. A file at rest has no log.
     """
@@ -85,9 +84,9 @@ def refuse_foreign(path: Path) -> None:
 
 
 class HeldFile:
-    """An open file that may have an exclusive lock, which ends with `close` or with the process.
+    """An open file that may have an exclusive lock. The lock ends with `close` or with the process.
 
-    A forked child closes its own as it starts: with them it would keep the locks of a parent that died.
+    A forked child closes its copies when it starts. Otherwise it would keep the locks of a parent that died.
     """
 
     def __init__(self, path: Path, flags: int) -> None:
@@ -122,7 +121,7 @@ class HeldFile:
             return False
 
     def close(self) -> None:
-        """Close the file, and with that end its lock. Closing twice is harmless."""
+        """Close the file, which ends its lock. Closing twice is harmless."""
         if self in _held:
             _held.remove(self)
             descriptor, self.descriptor = self.descriptor, -1
@@ -149,7 +148,7 @@ class FileLock:
         self._file = HeldFile(self._path, os.O_RDWR | os.O_CREAT)
 
     def try_acquire(self) -> bool:
-        """Take it immediately, or return False."""
+        """Take the lock immediately, or return False."""
         return self._file.try_lock()
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
@@ -183,7 +182,7 @@ _NAMED = "lock-"
 
 @contextlib.asynccontextmanager
 async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
-    """Hold a named lock on a file that exists as long as the lock. It waits for its turn."""
+    """Hold a named lock, on a file that exists as long as the lock. It waits for its turn."""
     path = database.with_name(f"{database.name}.{_NAMED}{sha256(name.encode()).hexdigest()[:16]}")
     try:
         while (file := _locked(path)) is None:  # noqa: ASYNC110 - no event comes from another process's lock
@@ -222,13 +221,13 @@ def remove_named_locks(database: Path) -> None:
 
 
 class RunLock:
-    """The lock of one run, on a file with its name. Held while the run lives.
+    """The lock of one run, on a file with its name. It is held while the run is in progress.
 
-    The file appears under its name with the lock already on it, so a living run's lock is never free.
+    The file appears under its name with the lock already held, so the lock of a running process is never free.
     """
 
     def __init__(self, database: Path, run_id: str) -> None:
-        """Raises StoreError if the file can't be made, or if this run lives already."""
+        """Raises StoreError if the file can't be made, or if this run is in progress already."""
         self._path = run_lock_path(database, run_id)
         unborn = self._path.with_name(f"{database.name}.new-run-{run_id}")
         try:
@@ -252,17 +251,17 @@ class RunLock:
         return self._file.is_at(self._path)
 
     def close(self) -> None:
-        """Release the lock. The file stays, if it is there."""
+        """Release the lock. The file stays, if it exists."""
         self._file.close()
 
     def remove(self) -> None:
-        """The run is over: take the file away, and with it the lock."""
+        """Delete the file and release the lock, because the run has ended."""
         remove_quietly(self._path)
         self._file.close()
 
 
 class FreeRunLock:
-    """The lock of a run that no process holds. This process holds it for the moment."""
+    """A lock of a run that no other process holds. This process holds it temporarily."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -274,10 +273,9 @@ class FreeRunLock:
 
 @contextlib.contextmanager
 def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
-    """Hold the lock of a run that has stopped. None if the run lives, or if its file can't be opened.
+    """Hold the lock of a stopped run. Yields None if the run is in progress, or if its file can't be opened.
 
-    A run without a lock file doesn't live: the file is there before the run writes anything, until the run is
-    over.
+    A run without a lock file is not in progress: the file exists from before the first write until the run's end.
     """
     path = run_lock_path(database, run_id)
     try:
@@ -311,5 +309,5 @@ def remove_quietly(path: Path) -> None:
 
 
 def escaped(name: str) -> str:
-    """A name as a glob pattern that fits nothing else."""
+    """A name as a glob pattern that matches only this name."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -57,7 +57,7 @@ _log = Log("tracestore.late_events")
 _T = TypeVar("_T")
 
 _ATTEMPTS = 3
-"""How often a copy is made again because another process took a file in meanwhile."""
+"""The number of new copies that are made because another process has stored a file in the meantime."""
 
 _PAGES_AT_ONCE = 1000
 
@@ -141,12 +141,14 @@ class WholeTrace(Database):
         return await super().read(sql, parameters)
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, in one go."""
+        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, without
+        interruption.
+        """
         await self._look_beside()
         return await super().look(work)
 
     async def _look_beside(self) -> None:
-        """Merge what dead processes have left since the last check."""
+        """Merge the events that dead processes have left since the last check."""
         if not self._ready:
             return
         async with self._looking:
@@ -213,7 +215,7 @@ class WholeTrace(Database):
 
 
 async def _unchecked(_: Database) -> None:
-    """Let a file be opened that was checked before."""
+    """Skip the check of a file that was checked before."""
 
 
 def _copied(source: Path, target: Path) -> None:
@@ -254,7 +256,7 @@ def _connected(to: str) -> sqlite3.Connection:
 
 
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
-    """Run one statement on a connection of its own that can't write. It sees the events of dead processes, too."""
+    """Run one statement on a separate read-only connection. It includes the events of dead processes."""
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")
     database = WholeTrace(path)

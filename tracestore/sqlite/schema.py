@@ -4,7 +4,7 @@ Each step runs in one transaction together with its record; a new file gets all 
 literal SQL in ``steps.sql``. No step is built from a query of today's code, because queries change, and upgraded
 files would then differ from new ones.
 
-`application_id` marks the file as ours, and `user_version` is its schema version. A released step is never
+`application_id` marks the file as Callboard's, and `user_version` is its schema version. A released step is never
 changed: a correction is a further step. A file from a newer Callboard is refused. The tables:
 
 - `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq).
@@ -12,8 +12,8 @@ changed: a correction is a further step. A file from a newer Callboard is refuse
   the one at call time and never changes afterwards.
 - `price_version`, `price_row` and `price_alias` hold the price tables of repricings, `reprice_run` the
   repricings, `call_cost` the cost of each call under each of them. Triggers keep them append-only.
-- `current_run` lists the runs with the current costs: the first run with a row for the call applies, else the
-  cost at call time. It mostly has no row or one. A repricing of some calls is added before the others.
+- `current_run` lists the runs with the current costs: the first run with a row for the call applies, or else the
+  cost at call time. It usually has no row or one. A repricing of some calls is added before the others.
 - `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model.
 - `call_rows` shows calls with their current costs, by the names that Python and the export have for them.
 - `content`, `session_messages` and `session_setups` hold content, if the host enables it (see `sql.content`).
@@ -41,7 +41,7 @@ SCHEMA_VERSION = len(MIGRATIONS)
 
 
 async def migrate(database: Database, now_us: int) -> None:
-    """Bring the file to `SCHEMA_VERSION`, or leave it untouched and raise StoreError if it isn't ours to write."""
+    """Bring the file to `SCHEMA_VERSION`. If it isn't Callboard's, leave it unchanged and raise StoreError."""
     version = await _checked_version(database)
     if version == SCHEMA_VERSION:
         return
@@ -55,10 +55,10 @@ async def migrate(database: Database, now_us: int) -> None:
 
 
 async def inspect(path: Path) -> None:
-    """Raise StoreError if the file isn't ours or is too new, without changing a byte of it.
+    """Raise StoreError if the file isn't Callboard's or is too new, without changing a byte of it.
 
-    A connection that may write would fold the write-ahead log into the file as it closes. A file with a rollback
-    journal died while it was being made; only a writer can look into that one.
+    A connection that may write would move the write-ahead log into the file when it closes. If a file has a
+    rollback journal, its creation was interrupted, and only a writer can read it.
     """
     if not _readable_as_is(path):
         return
@@ -73,7 +73,7 @@ def _readable_as_is(path: Path) -> bool:
 
 
 async def check(database: Database) -> None:
-    """Raise StoreError if the open file isn't ours or is too new."""
+    """Raise StoreError if the open file isn't Callboard's or is too new."""
     await _checked_version(database)
 
 
@@ -96,9 +96,10 @@ async def _checked_version(database: Database) -> int:
 
 
 async def _step(database: Database, now_us: int) -> int:
-    """Apply the next missing step; another process may have been quicker, so look inside the transaction.
+    """Apply the next missing step. The check is inside the transaction, because another process may have been
+    faster.
 
-    In a new file these are all steps in one: nothing is there that could be half way.
+    In a new file all steps are applied in one transaction.
     """
 
     def work(statements: Statements) -> int:

@@ -29,12 +29,12 @@ BUSY_TIMEOUT_MS = 5_000
 
 
 def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
-    """The URI of a file that exists, to be opened with ``uri=True``."""
+    """The URI of an existing file, for opening with ``uri=True``."""
     return f"file:{quote(str(path.absolute()))}?mode={mode}{'&immutable=1' if immutable else ''}"
 
 
 def sqlite_version() -> str:
-    """Of the library that Python was built with."""
+    """The version of the SQLite library that Python uses."""
     import sqlite3
 
     return sqlite3.sqlite_version
@@ -50,7 +50,9 @@ def needs_file_lock() -> bool:
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite about the file at `path` as StoreError, or as StoreUnavailable if they may pass."""
+    """Raise errors of SQLite about the file at `path` as StoreError, or as StoreUnavailable if they may be
+    temporary.
+    """
     import sqlite3
 
     try:
@@ -78,13 +80,13 @@ def _of_the_file() -> tuple[int, ...]:
 
 
 _NEAR_64_BITS = 9.1e18
-"""A limit near the end of 64 bits, where sum() fails. Where total() exceeds it, sum() is not asked."""
+"""A limit near the end of 64 bits, where sum() fails. If total() exceeds it, sum() is not used."""
 
 
 class SqlitePricing:
     """SQLite's answers to `tracestore.sql.connection.PricingDialect`.
 
-    An integer product that leaves 64 bits becomes a REAL in SQLite. It is larger, and typeof() gives it away.
+    An integer product of more than 64 bits becomes a REAL in SQLite. It is larger, and typeof() detects it.
     """
 
     unknown_rate = MAX_INT64
@@ -93,7 +95,7 @@ class SqlitePricing:
     value = "d.value"
 
     def made(self, table: TemporaryTable) -> tuple[str, ...]:
-        """Statements that make a temporary table. Without a key it has no types either: they cost time."""
+        """Statements that make a temporary table. Without a key it also has no types, because types cost time."""
         name, columns, key = table
         types = {column: "INTEGER" if of == "RATE" else of for column, of in columns.items()} if key else {}
         listed = [f"{column} {types.get(column, '')}" for column in columns]
@@ -107,7 +109,7 @@ class SqlitePricing:
         return f"DELETE FROM temp.{table}"
 
     def surveyed(self, table: str) -> tuple[str, ...]:
-        """None: there is one way to the rows."""
+        """Return no statement, because there is only one access path to the rows."""
         return ()
 
     def same(self, one: str, other: str) -> str:
@@ -115,7 +117,7 @@ class SqlitePricing:
         return f"{one} IS {other}"
 
     def by_index(self, table: str, index: str) -> str:
-        """A table to be read through an index."""
+        """A table, read through an index."""
         return f"{table} INDEXED BY {index}"
 
     def plain_nano(self, pico: str) -> str:
@@ -126,7 +128,7 @@ class SqlitePricing:
         return count
 
     def is_integer(self, number: str) -> str:
-        """Whether no product left 64 bits."""
+        """Whether no product exceeded 64 bits."""
         return f"typeof({number}) = 'integer'"
 
     def nano(self, pico: str) -> str:
@@ -156,11 +158,11 @@ class SqliteDialect:
     with_sessions: tuple[str, ...] = ()
 
     def tag(self, tags: str) -> str:
-        """By key, not by path: a tag may be called anything."""
+        """The value of a tag. It is read by key, not by path, because a tag may have any name."""
         return f"(SELECT t.value FROM json_each({tags}) AS t WHERE t.key = ?)"
 
     def behind(self, text: str, sign: str) -> str:
-        """The part of a text behind the first `sign` in it."""
+        """The part of a text after the first `sign` in it."""
         return f"substr({text}, instr({text}, '{sign}') + 1)"
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
@@ -168,7 +170,7 @@ class SqliteDialect:
         return f"{column} GLOB ?", pattern
 
     def by_number(self, table: str, name: str) -> str:
-        """A table to be read in the order of its ids."""
+        """A table, read in the order of its ids."""
         return f"{table} AS {name} NOT INDEXED"
 
     def rounded(self, value: str, digits: int) -> str:
@@ -280,7 +282,7 @@ class Statements:
         return self._connection.execute(sql, parameters).fetchall()
 
     def first(self, sql: str, parameters: Sequence[SqlValue], limit: int) -> tuple[list[str], list[Row]]:
-        """The columns and the first rows of one statement, which may only read, and no value beyond 16 MiB."""
+        """The columns and the first rows of one read-only statement. No value may exceed 16 MiB."""
         import sqlite3
 
         self._connection.set_authorizer(_may_read)
@@ -289,7 +291,7 @@ class Statements:
         return [column[0] for column in cursor.description or ()], cursor.fetchmany(limit)
 
     def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> int:
-        """Execute one INSERT, UPDATE or DELETE and return how many rows it changed."""
+        """Execute one INSERT, UPDATE or DELETE. Returns the number of changed rows."""
         return self._connection.execute(sql, parameters).rowcount
 
     def script(self, sql: str) -> None:
@@ -297,7 +299,7 @@ class Statements:
         self._connection.executescript(sql)
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
-        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table doesn't take."""
+        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table refuses."""
         with _unstorable():
             self._connection.executemany(sql, rows)
 
@@ -309,7 +311,9 @@ class Statements:
 
     @contextlib.contextmanager
     def erasing(self) -> Iterator[None]:
-        """Overwrite the bytes of rows that are deleted inside, and all words that were indexed for a search."""
+        """Overwrite the bytes of rows that are deleted in this context, and all words that were indexed for a
+        search.
+        """
         self.run("PRAGMA secure_delete = ON")
         try:
             yield
@@ -333,7 +337,7 @@ class Statements:
 
     @contextlib.contextmanager
     def interrupted_at(self, deadline: float) -> Iterator[None]:
-        """Interrupt any statement inside that still runs at that moment of `time.monotonic`."""
+        """Interrupt any statement in this context that still runs at that moment of `time.monotonic`."""
 
         def too_late() -> bool:  # called by SQLite now and then; true interrupts the statement
             return time.monotonic() > deadline
@@ -371,7 +375,7 @@ _T = TypeVar("_T")
 
 
 class _Script(str):
-    """A script for SQLite that is a function. Its text is in aiosqlite's log."""
+    """A function in the form of a script for SQLite. Its text appears in aiosqlite's log."""
 
     __slots__ = ("work",)
 
@@ -382,8 +386,8 @@ class _Script(str):
 def connection_type() -> type[sqlite3.Connection]:
     """A connection that runs a function as if it were a script.
 
-    aiosqlite brings single statements to its thread, and has no public way to bring a function there. But it
-    accepts a connection class, and calls that class's methods in the thread: that is enough.
+    aiosqlite runs single statements in its thread, and has no public way to run a function there. But it accepts
+    a connection class, and calls that class's methods in the thread.
     """
     import sqlite3
 

@@ -32,12 +32,12 @@ from .trace_file import TraceFile
 
 
 class TraceStore(SqlStore):
-    """A trace file: one file, one connection, one process writing at a time. `Store` describes the methods.
+    """A trace file: one file, one connection, one writing process at a time. `Store` describes the methods.
 
     Args:
         path: The file, made when it is opened (mode 0600, its folder 0700). A symbolic link is refused.
-        durability: ``normal`` loses nothing committed when the process is killed, ``full`` nothing when the power
-            fails.
+        durability: With ``normal``, commits survive when the process is killed. With ``full``, they survive a
+            loss of power.
         clock: The clock for the file's own times, such as the start of a repricing.
         readonly: Whether the file is only read, as by `open_readonly`.
         take_in: Whether the store shows the events that dead processes left next to the file. A reader that may
@@ -75,7 +75,7 @@ class TraceStore(SqlStore):
         Args:
             path: The file.
             take_in: Whether the store shows the events that dead processes left next to the file. If the file can
-                be written, that stores them.
+                be written, the events are stored in it.
         """
         return cls(path, readonly=True, take_in=take_in)
 
@@ -99,7 +99,7 @@ class TraceStore(SqlStore):
 
     @property
     def waiting(self) -> LateEvents:
-        """The events of dead processes that this store does not show, because it could not take them in."""
+        """The events of dead processes that this store does not show, because it could not read or merge them."""
         return self._database.waiting if isinstance(self._database, WholeTrace) else self._waiting
 
     async def open(self) -> None:
@@ -116,7 +116,10 @@ class TraceStore(SqlStore):
         return self
 
     async def _take_in(self, *, needed: bool = False) -> None:
-        """Store what dead processes left. If that fails, raise StoreError if it is `needed`, or else warn."""
+        """Store the events that dead processes left.
+
+        On failure, raise StoreError if it is `needed`, or else warn.
+        """
         found = await waiting_beside(self.path) if waiting_files(self.path) else NOTHING_WAITS
         if found:
             await take_in(self.path)

@@ -92,7 +92,7 @@ class TraceFile:
     async def write(
         self, envelopes: Sequence[Envelope], first: Callable[[Statements], None] | None = None
     ) -> None:
-        """Store events, and the facts that follow from them about calls and sessions, in one transaction.
+        """Store events, and the rows of calls and sessions that are derived from them, in one transaction.
 
         `first` runs in the transaction before them. If it raises, nothing is stored.
         """
@@ -133,7 +133,7 @@ class TraceFile:
     async def _open_anew(self) -> None:
         """Open the file at the path, because the open one can't be written or was removed.
 
-        A connection to a read-only, damaged or deleted file doesn't notice later changes of the file.
+        A connection to a read-only, damaged or deleted file doesn't detect later changes of the file.
         """
         if self._database.is_moved:
             _log.warning(
@@ -172,7 +172,7 @@ _runs_log = Log("tracestore.runs")
 
 
 class Runs:
-    """The runs that live through one store, and the end of lost runs."""
+    """The runs in progress that one store holds, and the end of lost runs."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -187,7 +187,7 @@ class Runs:
             self._held[run_id] = RunLock(self._database.path, run_id)
 
     def hold_again(self) -> None:
-        """Hold the runs again that failed before, or that lost their file. Raises StoreError."""
+        """Retry to hold the runs that failed before, or that lost their file. Raises StoreError."""
         for run_id in self._wanted:
             if run_id in self._held and not self._held[run_id].is_in_place:
                 self._held.pop(run_id).close()
@@ -214,7 +214,7 @@ class Runs:
         return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, said))
 
     async def _remove_strays(self) -> None:
-        """Lock files of processes that died before they had written anything, or after all was done."""
+        """Remove lock files of processes that died before their first write, or after their last."""
         path = self._database.path
         remove_named_locks(path)
         left = set(await open_runs(self._database))
@@ -227,7 +227,7 @@ class Runs:
     async def end_all(self) -> None:
         """Mark the held runs as ended, and release them.
 
-        One with calls that have no end, or with something in its spill file, is left to the next start.
+        A run with open calls, or with events in its spill file, is left to the next start.
         """
         held, self._held = self._held, {}
         self._wanted.clear()
@@ -249,5 +249,5 @@ class Runs:
 
 
 async def open_runs(database: Database) -> list[str]:
-    """The runs that are not marked as ended, living and lost ones, the earliest first."""
+    """The runs that are not marked as ended, both running and lost ones, the earliest first."""
     return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]

@@ -67,7 +67,7 @@ class FilePruning(pruning.Pruning):
         await self._file.vacuum()
 
     async def _give_back(self) -> None:
-        """Free pages to the disk, where the file was made for that."""
+        """Return free pages to the disk, if the file supports it."""
         ((mode,),) = await self._file.read("PRAGMA auto_vacuum")
         if mode != _INCREMENTAL:
             return

@@ -1,1 +1,1 @@
-"""The writer from the bus to the store, in batches, losing nothing that it can keep."""
+"""The writer from the bus to the store. It writes in batches, and loses no event that it can keep."""

@@ -1,8 +1,8 @@
 """Captured message content: redaction, and the stored bytes.
 
 A message's body has only its role and content, so equal messages have equal bodies. A body is stored once, under
-the SHA-256 of its bytes. Large blocks, and the bytes of media, are bodies of their own that others refer to.
-Bodies are JSON, except media, which are the bytes themselves.
+the SHA-256 of its bytes. Large blocks, and the bytes of media, are separate bodies that others refer to. Bodies
+are JSON, except the bytes of media.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from callboard.bus.values.messages import Message, MessageMetadata, SessionSetup
 _log = Log("tracestore.captured")
 
 Redact: TypeAlias = Callable[[Message], Message | None]
-"""A host's function that changes a message before it is stored, or (None) prevents its storing."""
+"""A host's function that changes a message before it is stored. If it returns None, the message is not stored."""
 
 LARGE_BYTES = 1024
-"""From this size on, a block and the bytes of media are bodies of their own."""
+"""The size in bytes from which a block, or the bytes of media, are a separate body."""
 
 _STORED = "stored"
 
@@ -37,7 +37,7 @@ class CapturedMessage(SessionMessageAppended, frozen=True, kw_only=True, tag=Ses
     """A redacted message, with the content for the store."""
 
     withheld: str | None = None
-    """The reason why its content is not stored; None if it is. With a reason the message has no content."""
+    """The reason why its content is not stored, and the message has none; None if it is stored."""
 
 
 class CapturedSetup(SessionConfigured, frozen=True, kw_only=True, tag=SessionConfigured.topic_of()):
@@ -64,7 +64,7 @@ class Capture:
 
     @property
     def redacts(self) -> bool:
-        """Whether a hook of the host's stands between a message and the store."""
+        """Whether a host's hook processes messages before they are stored."""
         return self._redact is not None
 
     def apply(self, envelope: Envelope) -> Envelope:
@@ -170,7 +170,7 @@ _raw_usage: msgspec.json.Decoder[_WithUsage] = msgspec.json.Decoder(_WithUsage)
 
 
 def encode_metadata(metadata: MessageMetadata) -> bytes:
-    """One line of JSON. The provider's own usage object is in it as it came."""
+    """One line of JSON. It contains the provider's own usage object unchanged."""
     raw = b"" if metadata.usage.raw is None else bytes(metadata.usage.raw)
     if b"\n" in raw or not raw.isascii():
         raw = raw.decode("utf-8", "replace").encode()
@@ -216,7 +216,7 @@ def bodies_of(message: Message) -> tuple[bytes, Bodies]:
 
 
 def bodies_of_setup(setup: SessionSetup) -> tuple[bytes, Bodies]:
-    """The same for the setup of a session."""
+    """The hash and all bodies of a session's setup."""
     bodies: Bodies = {}
     return _keep(encode_json(setup), bodies), bodies
 
@@ -229,7 +229,7 @@ def message_of(body: bytes, fetch: Callable[[bytes], bytes]) -> Message:
 
 
 def setup_of(body: bytes) -> SessionSetup:
-    """The setup behind a body. Raises ValueError if this version can't read it."""
+    """The setup in a body. Raises ValueError if this version can't read it."""
     return msgspec.convert(decode_json(body), SessionSetup)
 
 

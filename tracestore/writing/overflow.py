@@ -1,9 +1,9 @@
-"""The spill file: events as JSON lines next to the database while it can't take them.
+"""The spill file: events as JSON lines next to the database, while the database can't store them.
 
-Each writer has its own file, and locks it while it lives. So a dead process's file can be recognized. The next
-start adopts it and writes its events into the store. Lines are read back in order. A torn last line, in which the
-process died, is skipped. Writing an event twice is harmless, so a file is removed only after all its events are
-committed.
+Each writer has its own file, and holds a lock on it. So a dead process's file can be recognized. The next start
+adopts it and writes its events into the store. Lines are read back in order. If the process died during a write,
+the torn last line is skipped. Writing an event twice is harmless, so a file is removed only after all its events
+are committed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PEEK_BYTES = 4 * 1024 * 1024
 
 _LOCK_ATTEMPTS = 20
 _LOCK_PAUSE_SECONDS = 0.001
-"""The time between two attempts to lock a file of one's own. A probe by a reader is shorter."""
+"""Seconds between two attempts to lock the writer's own file. A reader's probe is shorter."""
 
 
 class LineFile:
@@ -82,7 +82,7 @@ class LineFile:
         remove_quietly(self.path)
 
     def close(self) -> None:
-        """Close it, which gives up its lock. A file with something in it stays."""
+        """Close the file, which releases its lock. A non-empty file stays."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -91,10 +91,10 @@ class LineFile:
 
 
 def _locked(path: Path) -> HeldFile:
-    """The file at a path with its lock on it, made if it is missing.
+    """The locked file at a path, created if it is missing.
 
-    A reader that looks for files of dead processes holds the lock for some microseconds, and may have removed the
-    empty file before it was locked.
+    A reader that searches for files of dead processes holds the lock for some microseconds. It may have removed
+    the empty file before it was locked.
     """
     for attempt in range(_LOCK_ATTEMPTS):
         file = HeldFile(path, os.O_RDWR | os.O_CREAT)
@@ -122,7 +122,7 @@ class SpillFile:
         self._read_to = 0
 
     def append(self, envelopes: Sequence[Envelope]) -> int:
-        """Append events and return how many fitted: all, or those up to the limit. Raises OSError."""
+        """Append events up to the limit, and return their number. Raises OSError."""
         self._file.open()
         lines: list[bytes] = []
         size = self._file.size
@@ -137,7 +137,7 @@ class SpillFile:
         return len(lines)
 
     def peek(self, limit: int) -> tuple[list[Envelope], int]:
-        """The next events, at most `limit`, and the number of bytes they take, for `discard`. Raises OSError.
+        """The next events, at most `limit`, and their size in bytes, for `discard`. Raises OSError.
 
         If events have much content, it returns fewer.
         """
@@ -155,7 +155,7 @@ class SpillFile:
         return _decoded(lines, self.path), sum(map(len, lines))
 
     def discard(self, events: int, size: int) -> None:
-        """Remove what `peek` returned. The file goes when nothing is left in it."""
+        """Remove the events that `peek` returned. An empty file is deleted."""
         self._read_to += size
         self.waiting -= events
         if self._read_to >= self._file.size:
@@ -173,7 +173,7 @@ class SpillFile:
 
 
 def spill_path(database: Path, run_id: str) -> Path:
-    """The path of the file for a run's events that the database can't accept."""
+    """The path of the file for a run's events that the database can't store."""
     return database.with_name(f"{database.name}.spill-{run_id}.jsonl")
 
 
@@ -184,13 +184,13 @@ def journal_paths(spill: Path) -> tuple[Path, Path]:
 
 
 def is_unwritten(database: Path, run_id: str) -> bool:
-    """Whether something of a run waits in its files to be written into the database."""
+    """Whether events of a run wait in its files to be written into the database."""
     spill = spill_path(database, run_id)
     return any(_size(path) for path in (spill, *journal_paths(spill)))
 
 
 def leftovers(database: Path) -> list[Path]:
-    """The files of writers that have stopped, the oldest writer's first, and each one's in their order."""
+    """The files of stopped writers, the oldest writer's first, and each writer's files in order."""
     found = [path for path in waiting_files(database) if not _is_held(path)]
     oldest: dict[str, float] = {}
     for path in found:
@@ -199,12 +199,12 @@ def leftovers(database: Path) -> list[Path]:
 
 
 def waiting_files(database: Path) -> list[Path]:
-    """The spill files and journals next to a database, of living and dead writers."""
+    """The spill files and journals next to a database, of running and dead writers."""
     return list(database.parent.glob(f"{escaped(database.name)}.spill-*.jsonl"))
 
 
 def sealed_files(database: Path) -> list[Path]:
-    """Non-empty files that this process may not open. Their writers may be alive."""
+    """Non-empty files that this process may not open. Their writers may be running."""
     return [path for path in waiting_files(database) if _size(path) and not _may_open(path)]
 
 
@@ -229,7 +229,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _opened(path: Path) -> HeldFile:
-    """An existing file. On read-only media it can be locked as well. Raises OSError."""
+    """Open an existing file. On read-only media it can be locked, too. Raises OSError."""
     try:
         return HeldFile(path, os.O_RDWR)
     except FileNotFoundError:
@@ -239,7 +239,7 @@ def _opened(path: Path) -> HeldFile:
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove a file of a dead writer, after all that is in it was committed."""
+    """Remove a file of a dead writer, after all its events were committed."""
     try:
         file = _opened(path)
     except FileNotFoundError:
@@ -349,7 +349,7 @@ class LateEvents(msgspec.Struct, frozen=True):
     events: int = 0
     """The number of events that could be counted."""
     files: tuple[Path, ...] = ()
-    """Their files. Of a file that may not be opened, the events are not counted."""
+    """Their files. The events of a file that may not be opened are not counted."""
 
     def __bool__(self) -> bool:
         return bool(self.files)
@@ -375,7 +375,7 @@ def _events_in(path: Path) -> int:
 
 
 def warn_of(waiting: LateEvents, why: str) -> None:
-    """Log how many events a reader doesn't show, and where they are."""
+    """Log the number of events that a reader doesn't show, and their files."""
     _writer_log.warning(
         "late_events_not_shown",
         events=waiting.events,

@@ -48,12 +48,12 @@ class Waiting:
         return list(islice(self._events, limit))
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
-        """The events behind the oldest ones. They still wait."""
+        """The events after the oldest ones. They still wait."""
         events = self._events  # A deque is quick at both of its ends; islice would walk over the oldest.
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
     def remove(self, oldest: Sequence[Envelope]) -> None:
-        """Remove what `first` returned, or the start of it."""
+        """Remove the events that `first` returned, or the first of them."""
         for _ in oldest:
             self._events.popleft()
         self.size = self.size - _weigh(oldest) if self._events else 0
@@ -88,14 +88,14 @@ def _weigh(envelopes: Sequence[Envelope]) -> int:
 _log = Log("tracestore.journal")
 
 _COPIED_AT_ONCE = 64
-"""Events that are copied before others on the event loop have their turn: about half a millisecond."""
+"""The number of events that are copied before other tasks run: about half a millisecond."""
 
 _RETRY_SECONDS = 1.0
-"""How long a file that couldn't be written is left alone. Calls continue meanwhile."""
+"""Seconds before a file that couldn't be written is tried again. Calls continue in the meantime."""
 
 
 class JournalFull(OSError):
-    """The journal has no room: too much in it was never committed."""
+    """The journal has no room, because too many of its events were never committed."""
 
 
 class _Part:
@@ -108,7 +108,7 @@ class _Part:
 
 
 class Journal:
-    """The copies of one writer. It blocks, for one small write."""
+    """The copies of one writer's events. It blocks for one small write."""
 
     def __init__(self, paths: tuple[Path, Path], limit_bytes: int) -> None:
         self.error: str | None = None
@@ -119,7 +119,7 @@ class Journal:
 
     @property
     def copied(self) -> int:
-        """How many of the oldest waiting events are in it."""
+        """The number of the oldest waiting events that are in the journal."""
         return self._older.events + self._newer.events
 
     def copy(self, waiting: Waiting) -> None:
@@ -153,7 +153,7 @@ class Journal:
             self._older, self._newer = self._newer, self._older
 
     def forget(self, events: int) -> None:
-        """Remove this number of the oldest waiting events: they are committed, or spilled."""
+        """Remove this number of the oldest waiting events, because they are committed or spilled."""
         for part in (self._older, self._newer):
             gone = min(events, part.events)
             part.events -= gone
@@ -163,7 +163,7 @@ class Journal:
                     part.file.empty()
 
     def keep(self, events: int) -> None:
-        """Only this number still wait: the newest were dropped."""
+        """Keep only this number of events, because the newest were dropped."""
         self._newer.events = max(0, min(self._newer.events, events - self._older.events))
         self._older.events = min(self._older.events, events)
 

@@ -2,10 +2,10 @@
 
 Events wait in a lossless subscription until they are committed, always in order: spilled events first.
 
-    ok          commits at most 100 ms after an event, 1,024 events at a time
-    retrying    a commit failed: events wait in memory, with new tries after 1, 2, 4 ... 30 s
-    spilling    three attempts failed, or memory is full: events go to a file of JSON lines beside the database
-    dropping    that file is full or can't be written: newer events than fit in memory are lost and counted
+    ok commits at most 100 ms after an event, 1,024 events at a time retrying a commit failed: events wait in
+    memory, with new tries after 1, 2, 4 ... 30 s spilling three attempts failed, or memory is full: events are
+    written to a file of JSON lines next to the database dropping that file is full or can't be written: newer
+    events than fit in memory are lost and counted
 
 A successful commit leads back to ``ok``. Each change is published as `StoreStateChanged`. A failing store never
 delays a call. `WriterCore.secure` runs before a reply is returned: it copies waiting events to the journal, so
@@ -43,17 +43,17 @@ _log = Log("tracestore.writer")
 
 _SECURED_AT_ONCE = 64
 _TAKEN_AT_ONCE = 256
-"""Events that are taken in before others on the event loop have their turn, the host's redaction included."""
+"""The number of events that are processed before other tasks run, including the host's redaction."""
 
 
 class Sink(Protocol):
-    """Where events go: a `TraceStore`. Raises StoreError or OSError while it can't take them."""
+    """The destination of events: a `TraceStore`. Raises StoreError or OSError while it can't store them."""
 
     async def write(self, envelopes: Sequence[Envelope], /) -> None: ...
 
 
 class Source(Protocol):
-    """Where events come from: a lossless subscription."""
+    """The source of events: a lossless subscription."""
 
     @property
     def closed(self) -> bool: ...
@@ -77,7 +77,7 @@ class WriterCore:
         database_path: The path of the trace file. Files that earlier processes left next to it are adopted.
         on_state: Called with each change of state. It must not raise.
         close_lost: Ends the runs of dead processes, after their spilled events are written.
-        capture: Clears the content of messages for the store when they come in; None stores no content.
+        capture: Prepares the content of incoming messages for the store; None stores no content.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class WriterCore:
 
         It subscribes immediately, so nothing published from now on is missed.
 
-        The run lives until the store is closed.
+        The run is in progress until the store is closed.
 
         Args:
             store: The store.
@@ -171,7 +171,7 @@ class WriterCore:
         return self._state
 
     def statistics(self) -> WriterStatistics:
-        """A snapshot. `waiting` is what admission looks at."""
+        """A snapshot. Admission checks `waiting`."""
         first, last = self._lost_seqs or (None, None)
         spilled = 0 if self._spill is None else self._spill.waiting
         if self._work.locked():
@@ -193,13 +193,13 @@ class WriterCore:
     def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
         """Call a function with the events of each commit, right after the commit. It must not raise.
 
-        Messages have the content that is stored of them, or all of it if none is stored. Events of dead processes
-        are among them, when they are committed here.
+        Messages have their stored content, or all of it if none is stored. Events of dead processes are included
+        when they are committed here.
         """
         self._watchers.append(callback)
 
     async def run(self) -> None:
-        """Write until cancelled, or until the subscription is closed and all of it is committed."""
+        """Write until cancelled, or until the subscription is closed and all its events are committed."""
         try:
             self._taken_over = await self._take_over()
         finally:
@@ -220,8 +220,9 @@ class WriterCore:
         death of the process.
 
         Raises:
-            StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
-                kept are written when the store recovers.
+
+        StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
+        kept are written when the store recovers.
         """
         mark = self._entered + self._source.depth
         self._hurry.set()
@@ -243,7 +244,7 @@ class WriterCore:
         """Wait until everything published before the call survives the end of this process.
 
         By then each event is committed, spilled, or in the journal. This is one small write, which waits only if
-        very many events came together. The method never raises. If the file can't be written,
+        very many events arrived together. The method never raises. If the file can't be written,
         `WriterStatistics.unsecured` has the reason, and only a commit helps.
         """
         mark = self._entered + self._source.depth
@@ -251,7 +252,10 @@ class WriterCore:
             await anyio.lowlevel.checkpoint()
 
     def secure_now(self) -> None:
-        """Do the same without letting others run meanwhile, for what must not be done before it is on record."""
+        """Like `secure`, without letting other tasks run.
+
+        It is for actions that must not happen before they are recorded.
+        """
         mark = self._entered + self._source.depth
         while not self._secured_to(mark):
             pass
@@ -266,7 +270,10 @@ class WriterCore:
         return journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark
 
     async def adopted(self) -> bool:
-        """Whether what earlier processes had to leave is written. Returns when `run` has done it, or can't now."""
+        """Whether the leftover events of earlier processes are written.
+
+        Returns when `run` has written them, or can't now.
+        """
         await self._adopted.wait()
         return self._taken_over
 
@@ -291,7 +298,7 @@ class WriterCore:
                 self._journal.close()
 
     async def _wait(self) -> None:
-        """Until there is something to commit, and then a little longer, so that others can share the commit."""
+        """Wait until there are events to commit, and then a little longer, so that others can share the commit."""
         if self._hurry.is_set():
             self._hurry = anyio.Event()
         options = self._options
@@ -394,7 +401,10 @@ class WriterCore:
                 watcher(batch)
 
     async def _take_over(self) -> bool:
-        """Write the events that earlier processes left, and end their runs. False if the store can't now."""
+        """Write the events that earlier processes left, and end their runs.
+
+        Returns False if the store can't do it now.
+        """
         return await self._adopt_leftovers() and await self._end_lost_runs()
 
     async def _adopt_leftovers(self) -> bool:
@@ -478,15 +488,16 @@ class WriterCore:
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Ask a `TraceWriter` for this, and the answer (None) comes when all before it is committed."""
+    """A request to a `TraceWriter`. The answer, None, is sent when all earlier events are committed."""
 
 
 class TraceWriter(WorkActor):
-    """The actor around a `WriterCore`, so that a crash of the writer is seen, counted and mended.
+    """The actor around a `WriterCore`, so that a crash of the writer is detected, counted and followed by a
+    restart.
 
     Args:
-        core: The core, which `WriterCore.for_bus` has made once. Every incarnation of the actor is given the same
-            core, which keeps the events that are not committed yet.
+        core: The core that `WriterCore.for_bus` made once. Every restart of the actor gets the same core, which
+            has the uncommitted events.
     """
 
     def __init__(self, core: WriterCore) -> None:
@@ -494,7 +505,7 @@ class TraceWriter(WorkActor):
         self.core = core
 
     async def receive(self, message: object) -> object:
-        """Takes `Flush`. Raises TypeError for anything else."""
+        """Accept `Flush`. Raises TypeError for anything else."""
         if isinstance(message, Flush):
             await self.core.flush()
             return None

@@ -184,12 +184,13 @@ class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
     cache_ttl: Literal["5m", "1h"] = "5m"
     """The lifetime of cached prompts."""
     thinking_back: Literal["signed", "unsigned", "with_calls"] | None = None
-    """The thinking to send back: signed only, also unsigned, or with a stand-in before calls that have none.
+    """The thinking to send back: only signed thinking, unsigned thinking as well, or also a stand-in before calls
+    without thinking.
 
-    None: the model's name decides. Models other than Claude get it unsigned.
+    With None, the model's name decides. Models other than Claude get unsigned thinking.
     """
     errors_in_words: bool = False
-    """Whether a failed tool's result is marked in words, for servers that ignore `is_error` (llama.cpp, often
+    """Whether a failed tool's result is marked in its text, for servers that ignore `is_error` (llama.cpp, often
     LiteLLM).
     """
 

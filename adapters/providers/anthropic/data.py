@@ -49,7 +49,10 @@ BUDGETS: Mapping[str, int] = {
     "xhigh": 32_000,
     "max": 48_000,
 }
-"""Thinking tokens for each effort, for models with budgets only. Our own values: Anthropic gives none."""
+"""Thinking tokens for each effort, for models with budgets only.
+
+These are Callboard's values, because Anthropic publishes none.
+"""
 
 LEAST_BUDGET = 1_024
 

@@ -1,11 +1,10 @@
 """A fitted history as messages of the Messages API. Pure.
 
 * Messages are `user` or `assistant`, in turns. Tool results are first in a user message; later text joins it.
-* Reasoning goes back unchanged or not at all. Anthropic needs its signature, other vendors' servers sign nothing
-and
-  need it back. No message may end in it.
-* Opaque blocks go back unchanged, if allowed: see `OwnBlocks`. A host's fields in `provider_raw` go with their
-block.
+* Reasoning is sent back unchanged or not at all. Anthropic requires its signature. Other vendors' servers sign
+nothing, and need it back. No message may end in it.
+* Opaque blocks are sent back unchanged, if allowed; see `OwnBlocks`. A host's fields in `provider_raw` are sent
+with their block.
 * Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
 """
 
@@ -43,22 +42,22 @@ _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 
 
 class OwnBlocks(NamedTuple):
-    """The blocks of a history that must not go back to their provider."""
+    """The blocks of a history that must not be sent back to their provider."""
 
     declined: Mapping[int, ContentBlock] = {}
-    """The blocks before a model declined, by identity."""
+    """The identities of the blocks before a model declined."""
     declined_calls: Set[str] = frozenset()
     unpaired: Set[int] = frozenset()
     """The identities of the provider's calls without a result, and of results without a call."""
     calls: Set[str] = frozenset()
-    """The ids of the provider's calls that go back."""
+    """The ids of the provider's calls that are sent back."""
 
 
 _NONE = OwnBlocks()
 
 
 def own_blocks(history: FittedHistory) -> OwnBlocks:
-    """The blocks of a fitted history that must not go back."""
+    """The blocks of a fitted history that must not be sent back."""
     opaque = _opaque_blocks(history.messages[len(history.plain) :])
     if not opaque:
         return _NONE
@@ -75,7 +74,7 @@ def own_blocks(history: FittedHistory) -> OwnBlocks:
 def open_container(history: FittedHistory) -> str | None:
     """The container with the waiting tools of the last turn. The request must name it.
 
-    None after a user message: no tool waits then, and an expired container would be refused.
+    None after a user message, because no tool waits then, and an expired container would be refused.
     """
     for message in reversed(history.messages):
         for block in reversed(message.content):
@@ -120,7 +119,8 @@ def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
 def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
     """Opaque tool calls without a result and results without a call, by identity.
 
-    A call in the last turn still waits for its result: the reply was paused, or one of our tools runs first.
+    A call in the last turn still waits for its result: the reply was paused, or one of the host's tools runs
+    first.
     """
     waiting: dict[str, OpaqueBlock] = {}
     unpaired: set[int] = set()
@@ -147,13 +147,14 @@ def sent_citation(data: JsonObject) -> JsonObject:
 
 
 IN_WORDS = "in_words"
-"""The field of `provider_raw` for the provider's block that a text block or a text document shows in words."""
+"""The field of `provider_raw` for the provider's block that a text block or a text document represents as text.
+"""
 
 
 def in_words(block: JsonObject) -> str | None:
-    """The text of a search result, or of a document with content of its own; None if it has other content.
+    """The text of a search result, or of a document with its own content; None if it has other content.
 
-    It is what other providers receive.
+    Other providers receive this text.
     """
     match block:
         case {"type": "search_result", "title": str(title), "source": str(source), "content": list(content)}:
@@ -227,14 +228,14 @@ class Habits(NamedTuple):
     errors_in_words: bool = False
     """Whether a failed tool's result is marked in its text, for servers that ignore `is_error`."""
     unsigned_thinking: bool = False
-    """Whether unsigned thinking goes back. Anthropic refuses it."""
+    """Whether unsigned thinking is sent back. Anthropic refuses it."""
     thinking_stand_in: str | None = None
-    """The thinking before calls that have none. None: no stand-in.
+    """The stand-in for missing thinking before calls. None if there is none.
 
     DeepSeek and Moonshot refuse calls without thinking (NousResearch/hermes-agent#16149 and #14018).
     """
     blank_results: bool = True
-    """Whether a tool's result may have no visible text. Otherwise a short text replaces it."""
+    """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
 
 
 ANTHROPIC = Habits()
@@ -353,7 +354,7 @@ class _Writer:
         return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
 
     def _shown(self, raw: ProviderRaw | None, text: str) -> JsonObject | None:
-        """The provider's block that a text shows in words. None if there is none, or the text was changed."""
+        """The provider's block that a text represents. None if there is none, or the text was changed."""
         shown = self.history.own(raw).get(IN_WORDS)
         return shown if isinstance(shown, dict) and in_words(shown) == text else None
 

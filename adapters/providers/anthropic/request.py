@@ -92,7 +92,10 @@ def _homes(blocks: Json) -> Iterator[list[Json]]:
 
 
 def _keep_order(body: JsonObject, ours: JsonObject) -> None:
-    """Remove our breakpoints if a longer-lived one would follow a shorter-lived one. The API refuses that."""
+    """Remove Callboard's breakpoints if a longer-lived one would follow a shorter-lived one.
+
+    The API refuses that.
+    """
     marked = list(_marked(body))
     brief = ours.get("ttl") is None
     spoiled: list[JsonObject] = []
@@ -109,7 +112,7 @@ def _keep_order(body: JsonObject, ours: JsonObject) -> None:
 def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[_Spot]:
     """The possible places, in the order of the prompt, after enough text.
 
-    The most important come last: the conversation's cover the others.
+    The most important ones are last, because those in the conversation cover the others.
     """
     spots: list[_Spot | None] = []
     tools = body.get("tools")
@@ -165,7 +168,7 @@ def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
 
 
 def _last(blocks: list[Json], *, any_kind: bool = False) -> _Spot | None:
-    """The last block that can have a breakpoint and has none; None if the host's is there or later."""
+    """The last block that can have a breakpoint and has none; None if the host has a breakpoint there or later."""
     for at in range(len(blocks) - 1, -1, -1):
         block = blocks[at]
         if isinstance(block, dict):
@@ -334,7 +337,7 @@ class _Writer:
         return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
 
     def _goes_on(self) -> bool:
-        """Whether the messages will likely be sent again. If not, writing them to the cache only costs more."""
+        """Whether the messages will likely be sent again. If not, a cache write only costs more."""
         request = self.request
         return bool(request.session_id or request.tools) or any(
             message.role is Role.ASSISTANT for message in request.messages

@@ -30,10 +30,12 @@ VERSION = "2023-06-01"
 PATH = "/v1/messages"
 
 CONTAINER = "container"
-"""The kind of our opaque block for the container of a reply's tools. It is not a block on the wire."""
+"""The kind of Callboard's opaque block for the container of a reply's tools. It is not a block on the wire."""
 
 CITATION = "citation"
-"""The kind of our event for a citation in a stream: the `citation`, and the index of its `block` in the reply."""
+"""The kind of Callboard's event for a citation in a stream: the `citation`, and the index of its `block` in the
+reply.
+"""
 
 FALLBACK = "fallback"
 """The type of the block where one model declined and another continued."""
@@ -311,7 +313,7 @@ def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
     """The usage of a stream after its `message_delta`, where counts replace those of the start.
 
     Zero replaces no count, because several servers fill uncounted fields with zeros. The exception is an end that
-    counts the prompt again: zeros next to another count of its tokens are counts.
+    counts the prompt again. Then a zero next to another count of its tokens is a count.
     """
     counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
     merged = dict(before)
@@ -403,8 +405,8 @@ def _has_others(iterations: Sequence[JsonObject]) -> bool:
 def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
     """Tokens written to the cache, and the part of them for an hour. `split` is the result of `_split`.
 
-    A stream's final total has no split, so the start's is used. The growth counts as an hour's only if the whole
-    split is.
+    A stream's final total has no split, so the start's is used. The growth counts as written for an hour only if
+    the whole split is.
     """
     total = reported_count(usage.get("cache_creation_input_tokens"))
     if split is None:

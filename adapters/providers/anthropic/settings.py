@@ -276,7 +276,7 @@ class _Fitter:
         fitted["additionalProperties"] = False
 
     def _reference(self, schema: JsonObject, path: str) -> JsonObject:
-        """A reference, which must be alone. Its siblings go around it."""
+        """A reference, which must be alone. Its siblings are put around it."""
         target = schema["$ref"]
         if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
             raise NotStrict(f"{path}: a reference to {target!r}, which is not a definition of the schema")

@@ -65,7 +65,7 @@ class _Part(msgspec.Struct, gc=False):
 
 
 class _Reply(msgspec.Struct, gc=False):
-    """The reply of any family, each with fields of its own."""
+    """The reply of any family. Each family has its own fields."""
 
     embedding: list[float] | None = None
     """The vector of Titan."""

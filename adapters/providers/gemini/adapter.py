@@ -262,7 +262,10 @@ _PREFIXES: Mapping[str, str] = {
     "fact_verification": "task: fact checking | query: ",
     "code_query": "task: code retrieval | query: ",
 }
-"""Prefixes for the purpose of a text, for models since gemini-embedding-2, which have no task types."""
+"""Prefixes for the purpose of a text.
+
+Models since gemini-embedding-2 need them, because they have no task types.
+"""
 
 _PREFIXED = re.compile(r"gemini-embedding-(?!001|exp)")
 _WITHOUT_TASKS = re.compile(r"(?:^|/)embedding-001$")

@@ -2,10 +2,10 @@
 
 * Contents are `user` or `model`; the last is the user's.
 * All results of a model's calls are in one content, as many as calls, with nothing else in it.
-* A signature goes back in its own part. A newer model requires one on the first call of each turn. For another
+* A signature is sent back in its own part. A newer model requires one on the first call of each turn. For another
   model's call, a fixed value means that there is none.
-* A result is an object. Media in it are for newer models only; for others they follow it.
-* Visible thoughts are a summary for people. Only signed ones go back.
+* A result is an object. Only newer models accept media in it. For other models, the media follow it.
+* Visible thoughts are a summary for people. Only signed ones are sent back.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ SIBLINGS = frozenset(("text", "thought", "thoughtSignature", "functionCall", *OF
 """A part's fields that don't determine its kind."""
 
 REPLY_KINDS = ("citationMetadata", "groundingMetadata", "urlContextMetadata", "logprobsResult", KIND)
-"""Opaque blocks about the whole reply. They are no parts and are never sent back."""
+"""Opaque blocks about the whole reply. They are not parts and are never sent back."""
 
 SIGNATURE_KIND = "thoughtSignature"
 """The kind of an opaque block with a signature only."""
@@ -170,7 +170,7 @@ def sent_medium(media: Media) -> SentMedium | None:
 
 
 NO_SIGNATURE = b64encode(b"skip_thought_signature_validator").decode()
-"""Replaces the signature of a call that Gemini did not make."""
+"""The value that replaces the signature of a call that Gemini did not make."""
 
 _IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
 """Media that a newer model accepts in a result; others follow it."""
@@ -335,7 +335,7 @@ class _Writer:
         return {**part, "inlineData": data}
 
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
-        """The parts of a text, as far as their signatures separate them."""
+        """The parts of a text, separated by their signatures."""
         at = 0
         own = self._fields(block.provider_raw, OF_TEXT)
         signed = self._own(block).get("signatures")

@@ -1,8 +1,8 @@
 """The body of an interaction. Pure.
 
 Nothing is stored at the provider: each request has the whole conversation as steps. An unsupported tuning setting
-is dropped with a warning. The fields of ``provider_options["gemini"]`` are merged into the body, object by object,
-and override ours.
+is dropped with a warning. The fields of ``provider_options["gemini"]`` are merged into the body, object by
+object, and override Callboard's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Writer:
         return self.steps
 
     def _add(self, kind: str, content: Iterable[Json]) -> None:
-        """Add content to the last step if it has the kind, or to a new one."""
+        """Add content to the last step if it has this kind, or to a new one."""
         last = self.steps[-1] if self.steps else {}
         before = last.get("content") if last.get("type") == kind else None
         if isinstance(before, list):

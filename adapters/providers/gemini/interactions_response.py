@@ -177,7 +177,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "incomplete": StopReason.MAX_TOKENS,
     "requires_continuation": StopReason.PAUSE_TURN,
 }
-"""All others (in_progress, queued, budget_exceeded, unknown) are provider_specific.
+"""The stop reasons by status. All others (in_progress, queued, budget_exceeded, unknown) are provider_specific.
 
 ``failed`` and ``cancelled`` are errors.
 """

@@ -1,8 +1,8 @@
 """Gemini's image models: generateContent with ``responseModalities: [IMAGE]``.
 
-A model draws one image a request, and edits input images, without a mask. Sizes are words (``1K``, ``2K``, ``4K``)
-with an aspect ratio; formats and qualities can't be chosen. Source: google-genai 3.4.0 (`imageConfig`),
-ai.google.dev. An unlisted model may have any of them, so nothing is refused. Usage counts thoughts and images
+A model draws one image a request, and edits input images, without a mask. Sizes are words (``1K``, ``2K``,
+``4K``) with an aspect ratio; formats and qualities can't be chosen. Source: google-genai 3.4.0 (`imageConfig`),
+ai.google.dev. An unlisted model may support any of them, so nothing is refused. Usage counts thoughts and images
 separately.
 """
 

@@ -2,7 +2,7 @@
 
 It writes tools, the form of the reply, thinking and sampling. An unsupported tuning setting is dropped with a
 warning. A request's ``provider_options["gemini"]`` (safety settings, cached content, the provider's tools, new
-fields) is merged into the body, object by object, and overrides ours.
+fields) is merged into the body, object by object, and overrides Callboard's.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Fitter:
                 words += describe_constraints({name: value})
 
     def _reference(self, schema: JsonObject) -> JsonObject:
-        """A reference, which must be alone. Its siblings go around it."""
+        """A reference, which must be alone. Its siblings are put around it."""
         target = schema["$ref"]
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
         if not isinstance(target, str) or not self._knows(target):
@@ -142,7 +142,7 @@ class _Fitter:
 
 
 def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
-    """Excluded bounds of integers as included ones."""
+    """A schema in which exclusive bounds of integers are inclusive ones."""
     if schema.get("type") != "integer":
         return schema
     bounded = dict(schema)
@@ -366,7 +366,7 @@ def _say_first(contents: list[JsonObject], text: str) -> None:
 
 
 def _give_way(config: JsonObject, options: JsonObject) -> None:
-    """Remove our budget or level of thinking if the host sets one. Both together are refused."""
+    """Remove Callboard's budget or level of thinking if the host sets one, because both together are refused."""
     theirs = options.get("generationConfig")
     asked = theirs.get("thinkingConfig") if isinstance(theirs, dict) else None
     ours = config.get("thinkingConfig")

@@ -66,8 +66,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
 }
 """All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, unknown) are provider_specific.
 
-The reply did not end well, for a reason of this provider only. They are no errors, because the reply is billed and
-a retry may give the same.
+With these, the reply did not end well for a reason that only this provider has. They are not errors, because the
+reply is billed and a retry may have the same result.
 """
 
 _UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"

@@ -1,7 +1,8 @@
 """Fields of generateContent (v1beta), usage, and partial arguments.
 
 Any field may be missing or null. A reply is one Chunk, and so is each event of a stream. A Chunk is decoded once.
-Parts that are neither text nor calls of our tools may be of any kind, and are decoded again as plain JSON.
+Parts that are neither text nor calls of the host's tools may be of any kind. They are decoded again as plain
+JSON.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Candidate(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Token counts, in a stream all those so far. Zero counts are usually omitted."""
+    """Token counts. In a stream, they are the counts so far. Zero counts are usually omitted."""
 
     promptTokenCount: object = None
     cachedContentTokenCount: object = None
@@ -146,7 +147,10 @@ decode_json = msgspec.json.Decoder(Json).decode
 
 
 class UsageCounts:
-    """A reply's counts. Each chunk reports all so far, sometimes without some. The last value of each counts."""
+    """A reply's counts.
+
+    Each chunk reports the counts so far, sometimes not all of them. The last value of each counts.
+    """
 
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}

@@ -7,7 +7,7 @@ This file adds the abilities of model and server, found by trial, because the se
   ``tools: native`` is for a larger model with a template for tools. Both need the chat protocol.
 * Failed tools: messages ignores `is_error`, so the text reports it.
 * Structured output: chat enforces a schema. Messages and responses ignore one, so they refuse it.
-* Context: the window of each request, not the one of the model's training.
+* Context: the window of each request, not the window of the model's training.
 """
 
 from __future__ import annotations

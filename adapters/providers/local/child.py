@@ -42,7 +42,7 @@ class LocalServerSettings(msgspec.Struct, frozen=True):
     threads: int = 0
     """The number of computing threads; 0 is half of the usable processors."""
     embeddings: str = ""
-    """The pooling of a text's vectors, see `server.Configuration`. Empty is a server without embeddings."""
+    """The pooling of a text's vectors, see `server.Configuration`. Empty means a server without embeddings."""
 
     def __post_init__(self) -> None:
         for key, low, high in LIMITS:
@@ -64,7 +64,7 @@ def find_model() -> Path | None:
 
 
 def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
-    """The file to serve: the named one, or the one that `find_model` finds."""
+    """The file to serve: the named file, or the file that `find_model` finds."""
     if model_path is not None:
         return Path(model_path).expanduser().absolute()
     found = find_model()
@@ -85,9 +85,9 @@ def _what_to_install() -> str:
 def default_threads() -> int:
     """Half of the processors that this process may use, at least one.
 
-    llama.cpp's threads wait for each other at every layer, spinning. If another program takes a processor, all
-    others burn theirs: on two busy processors, two threads took 18 s, one took 1.4 s. An embedded runtime shares
-    its machine.
+    llama.cpp's threads wait for each other at every layer in busy loops. If another program takes a processor,
+    the other threads waste theirs: on two busy processors, two threads took 18 s, and one took 1.4 s. An embedded
+    runtime shares its machine.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -132,7 +132,7 @@ def check_model(path: Path) -> None:
 
 
 def check_port(port: int) -> None:
-    """Raise ConfigurationError unless we can listen on a port of 127.0.0.1."""
+    """Raise ConfigurationError unless this process can listen on a port of 127.0.0.1."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if sys.platform != "win32":  # on Windows it would share the port with other programs
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,12 +202,12 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it is alive and was not told to end."""
+        """Whether it is running and was not asked to end."""
         return not self._stdin.closed and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code; None while it lives, negative for a signal."""
+        """The exit code; None while it runs, negative for a signal."""
         return self._process.poll()
 
     async def wait_ready(self) -> str:
@@ -269,7 +269,7 @@ class Child:
     async def _wait_exit(self, seconds: float) -> bool:
         """Whether it is gone, after at most this time.
 
-        It polls a few times of 15 ms: a thread can't be started in an interpreter that shuts down, and a child
+        It polls every 15 ms a few times. A thread can't be started in an interpreter that shuts down, and a child
         watcher belongs to an event loop.
         """
         deadline = time.monotonic() + seconds
@@ -282,7 +282,7 @@ class Child:
         return True
 
     async def _listened(self) -> None:
-        """Wait shortly until the thread has read the end of the pipe and is gone."""
+        """Wait a short time until the thread has read the end of the pipe and has ended."""
         for _ in range(50):
             if not self._listener.is_alive():
                 return
@@ -296,8 +296,8 @@ class Child:
         return "; ".join(line for line in list(words)[-LAST_WORDS_LINES:] if line)
 
     def _read_answer(self) -> bytes:
-        """Read the answer, in a thread. A start that is cancelled early never gets here; then `end` closes the
-        pipe.
+        """Read the answer, in a thread. If a start is cancelled early, this is never reached, and `end` closes
+        the pipe.
         """
         with self._reading:
             if self._stdout.closed:

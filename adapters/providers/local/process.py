@@ -43,7 +43,7 @@ class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     startup_seconds: float
     """The duration of the last successful start, in seconds."""
     uptime_seconds: float
-    """The seconds since then; 0 if it doesn't run."""
+    """The seconds since the last successful start; 0 if it doesn't run."""
     exit_code: int | None
     """The exit code of the last process that ended, negative for a signal."""
 
@@ -78,7 +78,7 @@ class LocalServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives and has no request to stop. `health` checks whether it answers."""
+        """Whether the process is running and was not asked to stop. `health` checks whether it answers."""
         return bool(self._url) and self._process is not None and self._process.running
 
     @property
@@ -117,7 +117,7 @@ class LocalServer:
         """Start the server and wait until it answers. A running one is kept, a dead one is restarted.
 
         Raises:
-            ConfigurationError: The settings or the installation are at fault.
+            ConfigurationError: The settings or the installation are wrong.
             ServerError: The child ended instead of answering. The text has its last words.
             RequestTimeoutError: The start takes too long.
         """
@@ -210,7 +210,7 @@ class LocalServer:
                     self._finalizer.detach()
 
     async def _ask_context(self) -> int:
-        """The real tokens of a request, and the proof that the server answers and accepts our key."""
+        """The real tokens of a request, and the proof that the server answers and accepts the key."""
         try:
             status, body = await self._get("/v1/models")
         except (OSError, anyio.BrokenResourceError) as error:
@@ -265,8 +265,8 @@ class SharedServer:
     async def acquire(self) -> LocalServer:
         """The running server.
 
-        Raises the errors of `LocalServer.start`, and ServerError if the handle is released meanwhile. A handle
-        that held nothing before then still holds nothing.
+        Raises the errors of `LocalServer.start`, and ServerError if the handle is released during the wait. Then
+        a handle that held nothing before still holds nothing.
         """
         if self._claim is None:
             self._claim = _Shared.claim(self.settings, self._start_timeout)
@@ -311,9 +311,9 @@ class SharedServer:
 class _Shared:
     """A server and the number of handles with a claim, in the table of its event loop.
 
-    The table is a RunVar, which lives as long as the loop. The server's finalizer ends what a loop forgets. An
-    entry stays while its server stops, so that a new user waits for the stop and a fixed port is free again.
-    Bound: one entry for each settings in use.
+    The table is a RunVar, which lives as long as the loop. The server's finalizer ends a server that a loop
+    dropped. An entry stays while its server stops, so that a new user waits for the stop and a fixed port is free
+    again. Bound: one entry for each set of settings in use.
     """
 
     _table: ClassVar[anyio.lowlevel.RunVar[dict[LocalServerSettings, _Shared]]] = anyio.lowlevel.RunVar(

@@ -40,7 +40,7 @@ class Configuration(TypedDict):
     """The port; 0 lets the system choose."""
     threads: int
     embeddings: str
-    """The pooling of a text's vectors, ``model`` for the model's own. Empty is no vectors."""
+    """The pooling of a text's vectors, ``model`` for the model's own. Empty means no vectors."""
     parent: int
     import_path: str
     """The folder of xllamacpp, for a parent that changed its own import path."""
@@ -94,8 +94,8 @@ def device_kinds() -> list[str]:
 def wait_for_end(parent: int | None) -> None:
     """Return when stdin has data or ends, or when the parent is gone.
 
-    The second is for a parent that forked: its children have a copy of the pipe's other end, and stdin stays open
-    until the last of them is gone.
+    The check of the parent is needed if it forked. Its children have a copy of the pipe's other end, so stdin
+    stays open until the last of them is gone.
     """
     if sys.platform == "win32":
         os.read(0, 1)
@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def tell(file: int, answer: dict[str, str]) -> None:
-    """Write the one line for the parent. A parent that is gone is not an error: stdin ends next."""
+    """Write the one line for the parent. If the parent is gone, this is not an error, because stdin ends next."""
     try:
         os.write(file, json.dumps(answer).encode() + b"\n")
     except BrokenPipeError:

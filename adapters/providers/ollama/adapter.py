@@ -68,7 +68,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
 
 
 LOOK_UP_SECONDS = 5.0
-"""Seconds for all requests about the server's models; a call that needs them waits no longer."""
+"""Seconds for all requests about the server's models. A call that needs them waits no longer than this."""
 
 ASKED_AT_START = 64
 """The number of the server's latest models to look up at the adapter's start; others at their first use."""
@@ -82,13 +82,13 @@ class OllamaOptions(SharedOptions, frozen=True, kw_only=True):
     num_ctx: int | None = None
     """A fixed window for all calls, in tokens; None lets each call request its own."""
     keep_alive: str | float | None = None
-    """The time that the server keeps the model loaded (``5m``, seconds, -1 for ever)."""
+    """The time that the server keeps the model loaded (``5m``, seconds, or -1 without end)."""
     options: dict[str, Json] = msgspec.field(default_factory=dict)
     """Further options of the model (``top_k``, ``num_gpu``, …)."""
     tools: Literal["native", "emulate"] = "native"
     """``emulate`` for models that can't call tools; see `adapters.requests.emulation`."""
     discover: bool = True
-    """Whether to look up the models' abilities; if not, every model counts as able to do everything."""
+    """Whether to look up the models' abilities. Otherwise every model is assumed to support everything."""
 
 
 class OllamaWire(ChatWire):

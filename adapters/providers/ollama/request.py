@@ -449,9 +449,9 @@ class _Writer:
         return {"format": "json" if schema == {"type": "object"} else without_booleans(schema)}
 
     def _think(self) -> JsonObject:
-        """Whether to reason.
+        """The field for reasoning.
 
-        Explicit for models that do: otherwise older servers leave the reasoning in the text.
+        It is explicit for models that reason, because older servers otherwise leave the reasoning in the text.
         """
         asked, thinks = self.request.reasoning_effort, self.facts.thinks
         if not self.capabilities.supports_thinking:

@@ -1,10 +1,9 @@
 """Content from lines. A whole reply is a stream of one line.
 
-* Reasoning has a field of its own. Text and reasoning may close each other.
+* Reasoning has its own field. Text and reasoning may close each other.
 * A tool call is whole. A reply with tool calls has their stop reason, although the server reports ``stop``.
 * Older servers give no stop reason. It is the limit if the allowed number of tokens was generated.
-* Zero counts are omitted. A prompt is never of zero tokens: older servers omit the count of a fully cached prompt,
-  which is then estimated.
+* Zero counts are omitted. If a fully cached prompt's count is missing, as on older servers, it is estimated.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class WireReply(msgspec.Struct, gc=False):
     done: bool | None = None
     done_reason: Json = None
     error: Json = None
-    """An error, which stands alone."""
+    """An error. It is the only field then."""
     total_duration: Json = None
     load_duration: Json = None
     prompt_eval_count: Json = None
@@ -115,7 +114,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "cloud_disabled": AccessDeniedError,
     "bad_value": InvalidRequestError,
 }
-"""By the names from `named`."""
+"""The exceptions by the names from `named`."""
 
 _SENTENCES: tuple[tuple[str, str], ...] = (
     (r"server busy|maximum pending requests exceeded|server overloaded", "server_busy"),
@@ -135,7 +134,7 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), code) for pattern, code in _SENTENCES)
 
 _LASTING = frozenset({"out_of_memory"})
-"""Failures that are the same for another attempt on this machine."""
+"""Failures that another attempt on this machine would repeat."""
 
 
 def named(body: ErrorBody) -> ErrorBody:
@@ -171,7 +170,10 @@ def error_in_reply(error: Json, provider: str) -> AdapterError:
 
 
 STOP_REASONS: Mapping[str, StopReason] = {"stop": StopReason.END_TURN, "length": StopReason.MAX_TOKENS}
-"""By `done_reason`; any other is ``provider_specific``, such as ``load`` and ``unload`` after an empty request."""
+"""The stop reasons by `done_reason`.
+
+Any other is ``provider_specific``, such as ``load`` and ``unload`` after an empty request.
+"""
 
 _TEXT = "text"
 _THINKING = "thinking"
@@ -257,7 +259,7 @@ class ReplyReader:
 
 
 def read_whole(body: bytes, assembler: Assembler, rates: TokenRates) -> None:
-    """Feed a whole reply to the assembler and finish it. The server may have streamed it without a request to.
+    """Feed a whole reply to the assembler and finish it. The server may have streamed it without being asked.
 
     Raises AdapterError, or msgspec's decoding errors.
     """

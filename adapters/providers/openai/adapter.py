@@ -369,7 +369,7 @@ class ResponsesWire(ChatWire):
     def repair(
         self, request: CanonicalRequest, call: WireCall, error: AdapterError, done: Collection[str]
     ) -> Repair | None:
-        """See `ChatWire.repair`. The wire remembers refusals about reasoning by model."""
+        """See `ChatWire.repair`. The wire records refusals about reasoning by model."""
         found = super().repair(request, call, error, done)
         for edit in found.edits if found is not None else ():
             if edit.entry == ENCRYPTED_REASONING:
@@ -395,7 +395,7 @@ class ResponsesWire(ChatWire):
 
 
 def _image_wire(model: str) -> OpenAIImages | ResponsesImages:
-    """The images API for its own models; for others the tool of conversations."""
+    """The images API for its own models; for other models, the tool of conversations."""
     return OpenAIImages() if is_image_model(model) else ResponsesImages()
 
 
@@ -424,7 +424,7 @@ class OpenAIAdapter(HttpAdapter):
         await super().initialize()
 
     async def _has_responses(self) -> bool:
-        """Whether the server has the path, as far as it answers.
+        """Whether the server has the path. Unknown if it doesn't answer.
 
         An empty request costs nothing. A server that has the path refuses it with another status.
         """

@@ -1,9 +1,9 @@
 """A fitted history as input items of the Responses API. Pure.
 
 The call is stateless (`store` is false), so each one has the whole history. OpenAI requires that a reasoning item
-is followed by the item that it originally preceded. So a reasoning item goes back whole, and the items after it
-with their own ids. Without it, they go back without ids. A message without an id gets a generated one, because
-several servers require id and status.
+is followed by the item that it originally preceded. So a reasoning item is sent back whole, and the items after
+it with their own ids. Without it, they are sent back without ids. A message without an id gets a generated one,
+because several servers require id and status.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SELF_CONTAINED = frozenset(
         COMPACTION,
     }
 )
-"""Items that are complete in themselves, and may go back with nothing stored."""
+"""Items that are complete in themselves, and may be sent back although nothing is stored."""
 
 _PAIRS = {
     "computer_call": "computer_call_output",
@@ -65,7 +65,7 @@ _PAIRS = {
     "mcp_approval_request": "mcp_approval_response",
 }
 _OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
-"""Items in pairs, a call and its output. One may go back only with the other."""
+"""Items in pairs, a call and its output. One may be sent back only with the other."""
 
 _IDS = {
     "local_shell_call": ("call_id", "id"),
@@ -86,7 +86,7 @@ HALF = "a call can't be sent without its output, nor an output without its call"
 
 
 class OwnItems:
-    """The items of a history that may go back to a model."""
+    """The items of a history that may be sent back to a model."""
 
     def __init__(self, blocks: Iterable[OpaqueBlock], model: str) -> None:
         self._model = model
@@ -95,7 +95,7 @@ class OwnItems:
         self._programs = [block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM]
 
     def why_not(self, block: OpaqueBlock) -> str | None:
-        """The reason why an item can't go back; None if it can."""
+        """The reason why an item can't be sent back; None if it can."""
         if not self._is_ours(block):
             return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
         if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self._programs:
@@ -122,7 +122,10 @@ class OwnItems:
         return other is not None and not any((other, call_id) in self._pairs for _, call_id in _pair_keys(block))
 
     def _is_ours(self, block: OpaqueBlock) -> bool:
-        """Whether an item may go to this model. Another model's reasoning may not; a compaction always may."""
+        """Whether an item may be sent to this model.
+
+        Another model's reasoning may not, and a compaction always may.
+        """
         return block.kind == COMPACTION or block.provider_raw.model in (None, self._model)
 
 
@@ -170,12 +173,15 @@ def _plain(text: str, place: int) -> JsonObject:
 
 
 _slots = cached_form("responses_json", lambda _: [-1, msgspec.Raw()])
-"""The JSON of each message, behind the place for which it was made: the place is a part of the item's id."""
+"""The place and the JSON of each message.
+
+The JSON depends on the place, because it is a part of the item's id.
+"""
 _PLACE, _JSON = itemgetter(0), itemgetter(1)
 
 
 def _encoded(history: FittedHistory) -> list[Json]:
-    """The JSON of the history's plain messages, but for the `RECENT` ones; see `encoded_form`."""
+    """The JSON of the history's plain messages, except the `RECENT` ones; see `encoded_form`."""
     slots = _slots(history.messages[: max(len(history.plain) - RECENT, 0)])
     if list(map(_PLACE, slots)) != list(range(len(slots))):
         for place, (slot, text) in enumerate(zip(slots, history.plain, strict=False)):
@@ -245,7 +251,10 @@ class _Writer:
             former = block
 
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
-        """The blocks that can be sent back. Read from the end: a reasoning item needs the item after it."""
+        """The blocks that can be sent back.
+
+        They are read from the end, because a reasoning item needs the item after it.
+        """
         blocks = list(content)
         kept: list[ContentBlock] = []
         follower: ContentBlock | None = None
@@ -283,7 +292,7 @@ class _Writer:
         }
 
     def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
-        """The reason why a reasoning item can't go back before a block; None if it can."""
+        """The reason why a reasoning item can't be sent back before a block; None if it can."""
         item = reasoning_item(self.history.own(block.provider_raw))
         if item is None:
             return "it has no encrypted content to identify it"
@@ -403,12 +412,12 @@ class _Writer:
 
 
 def _made_up_id(prefix: str, place: int) -> str:
-    """A generated id for an item, the same in each send, because servers require one."""
+    """A generated id for an item, because servers require one. It is the same in each send."""
     return f"{prefix}_{place:024x}"
 
 
 def _said(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
-    """A reply's message of one part, for a place among the items."""
+    """A message item with one part of a reply, for a place among the items."""
     return {
         "type": "message",
         "role": "assistant",
@@ -419,7 +428,7 @@ def _said(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
 
 
 def _is_item(block: ContentBlock) -> bool:
-    """Whether a block is an item of its own, not part of a message."""
+    """Whether a block is a separate item, not part of a message."""
     return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
 
 

@@ -1,11 +1,11 @@
 """Content from output items, whole or streamed.
 
-An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative: text missing in the deltas is
-emitted from it, and opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one text
-block for each part. A reasoning item becomes one thinking block for each part of its summary, or of its raw
+An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative: text missing in the deltas
+is emitted from it, and opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one
+text block for each part. A reasoning item becomes one thinking block for each part of its summary, or of its raw
 reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use. Other
-items are kept unchanged. An item after reasoning records it (`after`), because either may go back only with the
-other.
+items are kept unchanged. An item after reasoning records it (`after`), because either may be sent back only with
+the other.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class OutputItem:
             self._reply.host_calls.discard(item.call_id)
 
     def close(self) -> None:
-        """End an item without an end of its own, because the reply has ended."""
+        """End an item that had no end event, because the reply has ended."""
         if self.kind in TOOL_CALLS and not self.placed:
             self.begin_call(Item(name="unknown"))
             self._assembler.end(self._key, incomplete=True)

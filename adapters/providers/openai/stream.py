@@ -214,7 +214,7 @@ class ResponsesNormaliser(SseNormaliser):
         self.finished = True
 
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
-        """End an item that had no end of its own, with the response's copy of it.
+        """End an item that had no end event, with the response's copy of it.
 
         The copy has its ids, or else its place.
         """
@@ -239,7 +239,7 @@ class ResponsesNormaliser(SseNormaliser):
 
 
 def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
-    """Whether a whole item can complete an open one, if index and id do not tell."""
+    """Whether a whole item can complete an open one, if index and id do not decide."""
     if event.output_index is None and not wire.id:
         return True
     other_call = item.call_id and wire.call_id and item.call_id != wire.call_id

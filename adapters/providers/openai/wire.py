@@ -1,7 +1,7 @@
 """Fields of the Responses API, a lenient decoder, and usage.
 
-Every field is optional, because servers omit any of them. A field of the wrong type counts as absent. `read` first
-decodes a struct in one go, and field by field only if that fails. Nested values stay raw until needed.
+Every field is optional, because servers omit any of them. A field of the wrong type counts as absent. `read`
+first decodes a struct as a whole, and field by field only if that fails. Nested values stay raw until needed.
 """
 
 from __future__ import annotations

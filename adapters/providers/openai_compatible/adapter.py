@@ -229,7 +229,7 @@ class ChatCompletionsWire(ChatWire):
             assembler.clean_input = input_cleaner(request.tools, by_default=True)
 
     def takes_beginning(self, request: CanonicalRequest) -> bool:
-        """See `ChatWire.takes_beginning`. Reasoning models would reason about it again."""
+        """See `ChatWire.takes_beginning`. Reasoning models would reason about the start again."""
         quirks = self.quirks
         if quirks.beginning == "none" or not self.base_url.endswith(quirks.beginning_at):
             return False

@@ -149,7 +149,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "queue_exceeded": OverloadedError,
     "too_many_requests_error": RateLimitError,
 }
-"""They take precedence over `adapters.http.classify.COMMON_CODES`."""
+"""The error codes. They take precedence over `adapters.http.classify.COMMON_CODES`."""
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:

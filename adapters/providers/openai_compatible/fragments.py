@@ -271,7 +271,7 @@ class Searches:
                 self._ran.add(str(tool.get("index", place)))
 
     def added_to(self, usage: TokenUsage | None) -> TokenUsage | None:
-        """The usage with the searches in its details, unless it or the server's own bill has them."""
+        """The usage with the searches in its details, unless it or the server's bill includes them already."""
         searches = len(self._ran) or int(self._cites)
         if usage is None or not searches or usage.reported_cost_nano_usd is not None:
             return usage

@@ -222,7 +222,7 @@ class _Writer:
         self.messages = separated
 
     def _only_text(self, message: Message) -> bool:
-        """Whether a user message is text alone, with no user message before it to join."""
+        """Whether a user message is text alone, and does not follow a user message."""
         if self.messages and self.messages[-1]["role"] == "user":
             return False
         return message.plain_text is not None or all(
@@ -411,7 +411,10 @@ _INNER = ("content", "tool_calls", "function")
 
 
 def encode_body(body: JsonObject) -> bytes:
-    """The body as JSON, with at most `MOST` marks. It looks for them in the bytes, as most requests have none."""
+    """The body as JSON, with at most `MOST` marks.
+
+    It searches the bytes for them, because most requests have none.
+    """
     encoded = encode_json(body)
     if b'"cache_control"' not in encoded:
         return encoded

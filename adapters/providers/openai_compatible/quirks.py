@@ -18,7 +18,7 @@ from ...requests.settings import EFFORTS
 
 
 def settings(*names: str, **renamed: str) -> dict[str, str]:
-    """Settings with their own names, and others with the wire's names."""
+    """The wire's names by setting: settings with their own names, and others with the wire's names."""
     return {**{name: name for name in names}, **renamed}
 
 
@@ -49,7 +49,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The name of the limit of output tokens. Many servers ignore the newer name."""
 
     needs_max_tokens: bool = False
-    """Without a limit of output tokens the server gives a very short reply."""
+    """Whether the server gives a very short reply without a limit of output tokens."""
 
     max_stop: int = 4
     """The largest number of stop sequences. Further ones are dropped with a warning."""
@@ -58,7 +58,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The largest length of a tool call id."""
 
     tool_id_alphanumeric: bool = False
-    """Tool call ids have letters and digits only, and exactly `tool_id_length` of them."""
+    """Whether tool call ids have letters and digits only, and exactly `tool_id_length` of them."""
 
     tool_choices: tuple[str, ...] = ("auto", "none", "required", "named")
     """The supported modes of tool choice. Without ``none``, the tools are omitted instead."""
@@ -67,7 +67,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The wire's word for "some tool must be called"."""
 
     parallel_tool_calls: bool = True
-    """The parameter of that name is supported."""
+    """Whether the parameter of that name is supported."""
 
     strict: bool = False
     """Whether `strict` is supported. It is then always sent, and true if a schema already fulfils its rules."""
@@ -85,7 +85,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether a tool's result has the tool's name."""
 
     blank_results: bool = True
-    """Whether a tool's result may have no visible text. Otherwise a short text replaces it."""
+    """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
 
     null_content: bool = True
     """Whether the content of an assistant message with tool calls only is null.
@@ -103,18 +103,18 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     json_objects: bool = True
-    """The format ``json_object`` is supported. Otherwise a schema requests any object."""
+    """Whether the format ``json_object`` is supported. Otherwise a schema requests any object."""
 
     finish_reasons: bool = True
-    """The server reports finish reasons. Otherwise a whole body and `[DONE]` are regular ends, except at the token
-    limit.
+    """Whether the server reports finish reasons. Otherwise a whole body and `[DONE]` are regular ends, except at
+    the token limit.
     """
 
     stream_usage: bool = True
     """Whether `stream_options.include_usage` is supported. Other servers report usage by default, or never."""
 
     streams: Literal["always", "without tools", "never"] = "always"
-    """When the server can stream. Other replies are requested whole."""
+    """The requests that the server can stream. Other replies are requested whole."""
 
     effort: EffortStyle = "field"
     """The form of effort: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
@@ -150,7 +150,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     think_tags: Literal["off", "paired", "open"] = "off"
-    """Reasoning is in the text, between <think> tags. ``open``: the first tag may be missing."""
+    """Whether reasoning is in the text, between <think> tags. ``open``: the first tag may be missing."""
 
     settings: Mapping[str, str] = msgspec.field(default_factory=lambda: COMMON_SETTINGS)
     """The supported portable settings, and the wire's names for them."""
@@ -165,7 +165,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The refused settings: portable settings, and ``stop``."""
 
     forced_while_thinking: bool = True
-    """A tool call can be required while the model reasons."""
+    """Whether a tool call can be required while the model reasons."""
 
     audio_models: str = ""
     """A regular expression: models that accept audio. Empty for none."""
@@ -176,13 +176,13 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     document_urls: bool = False
-    """PDFs may be given by http address."""
+    """Whether PDFs may be given by http address."""
 
     empty_error_is_overflow: bool = False
-    """A 400 or 413 without a body means that the prompt is too long."""
+    """Whether a 400 or 413 without a body means that the prompt is too long."""
 
     base64_vectors: bool = False
-    """Embeddings are available as base64."""
+    """Whether embeddings are available as base64."""
 
     dimensions_field: str = "dimensions"
     """The field for the dimensions of an embedding."""
@@ -193,11 +193,11 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     beginning: Literal["none", "plain", "prefix", "partial", "final_message"] = "none"
     """How a model continues its own last message: by default, by that field of the message, or by vLLM's fields.
 
-    ``none``: it would start again.
+    With ``none``, it would start again.
     """
 
     beginning_at: str = ""
-    """The end of the base URL that this requires."""
+    """The end of the base URL that the continuation requires."""
 
     echoes_beginning: bool = False
     """Whether a continued reply repeats its start."""

@@ -335,7 +335,7 @@ class ReplyReader:
         self._opaque(text or "".join(_detail_text(detail) for detail in details), details)
 
     def _opaque(self, text: str, details: list[Json]) -> None:
-        """Add reasoning with opaque parts, which go back unchanged but joined."""
+        """Add reasoning with opaque parts. They are sent back joined and otherwise unchanged."""
         if self._details is None:
             self._thinking += 1
             self._details = []
@@ -415,7 +415,7 @@ def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
 
 
 class ChatNormaliser(SseNormaliser):
-    """Reads on after the finish reason, because usage may follow, until `[DONE]` or the end of the body.
+    """Continues to read after the finish reason, because usage may follow, until `[DONE]` or the end of the body.
 
     Without a finish reason the reply broke off, except for servers that never send one and end in `[DONE]`.
     """

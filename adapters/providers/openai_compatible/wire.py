@@ -1,7 +1,7 @@
 """Fields of Chat Completions, and usage. Any field may be missing or null.
 
 A field with several types is declared as plain JSON, and checked where it is used. Other fields are not declared,
-so a surprise there has no effect. One struct serves streamed deltas and whole messages.
+so unexpected values in them have no effect. One struct serves streamed deltas and whole messages.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _decode_usage = msgspec.json.Decoder(_Usage).decode
 
 
 def is_usage_alone(data: bytes) -> bool:
-    """Whether a chunk has only the usage of the whole stream, which a request has to ask for."""
+    """Whether a chunk has only the usage of the whole stream, which the request must ask for."""
     if b'"usage"' not in data:
         return False
     try:
@@ -185,7 +185,7 @@ class WireDetails(msgspec.Struct, gc=False):
 class WireUsage(msgspec.Struct, gc=False):
     """Token counts, wherever servers put them. Integers may be floats, and any may be missing.
 
-    Mistral's `num_cached_tokens` is ignored: it counts the server's own memory, which is billed as usual.
+    Mistral's `num_cached_tokens` is ignored: it counts the server's internal cache, which is billed as usual.
     """
 
     prompt_tokens: Json = None

@@ -87,7 +87,7 @@ _EXCEPTIONS: Mapping[str, type[AdapterError]] = {
 
 
 class ScriptedFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A failure of the provider. It is retried like any other of its kind."""
+    """A failure of the provider. It is retried like any other failure of its kind."""
 
     kind: FailureKind = "server"
     """The kind of the failure."""
@@ -138,7 +138,7 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fails: ScriptedFailure | None = None
     """The failure in place of the end. Without any content it is the whole reply."""
     raises: Exception | None = None
-    """For Python only: an exception to raise, also one that adapters should not raise."""
+    """For Python only: an exception to raise, even one that adapters should not raise."""
     pause: Callable[[], Awaitable[object]] | None = None
     """For Python only: awaited before each piece and before the end."""
 
@@ -213,7 +213,7 @@ _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
-    """The steps of a reply, each with whether its pace delays it. Without an end if it fails."""
+    """The steps of a reply, each with whether its pace delays it. If the reply fails, they have no end."""
     if reply.usage is not None:
         yield Used(reply.usage), False
     for piece in pieces_of(reply.thinking):
@@ -387,7 +387,8 @@ class ScriptedAdapter(HttpAdapter):
     Args:
         replies: The replies in order, or a function of the request; None uses the replies in ``config.options``.
         repeat: Whether the list starts again after its end. Otherwise a call after it is an InvalidRequestError.
-        capabilities: The abilities of the model; defaults to all. A request for one declared false is refused.
+        capabilities: The abilities of the model; defaults to all. A request for an ability that is declared false
+            is refused.
 
     Raises:
         ConfigurationError: There is no reply at all.
@@ -444,7 +445,7 @@ class ScriptedAdapter(HttpAdapter):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        """Vectors of words, see `word_vector`; 64 dimensions unless others are asked for."""
+        """Vectors of words, see `word_vector`; 64 dimensions by default."""
         report = on_attempt or (lambda _: None)
         report(AttemptStarted(1))
         await anyio.lowlevel.checkpoint()

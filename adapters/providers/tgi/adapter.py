@@ -94,7 +94,7 @@ def choose_template(option: Json) -> PromptTemplate:
 
 
 def write_prompt(history: FittedHistory, template: PromptTemplate) -> str:
-    """The whole prompt. The history has only text: tools are emulated, and images fitted away."""
+    """The whole prompt. The history has only text, because tools are emulated and images are removed."""
     parts = [template.start]
     if history.system is not None:
         parts.append(_fill(template.system, history.system))
@@ -144,7 +144,7 @@ decode_list = msgspec.json.Decoder(list[WireReply]).decode
 
 
 _PROTECTED = frozenset({"details", "return_full_text"})
-"""Without these the reply has no usage, or includes the prompt."""
+"""Protected parameters. Without them the reply has no usage, or includes the prompt."""
 
 _OPTIONS = "tgi"
 """The key of further parameters in a request, such as ``repetition_penalty``, besides the adapter's own name."""
@@ -209,7 +209,7 @@ class _Writer:
         return WireCall(path, encode_json(body), warnings=warnings, losses=history.losses)
 
     def _max_new_tokens(self, room: int | None) -> int:
-        """The requested limit, or the available room: the server refuses a sum beyond its window."""
+        """The requested limit, or the available room, because the server refuses a sum beyond its window."""
         asked = self.request.max_output_tokens
         if room is None or room < 1 or asked <= room:
             return asked  # without any room, the server's error is best
@@ -288,7 +288,10 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "tool_error": InvalidRequestError,
     "missing_template_vertices": InvalidRequestError,
 }
-"""By `error_type`. ``validation`` is missing: a prompt that is too long has that type too."""
+"""The exceptions by `error_type`.
+
+``validation`` is missing, because a prompt that is too long has that type, too.
+"""
 
 _VALIDATION = "validation"
 _VALIDATION_STATUS = 422
@@ -324,7 +327,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "length": StopReason.MAX_TOKENS,
     "stop_sequence": StopReason.STOP_SEQUENCE,
 }
-"""By `finish_reason`; any other, and none, is ``provider_specific``."""
+"""The stop reasons by `finish_reason`. Any other, or a missing one, is ``provider_specific``."""
 
 _TEXT = "text"
 

@@ -49,7 +49,7 @@ _MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
 )
 
 _OF_TOMORROW = msgspec.structs.replace(_FIXED, dimensions=None, supports_dimensions=True)
-"""The facts of an unlisted model: the lowest of the limits."""
+"""The facts of an unlisted model, with the lowest of the limits."""
 
 
 class VoyageEmbeddings(msgspec.Struct, frozen=True):
