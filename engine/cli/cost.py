@@ -84,7 +84,7 @@ def run_cost(arguments: argparse.Namespace) -> int:
     _show_costs(rows, by)
     for row in imported:
         make_console().print(
-            f"Of these, {plural(row.calls, 'call')} for {_amount(_now(row))} imported from {row.key[0]}.",
+            f"Imported from {row.key[0]}: {plural(row.calls, 'call')}, {_amount(_now(row))}.",
             style="dim",
         )
     return 0
