@@ -276,6 +276,7 @@ class Statements:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._erases = False
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
         """Execute one statement and return all its rows."""
@@ -312,13 +313,18 @@ class Statements:
     @contextlib.contextmanager
     def erasing(self) -> Iterator[None]:
         """Overwrite the bytes of rows that are deleted in this context, and all words that were indexed for a
-        search.
+        search. An inner context changes nothing.
         """
+        if self._erases:
+            yield
+            return
+        self._erases = True
         self.run("PRAGMA secure_delete = ON")
         try:
             yield
             self.run(DROP)
         finally:
+            self._erases = False
             self.run("PRAGMA secure_delete = OFF")
 
     @contextlib.contextmanager
