@@ -4,8 +4,8 @@ msgspec refuses unions of several dataclasses, of untagged Structs, and of forei
 `fitted` replaces each part of a hint that msgspec refuses with a stand-in. A stand-in is a class without
 instances, which msgspec passes to its hooks. There are two kinds:
 
-    Whole pydantic describes and converts the part, because it contains a pydantic type, or no other library can
-    Choice the members of a union are tried one after the other
+    Whole     pydantic describes and converts the part: it contains a pydantic type, or only pydantic can
+    Choice    the members of a union are tried one after the other
 """
 
 from __future__ import annotations
