@@ -25,7 +25,7 @@ from callboard.engine.gateway import gateway
 from tests.support.reply_server import reply_server
 
 from .floors import HandClients
-from .hosts import engine_on, history, release
+from .hosts import engine_on, history
 from .table import Row, against, in_turns, run
 
 DELTAS = 500
@@ -88,7 +88,8 @@ class Clients:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([path, count, at_once, streamed]).encode() + b"\n")
-        return [float(each) for each in json.loads(await self._process.stdout.readline())]
+        seconds: list[float] = json.loads(await self._process.stdout.readline())
+        return seconds
 
 
 @contextlib.asynccontextmanager
@@ -180,32 +181,21 @@ async def _first_token(quick: bool, engine: Engine, clients: Clients) -> list[Ro
     return rows
 
 
+# --- Open streams ---
+
+
 async def _open_streams(quick: bool) -> list[Row]:
-    """The memory of streams that have begun and wait for more, beside the same streams without the gateway."""
+    """The memory of streams that have begun and wait for more, beside the same streams without the gateway.
+
+    Each is measured in a process of its own, because memory that was used once stays with a process.
+    """
     streams = 50 if quick else 2000
     used: dict[str, float] = {}
-    with reply_server(DELTAS) as url:
-        for name in ("direct", "gateway"):
-            async with (
-                engine_on(url, {"x-hold": "1"}, calls=streams, keep_streams=False) as engine,
-                served(engine) as own,
-                clients_of(own) as clients,
-            ):
-                await asyncio.sleep(0.1)
-                before = _resident()
-                task = asyncio.ensure_future(
-                    direct(engine, streams, streams, streamed=True)
-                    if name == "direct"
-                    else clients.ask(PATHS["another wire"], streams, streams, streamed=True)
-                )
-                for _ in range(600):  # so that each has had its first chunk
-                    await asyncio.sleep(0.05)
-                    if len(engine._runtime.in_flight) == streams:
-                        break
-                await asyncio.sleep(2.0)
-                used[name] = (_resident() - before) / streams
-                await release(url)
-                await task
+    for name in ("direct", "gateway"):
+        words = (sys.executable, "-m", "benchmarks.gateway", name, str(streams))
+        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+        said, _ = await process.communicate()
+        used[name] = float(said) / streams
     return [
         Row(
             f"{streams:,} open streams, memory of each",
@@ -214,6 +204,32 @@ async def _open_streams(quick: bool) -> list[Row]:
             used["gateway"] / used["direct"],
         )
     ]
+
+
+async def _hold_open(name: str, streams: int) -> None:
+    """Open streams, print the bytes that they take, and leave them."""
+    with reply_server(DELTAS) as url:
+        async with (
+            engine_on(url, {"x-hold": "1"}, calls=streams, keep_streams=False) as engine,
+            served(engine) as own,
+            clients_of(own) as clients,
+        ):
+            await asyncio.sleep(0.1)
+            before = _resident()
+            task = asyncio.ensure_future(
+                direct(engine, streams, streams, streamed=True)
+                if name == "direct"
+                else clients.ask(PATHS["another wire"], streams, streams, streamed=True)
+            )
+            for _ in range(600):
+                await asyncio.sleep(0.05)
+                if len(engine._runtime.in_flight) == streams:
+                    break
+            await asyncio.sleep(2.0)  # so that each has had its first chunk
+            print(_resident() - before, flush=True)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 def _resident() -> int:
@@ -237,4 +253,7 @@ def rows(quick: bool) -> list[Row]:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve_orders(sys.argv[1]))
+    if sys.argv[1] in ("direct", "gateway"):
+        asyncio.run(_hold_open(sys.argv[1], int(sys.argv[2])))
+    else:
+        asyncio.run(_serve_orders(sys.argv[1]))

@@ -317,7 +317,7 @@ def _show_key(arguments: argparse.Namespace, name: str, key: str) -> None:
         write_json(json_text({"name": name, "key": key}))
     else:
         say(key)
-    note(f"callboard: this is the key of {name}. It is shown only now: the trace has its hash alone")
+    note(f"callboard: this is the key of {name}. It is shown only now, because the trace keeps only its hash")
 
 
 def _line(found: ClientSpending) -> ClientLine:

@@ -217,7 +217,7 @@ def _meant(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_question(word: str) -> bool:
-    """Whether a word is a question. Commands, even misspelt ones, have no space and no question mark."""
+    """Whether a word is a question. No command has a space or a question mark, so a misspelt command is none."""
     return not word.startswith("-") and (len(word.split()) > 1 or word.strip().endswith(_QUESTION_MARKS))
 
 

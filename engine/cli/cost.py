@@ -77,33 +77,30 @@ def dimensions(text: str) -> tuple[str, ...]:
 
 def run_cost(arguments: argparse.Namespace) -> int:
     by: tuple[str, ...] = arguments.by
-    rows = from_trace(arguments, partial(_read, arguments))
+    rows, imported = from_trace(arguments, partial(_read, arguments))
     if arguments.format != "table":
         write_records(arguments.format, (*by, *_FIGURES, "cache_hit_rate"), map(_cost_record, rows))
         return 0
     _show_costs(rows, by)
-    if rows and arguments.source is None and "origin" not in by:
-        _tell_imported(arguments)
+    for row in imported:
+        make_console().print(
+            f"Imported from {row.key[0]}: {plural(row.calls, 'call')}, {_amount(_now(row))}.",
+            style="dim",
+        )
     return 0
 
 
-async def _read(arguments: argparse.Namespace, store: Store) -> list[CostRow]:
+async def _read(arguments: argparse.Namespace, store: Store) -> tuple[list[CostRow], list[CostRow]]:
+    """The sums, and the imported part of them by source, if the sums don't show it themselves."""
     by: tuple[str, ...] = arguments.by
     under = await price_version(store, arguments.under)
     rows = await store.costs(call_filter(arguments), by, under=under)
     if "day" in by:  # days are read in their order; within one the dearest comes first
         rows.sort(key=lambda row: row.key[by.index("day")])
-    return rows
-
-
-def _tell_imported(arguments: argparse.Namespace) -> None:
-    """Report how much of a sum is of imported calls."""
+    if arguments.format != "table" or arguments.source is not None or "origin" in by:
+        return rows, []
     where = msgspec.structs.replace(call_filter(arguments), origin=IMPORTED)
-    for row in from_trace(arguments, lambda store: store.costs(where, ("origin",))):
-        make_console().print(
-            f"Of these, {plural(row.calls, 'call')} for {_amount(_now(row))} imported from {row.key[0]}.",
-            style="dim",
-        )
+    return rows, await store.costs(where, ("origin",), under=under)
 
 
 def _cost_record(row: CostRow) -> dict[str, Any]:

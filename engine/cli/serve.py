@@ -1,4 +1,4 @@
-"""`callboard serve`: the gateway, with the live view beside it."""
+"""`callboard serve`: the gateway, with the live view next to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio
 
 from callboard.bus import ConfigurationError
 
-from .. import Engine, ModelRegistry, load_registry
+from .. import Cluster, Engine, ModelRegistry, load_registry
 from ..models.configured import FROM_ENVIRONMENT
 from ..stores import StoreAddress, TracePlace
 from .common.options import STORE_VARIABLE, add_models_file, named_trace, store_address, trace_file
@@ -102,8 +102,12 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
 
     registry = served_models(load_registry(arguments.models_file))
     listener, address = listening(arguments)
-    store = _store(named_trace(arguments))
-    async with Engine(models=registry, store=store, capture_content=arguments.capture_content) as engine:
+    place = named_trace(arguments)
+    store, cluster = _store(place), None
+    if isinstance(place, StoreAddress):  # gateways on one server share the budgets and rates of their clients
+        cluster = Cluster(store=place.dsn)
+    content = arguments.capture_content
+    async with Engine(models=registry, store=store, cluster=cluster, capture_content=content) as engine:
         app = gateway(engine, keyless=keyless, on_disconnect=arguments.on_disconnect)
         if arguments.log:
             app.on_request = lambda served: note(log_line(served))

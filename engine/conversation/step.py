@@ -261,9 +261,7 @@ class Step:
         """Whether the reply is empty, and the turn may ask for another."""
         turn = self._turn
         empty = is_empty(response.content, response.stop_reason)
-        if (
-            turn.given is not None and turn.given.wire is not None
-        ):  # the client has the provider's own reply, and asks again itself
+        if turn.of_client:  # it may have the provider's own reply by now, and asks again itself
             return False
         return empty and turn.takes_up is None and not turn.scope.cancelled
 

@@ -26,7 +26,7 @@ from callboard.adapters import (
     ToolDefinition,
     ToolResultBlock,
 )
-from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.contract import ProviderAdapter, SendsClientRequests
 from callboard.adapters.requests.content import current_turn
 from callboard.bus import (
     ContextOverflowError,
@@ -40,6 +40,7 @@ from callboard.bus import (
     ToolProgress,
     ToolStarted,
 )
+from callboard.bus.errors import WarningCode
 from callboard.bus.streams.events import TurnEvent
 from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
@@ -145,6 +146,11 @@ class TurnContext:
             self.node = TreeNode(self.id, self.caller, limits)
             seconds = self.node.seconds(seconds)
         self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
+
+    @property
+    def of_client(self) -> bool:
+        """Whether a gateway's client wrote the request, for a model whose limits it may not know."""
+        return self.given is not None and self.given.wire is not None
 
     def in_tree(self) -> TreeNode:
         """The turn's place in its tree, made now if needed."""
@@ -486,20 +492,31 @@ class TurnModels:
         limit = asked.max_output_tokens or default_max_output(
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
+        most = limit
+        lowered: tuple[CallWarning, ...] = ()
+        if named.listed and limit > capabilities.max_output_tokens and self._turn.of_client:
+            most = capabilities.max_output_tokens
+            if not _sends_as_it_is(adapter, self._turn.given):
+                lowered = (_lowered(limit, most, named.model),)
+                limit = most
         too_dear: Refusal | None = None
         if self._turn.runtime.budgets.choosy:
             limit, too_dear = self._afforded(named, estimate, limit)
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
         try:
-            warnings = given.warnings + check(
-                asked,
-                capabilities,
-                model=named.model,
-                provider=entry.adapter,
-                listed=named.listed,
-                estimated_tokens=estimate,
-                max_output_tokens=limit,
+            warnings = (
+                given.warnings
+                + lowered
+                + check(
+                    asked,
+                    capabilities,
+                    model=named.model,
+                    provider=entry.adapter,
+                    listed=named.listed,
+                    estimated_tokens=estimate,
+                    max_output_tokens=min(limit, most),
+                )
             )
         except CapabilityError as error:
             obstacle = error
@@ -537,6 +554,18 @@ class TurnModels:
         priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
         now_us = runtime.clock.now_us()
         return runtime.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
+
+
+def _sends_as_it_is(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
+    """Whether a client's own body is sent, which the provider judges by itself."""
+    return given is not None and isinstance(adapter, SendsClientRequests) and adapter.sends_client_request(given)
+
+
+def _lowered(limit: int, most: int, model: str) -> CallWarning:
+    return CallWarning(
+        WarningCode.PARAMETER_CHANGED,
+        f"max_output_tokens was lowered from {limit} to {most}, the maximum of {model}",
+    )
 
 
 def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:

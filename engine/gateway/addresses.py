@@ -21,6 +21,7 @@ Purpose: TypeAlias = Literal[
     "delete_response",
     "cancel_response",
     "list_items",
+    "take_spans",
 ]
 """What a client asks for."""
 
@@ -45,6 +46,7 @@ FIXED: Mapping[tuple[str, str], Address] = {
     ("POST", "/v1/messages/count_tokens"): Address("messages", "count_tokens"),
     ("POST", "/v1/embeddings"): Address("chat", "embed_openai"),
     ("POST", "/v1/images/generations"): Address("chat", "make_images"),
+    ("POST", "/v1/traces"): Address("chat", "take_spans"),
     ("GET", "/v1/models"): Address("", "list_models"),
     ("GET", "/v1beta/models"): Address("gemini", "list_models"),
     ("GET", "/v1alpha/models"): Address("gemini", "list_models"),

@@ -20,6 +20,8 @@ from callboard.bus.values.base import JsonObject
 from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
 from .addresses import Address, Purpose, find, hint_at, key_of, wire_of
+from .clients import KEY_PREFIX, Clients
+from .conversations import Conversations, Earlier
 from .exchange import (
     Exchange,
     Serving,
@@ -50,8 +52,6 @@ from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client
 
-    from .clients import Clients
-    from .conversations import Conversations, Earlier
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
@@ -123,7 +123,7 @@ class Gateway:
         hosts: Collection[str],
         limits: GatewayLimits,
         on_disconnect: str,
-        clients: Clients | None,
+        clients: Clients,
         conversations: Conversations,
     ) -> None:
         self.engine = engine
@@ -138,6 +138,7 @@ class Gateway:
         self._hosts = frozenset(hosts)
         self._bodies = Bodies(limits)
         self._models: tuple[float, object, list[ListedModel]] | None = None
+        self._spans: operations.SpanImports | None = None
         self._handlers: Mapping[Purpose, Callable[[Call], Awaitable[None]]] = {
             "reply": self._reply,
             "respond": self._respond,
@@ -151,6 +152,7 @@ class Gateway:
             "delete_response": self._delete_response,
             "cancel_response": self._cancel_response,
             "list_items": self._list_items,
+            "take_spans": self._take_spans,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -255,9 +257,11 @@ class Gateway:
             raise BadRequest("the request comes from a page of another origin", kind="permission")
 
     async def _authenticate(self, request: Incoming) -> Client | None:
-        if self.clients is None:
+        """The client of a request. Without keys there is none, unless the request has the key of one."""
+        key = key_of(request)
+        if self._keyless and not (key or "").startswith(KEY_PREFIX):
             return None
-        return await self.clients.authenticate(key_of(request))
+        return await self.clients.authenticate(key)
 
     # --- Replies ---
 
@@ -296,7 +300,7 @@ class Gateway:
     ) -> AsyncIterator[Exchange]:
         """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
-        if clients is None or client is None:
+        if client is None:
             yield await self._new_exchange(call, asked, earlier)
             return
         clients.require_model(client, asked.model)
@@ -343,7 +347,7 @@ class Gateway:
         if call.wire.name == "messages":
             body = {"max_tokens": 1, **body}  # which a count does not need
         asked = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
-        if self.clients is not None and call.client is not None:
+        if call.client is not None:
             self.clients.require_model(call.client, asked.model)
         await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
 
@@ -373,7 +377,7 @@ class Gateway:
     ) -> None:
         """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
         headers: Headers = []
-        if self.clients is None or call.client is None:
+        if call.client is None:
             made = await make({})
         else:
             self.clients.require_model(call.client, model)
@@ -405,6 +409,18 @@ class Gateway:
     async def _list_items(self, call: Call) -> None:
         await self._answer(call, await self._stored.items(call.client_name, call.address.name, call.request.query))
 
+    async def _take_spans(self, call: Call) -> None:
+        if self.engine.store is None:
+            raise BadRequest("this gateway has no trace to store spans in", kind="not_found")
+        await self.engine.start()
+        body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
+        client = call.client
+        tags = {} if client is None or self.clients is None else self.clients.tags(client)
+        if self._spans is None:
+            self._spans = operations.SpanImports(self.engine.store, self.engine.clock)
+        taken = await self._spans.take(body, kind, tags)
+        await answer(call.request.send, 200, taken, kind=kind.partition(";")[0].encode())
+
     # --- Models ---
 
     async def _list_models(self, call: Call) -> None:
@@ -419,7 +435,7 @@ class Gateway:
     def _models_for(self, client: Client | None) -> list[ListedModel]:
         """The models that a client may use: the names of models.yaml for clients, then the configured models."""
         models = self._listed()
-        if self.clients is None or client is None:
+        if client is None:
             return models
         return [model for model in models if self.clients.may_use(client, model.id)]
 
@@ -467,21 +483,19 @@ def gateway(
     Args:
         engine: The engine. Its owner closes it.
         keyless: Whether requests need no key. Then everyone who reaches the application spends your money.
-            Requests must name one of the hosts, and pages of browsers are refused.
+            Requests must name one of the hosts, and pages of browsers are refused. A request with the key of a
+            client is that client's.
         hosts: The names, without a port, by which clients reach a keyless gateway, besides those of this machine.
         limits: The bounds.
-        on_disconnect: What happens to the call of a client that leaves: ``cancel`` ends it, and what was delivered
-            is billed. ``finish`` lets it run to its end.
+        on_disconnect: The fate of the call of a client that leaves: ``cancel`` ends it and bills the delivered
+        part. ``finish`` lets it run to its end.
     """
-    from .clients import Clients
-    from .conversations import Conversations
-
     return Gateway(
         engine,
         keyless=keyless,
         hosts=(*THIS_MACHINE, *(host.lower() for host in hosts)),
         limits=limits,
         on_disconnect=on_disconnect,
-        clients=None if keyless else Clients(engine),
+        clients=Clients(engine),
         conversations=Conversations(engine),
     )

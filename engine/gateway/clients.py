@@ -51,7 +51,7 @@ SHARE_SECONDS = 0.5
 UNLIMITED_USD = 1_000_000_000
 """The limit of a budget that only refuses calls of unknown price."""
 
-_KEY_PREFIX = "cb-"
+KEY_PREFIX = "cb-"
 _SHOWN = 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -71,7 +71,7 @@ class ClientRefused(Exception):
 
 def issue_key(client: str, now_us: int) -> tuple[str, ClientKey]:
     """A new key for a client, to be shown once, and the row that is stored of it."""
-    key = _KEY_PREFIX + secrets.token_urlsafe(32)
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
     return key, ClientKey(hash=hash_of(key), client=client, prefix=key[:_SHOWN], created_us=now_us)
 
 

@@ -91,7 +91,7 @@ class Exchange:
         self.response: CanonicalResponse | None = None
         """The reply, once it has ended well."""
         self.failure: Failure | None = None
-        """What went wrong, once the call has failed."""
+        """The error of a failed call."""
         self.on_reply: list[Callable[[], Awaitable[object]]] = []
         """Are awaited when the reply has ended well, before the client gets its last bytes."""
         self.body = asked.body
@@ -397,7 +397,7 @@ def cost_header(cost: Cost) -> Headers:
 
 
 def warnings_header(warnings: Iterable[CallWarning]) -> Headers:
-    """What was lost or changed, in one header of bounded length."""
+    """The losses and changes, in one header of bounded length."""
     text = "; ".join(f"{warning.code}: {warning.message}" for warning in warnings)
     if not text:
         return []

@@ -1,4 +1,4 @@
-"""Exceptions of Callboard as failures that a client is told of.
+"""Exceptions of Callboard as failures for clients.
 
 The text for a client never names a file or a key of this machine. What it leaves out is in the log.
 """

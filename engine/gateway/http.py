@@ -46,8 +46,8 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_seconds: float = 60.0
     """Seconds for which a client may read nothing, before its call is cancelled."""
     first_event_seconds: float = 15.0
-    """Seconds to wait for the start of a streamed reply before the status 200 is sent. Errors that come later are
-    told in the stream."""
+    """Seconds to wait for the start of a streamed reply before the status 200 is sent. Later errors are events of
+    the stream."""
     ping_seconds: float = 15.0
     """Seconds of silence after which a stream has a sign of life."""
 
@@ -115,7 +115,7 @@ class Incoming:
         return client[0] if client else None
 
     def check_headers(self, limits: GatewayLimits) -> str | None:
-        """What is wrong with the size of the headers; None if nothing is."""
+        """Why the headers are too large or too many; None if they are not."""
         headers = self._scope["headers"]
         if len(headers) > limits.header_count:
             return f"the request has more than {limits.header_count} headers"
@@ -133,6 +133,10 @@ class Bodies:
 
     async def read_json(self, request: Incoming) -> JsonObject:
         """The body of a request, a JSON object. Raises BadRequest or ClientGone."""
+        return json_object(await self.read(request))
+
+    async def read(self, request: Incoming) -> bytes:
+        """The body of a request, decompressed. Raises BadRequest or ClientGone."""
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "deflate"):
             raise BadRequest(
@@ -141,9 +145,7 @@ class Bodies:
             )
         body = await self._read(request)
         request.is_read = True
-        if encoding in ("gzip", "deflate"):
-            body = self._unpacked(body)
-        return json_object(body)
+        return self._unpacked(body) if encoding in ("gzip", "deflate") else body
 
     def _unpacked(self, body: bytes) -> bytes:
         """A body without its compression. It is unpacked no further than the bound of a body."""

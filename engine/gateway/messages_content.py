@@ -56,8 +56,8 @@ class ContentReader:
         self.losses = losses
         self.names: dict[str, Json] = {}
         """The client's names of tools, by the canonical ones, where they differ."""
-        self.has_own_thinking = False
-        """Whether there is thinking that the Messages API did not sign."""
+        self.has_own_replies = False
+        """Whether the gateway wrote a reply of the history, so that it may be of another provider."""
 
     def name(self, name: str) -> str:
         """The canonical name of a tool. The client's is kept if it differs."""
@@ -149,7 +149,7 @@ class ContentReader:
             case "thinking", "assistant":
                 text = text_at(required(block, "thinking", f"{path}.thinking"), f"{path}.thinking")
                 signature = text_at(block.get("signature") or "", f"{path}.signature")
-                self.has_own_thinking = self.has_own_thinking or is_own_signature(signature)
+                self.has_own_replies = self.has_own_replies or is_own_signature(signature)
                 return read_thinking(text, signature)
             case "redacted_thinking", "assistant":
                 return RedactedThinkingBlock(text_at(required(block, "data", f"{path}.data"), f"{path}.data"))
@@ -194,8 +194,10 @@ class ContentReader:
         call_id = text_at(required(block, "id", f"{path}.id"), f"{path}.id")
         name = text_at(required(block, "name", f"{path}.name"), f"{path}.name")
         given = object_at(required(block, "input", f"{path}.input"), f"{path}.input")
+        canonical_id = canonical_tool_id(call_id)
+        self.has_own_replies = self.has_own_replies or canonical_id != call_id
         return ToolUseBlock(
-            canonical_tool_id(call_id),
+            canonical_id,
             self.name(name),
             given,
             provider_raw=self._raw(block, "id", "name", "input"),

@@ -1,4 +1,4 @@
-"""Fields of the Messages API: checks in the vendor's words, losses, and values that clients keep. Pure.
+"""Fields of the Messages API: checks and errors in the vendor's words, losses, values that clients keep. Pure.
 
 Clients send ids and signatures back unchanged, so both carry what the next request needs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
 from callboard.adapters import CallWarning
@@ -15,7 +15,7 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock
 
-from .wire import BadRequest
+from .wire import BadRequest, Failure, FailureKind
 
 PROTOCOL = "anthropic"
 """The adapters' name of the protocol. Data for it is marked with this name."""
@@ -68,6 +68,44 @@ def number_at(value: Json, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad(path, "Input should be a valid number")
     return float(value)
+
+
+# --- Failures ---
+
+_FAILURES: Mapping[FailureKind, tuple[int, str]] = {
+    "invalid_request": (400, "invalid_request_error"),
+    "context_overflow": (400, "invalid_request_error"),
+    "content_filter": (400, "invalid_request_error"),
+    "authentication": (401, "authentication_error"),
+    "budget": (402, "billing_error"),
+    "permission": (403, "permission_error"),
+    "not_found": (404, "not_found_error"),
+    "too_large": (413, "request_too_large"),
+    "rate_limit": (429, "rate_limit_error"),
+    "server": (500, "api_error"),
+    "unavailable": (503, "api_error"),
+    "timeout": (504, "timeout_error"),
+    "overloaded": (529, "overloaded_error"),
+}
+_TOO_LONG = "prompt is too long"
+"""Clients find an overflow by these words, and shorten their history."""
+
+
+def failure_kind(failure: Failure) -> tuple[int, str]:
+    """The status and the type of a failure."""
+    if failure.kind == "budget" and failure.retry_after is not None:
+        return _FAILURES["rate_limit"]  # the budget's window ends, so another try may work
+    return _FAILURES[failure.kind]
+
+
+def failure_body(failure: Failure) -> JsonObject:
+    message = failure.message
+    if failure.kind == "context_overflow" and _TOO_LONG not in message.lower():
+        message = f"{_TOO_LONG}: {message}"
+    error: JsonObject = {"type": failure_kind(failure)[1], "message": message}
+    if failure.code is not None:
+        error["details"] = {"error_code": failure.code}
+    return {"type": "error", "error": error, "request_id": failure.request_id}
 
 
 # --- Losses ---
@@ -189,15 +227,45 @@ def is_own_signature(signature: str) -> bool:
     return signature == UNSIGNED or signature.startswith(_FOREIGN)
 
 
-def without_own_thinking(body: JsonObject) -> JsonObject:
-    """A client's body without thinking that the Messages API did not sign, which its providers refuse."""
+def for_providers(body: JsonObject) -> JsonObject:
+    """A client's body as providers of the Messages API accept it, if replies of others are in its history.
+
+    It has no thinking that they did not sign. If the call whose result it brings came without signed thinking, the
+    next reply can't think with a budget either. Anthropic refuses that.
+    """
     messages = body.get("messages")
     kept = [_bare(message) for message in messages] if isinstance(messages, list) else []
-    return {**body, "messages": [message for message in kept if message is not None]}
+    sent: JsonObject = {**body, "messages": [message for message in kept if message is not None]}
+    thinking, edits = body.get("thinking"), body.get("context_management")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled" and _answers_other(sent["messages"]):
+        del sent["thinking"]
+        if isinstance(edits, dict) and isinstance(given := edits.get("edits"), list):
+            left = [edit for edit in given if "thinking" not in str(isinstance(edit, dict) and edit.get("type"))]
+            sent["context_management"] = {**edits, "edits": left}
+    return sent
+
+
+def _answers_other(messages: Json) -> bool:
+    """Whether the last message has results of calls that came without signed thinking."""
+    if not isinstance(messages, list) or len(messages) < 2:
+        return False
+    called, answered = _blocks(messages[-2]), _blocks(messages[-1])
+    kinds = [block.get("type") for block in called]
+    return (
+        any(block.get("type") == "tool_result" for block in answered)
+        and "tool_use" in kinds
+        and kinds[0] not in ("thinking", "redacted_thinking")
+        and any(_OWN_ID.fullmatch(str(block.get("id"))) for block in called)
+    )
+
+
+def _blocks(message: Json) -> list[JsonObject]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 
 def _bare(message: Json) -> Json:
-    """A message without such thinking; None if nothing is left of it."""
+    """A message without thinking of ours; None if nothing is left of it."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(content, list) or not any(map(_is_unsigned, content)):
         return message

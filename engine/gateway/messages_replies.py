@@ -38,9 +38,16 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 
-from .messages_fields import IMAGE_LEFT_OUT, PROTOCOL, client_signature, client_tool_id
+from .messages_fields import (
+    IMAGE_LEFT_OUT,
+    PROTOCOL,
+    client_signature,
+    client_tool_id,
+    failure_body,
+    failure_kind,
+)
 from .messages_requests import TOOL_NAMES, read_request
-from .wire import ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
+from .wire import ClientRequest, Failure, ListedModel, ReplyInfo, ReplyWriter
 
 # --- Content ---
 
@@ -216,7 +223,8 @@ def _bare(usage: TokenUsage | None) -> TokenUsage | None:
 
 
 def _own_usage(usage: TokenUsage) -> JsonObject | None:
-    """The provider's usage object, if it has the form of this API. OpenAI's has other fields beside the counts."""
+    """The provider's usage object, if it has the form of this API. OpenAI's has other fields besides the
+    counts."""
     if usage.raw is None:
         return None
     try:
@@ -320,7 +328,7 @@ class MessagesWriter(ReplyWriter):
         return self._end() + _event("message_delta", delta) + _STOP
 
     def fail(self, failure: Failure) -> bytes:
-        return _event("error", _failure(failure))
+        return _event("error", failure_body(failure))
 
     def ping(self) -> bytes:
         return _PING
@@ -400,43 +408,6 @@ class MessagesWriter(ReplyWriter):
         return b"".join(self._delta("citations_delta", "citation", citation) for citation in cited)
 
 
-# --- Failures ---
-
-_FAILURES: Mapping[FailureKind, tuple[int, str]] = {
-    "invalid_request": (400, "invalid_request_error"),
-    "context_overflow": (400, "invalid_request_error"),
-    "content_filter": (400, "invalid_request_error"),
-    "authentication": (401, "authentication_error"),
-    "budget": (402, "billing_error"),
-    "permission": (403, "permission_error"),
-    "not_found": (404, "not_found_error"),
-    "too_large": (413, "request_too_large"),
-    "rate_limit": (429, "rate_limit_error"),
-    "server": (500, "api_error"),
-    "unavailable": (503, "api_error"),
-    "timeout": (504, "timeout_error"),
-    "overloaded": (529, "overloaded_error"),
-}
-_TOO_LONG = "prompt is too long"
-"""Clients find an overflow by these words, and shorten their history."""
-
-
-def _kind_of(failure: Failure) -> tuple[int, str]:
-    if failure.kind == "budget" and failure.retry_after is not None:
-        return _FAILURES["rate_limit"]  # the budget's window ends, so another try may work
-    return _FAILURES[failure.kind]
-
-
-def _failure(failure: Failure) -> JsonObject:
-    message = failure.message
-    if failure.kind == "context_overflow" and _TOO_LONG not in message.lower():
-        message = f"{_TOO_LONG}: {message}"
-    error: JsonObject = {"type": _kind_of(failure)[1], "message": message}
-    if failure.code is not None:
-        error["details"] = {"error_code": failure.code}
-    return {"type": "error", "error": error, "request_id": failure.request_id}
-
-
 # --- Messages and models ---
 
 
@@ -488,7 +459,7 @@ class MessagesWire:
         }
 
     def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
-        return _kind_of(failure)[0], _failure(failure)
+        return failure_kind(failure)[0], failure_body(failure)
 
     def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
         return {

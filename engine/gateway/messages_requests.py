@@ -25,13 +25,13 @@ from .messages_fields import (
     Losses,
     bad,
     bool_at,
+    for_providers,
     int_at,
     list_at,
     number_at,
     object_at,
     required,
     text_at,
-    without_own_thinking,
 )
 from .wire import ClientRequest
 
@@ -55,6 +55,7 @@ def read_request(body: JsonObject, headers: Mapping[str, str]) -> ClientRequest:
 class _Reader:
     def __init__(self, body: JsonObject, headers: Mapping[str, str]) -> None:
         self.body = body
+        self.sent = body  # to a provider of the Messages API
         self.headers = headers
         self.losses = Losses()
         self.content = ContentReader(self.losses)
@@ -67,6 +68,8 @@ class _Reader:
         if limit < 1:
             raise bad("max_tokens", "Input should be greater than or equal to 1")
         messages = self.content.messages(required(body, "messages", "messages"))
+        if self.content.has_own_replies:
+            self.sent = for_providers(body)
         system_prompt, system = self.content.system(body.get("system"))
         schema = self._output_schema()
         request = CanonicalRequest(
@@ -94,7 +97,7 @@ class _Reader:
             model=model,
             request=request,
             stream=bool_at(body.get("stream") or False, "stream"),
-            body=without_own_thinking(body) if self.content.has_own_thinking else body,
+            body=self.sent,
             headers={name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers},
             losses=self.losses.all,
             session_hint=_session(body, self.headers),
@@ -145,7 +148,8 @@ class _Reader:
         if thinking is None:
             return effort
         fields = object_at(thinking, "thinking")
-        self.options["thinking"] = fields
+        if "thinking" in self.sent:
+            self.options["thinking"] = fields
         match required(fields, "type", "thinking.type"):
             case "disabled":
                 return "none"
@@ -206,7 +210,7 @@ class _Reader:
 
     def _provider_options(self) -> Mapping[str, Json]:
         """The fields for providers of the Messages API. It comes last, because reading the others adds to them."""
-        for name, value in self.body.items():
+        for name, value in self.sent.items():
             if name not in _READ and value is not None:
                 self.options[name] = value
                 self.losses.field(name)

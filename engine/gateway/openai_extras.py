@@ -57,7 +57,8 @@ class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
     encoding: Encoding = "float"
     """The form of the vectors in the reply."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. The client is told, if another protocol serves the request."""
+    """What the canonical form has no word for. If another protocol serves the request, the client gets these
+    warnings."""
 
 
 def read_embeddings(body: JsonObject) -> AskedEmbeddings:
@@ -157,7 +158,8 @@ class AskedImages(ShortRepr, frozen=True, kw_only=True):
     as_url: bool = False
     """Whether the client asked for addresses instead of base64."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. The client is told, if another protocol serves the request."""
+    """What the canonical form has no word for. If another protocol serves the request, the client gets these
+    warnings."""
 
 
 _READ = (

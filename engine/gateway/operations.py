@@ -1,21 +1,32 @@
-"""Embeddings and images for clients: read by their wire, made by the engine, written by their wire."""
+"""Requests besides replies: embeddings and images, and the calls that other programs report.
+
+Embeddings and images are read by their wire, made by the engine, and written by their wire. Calls of other
+programs come as OpenTelemetry's exporters send spans over HTTP, and are imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import anyio
+import anyio.to_thread
 import msgspec
 
 from callboard.adapters import CallWarning, TokenUsage
 from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse
-from callboard.bus import Cost
+from callboard.bus import Clock, Cost
 from callboard.bus.values.base import JsonObject
+from callboard.tracestore import Store
 
 from ..engine import Engine
+from ..imports.importer import Importer
+from ..imports.source import ImportedCall, Item, Unread
+from ..imports.sources.otlp import read_otlp
 from ..operations.embeddings import EmbeddingResult
 from . import gemini_embeddings, openai_extras
 from .exchange import models_of
+from .wire import BadRequest
 
 
 class Made(NamedTuple):
@@ -100,3 +111,47 @@ async def openai_images(engine: Engine, asked: openai_extras.AskedImages, tags: 
         return Made(stream, result.usage, result.cost, result.request_id, warnings, b"text/event-stream")
     body = openai_extras.write_images(asked, result.images, result.usage, created=created)
     return Made(msgspec.json.encode(body), result.usage, result.cost, result.request_id, warnings)
+
+
+# --- Calls that other programs made ---
+
+
+class SpanImports:
+    """Imports the calls in spans that arrive at ``/v1/traces``.
+
+    Args:
+        store: The trace.
+        clock: The clock.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._importer = Importer(store, "otlp", clock=clock)
+        self._importing = anyio.Lock()
+
+    async def take(self, body: bytes, kind: str, tags: Tags) -> bytes:
+        """Import the calls of one request. Returns the body of its answer.
+
+        Args:
+            body: The spans, an ``ExportTraceServiceRequest``.
+            kind: The content type, ``application/json`` or ``application/x-protobuf``.
+            tags: Tags for the calls.
+
+        Raises:
+            BadRequest: Nothing of it can be read.
+        """
+        found = await anyio.to_thread.run_sync(lambda: list(read_otlp(body, kind)))
+        unread = [item for item in found if isinstance(item, Unread)]
+        if unread and len(unread) == len(found):
+            raise BadRequest(f"the spans can't be read: {unread[0].why}")
+        async with self._importing:
+            await self._importer.take([_tagged(item, tags) for item in found], "POST /v1/traces")
+        if kind.partition(";")[0].strip() != "application/json":
+            return b""  # an empty message of Protobuf
+        partial = {"rejectedSpans": str(len(unread)), "errorMessage": unread[0].why} if unread else None
+        return msgspec.json.encode({} if partial is None else {"partialSuccess": partial})
+
+
+def _tagged(item: Item, tags: Tags) -> Item:
+    if not tags or not isinstance(item, ImportedCall):
+        return item
+    return msgspec.structs.replace(item, tags={**item.tags, **tags})

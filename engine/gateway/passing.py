@@ -29,6 +29,9 @@ ENDS_IN_FAILURE = frozenset({"error", "response.failed", "response.error"})
 """The events by which a provider itself reports the failure of a reply."""
 
 
+_ERROR_WITHIN = 20
+"""The first bytes of an unnamed event in which the name ``error`` makes it one, in Chat and Gemini."""
+
 MOST_WAITING_BYTES = 8 * 1024 * 1024
 """The bytes of a stream that may wait for a client that reads slowly."""
 
@@ -83,7 +86,7 @@ class PassedReply:
             self._renames = self._model() != self._asked.model
         if name in _FINAL_EVENTS:
             self.final = data
-        if name in ENDS_IN_FAILURE:
+        if name in ENDS_IN_FAILURE or (not name and b'"error"' in data[:_ERROR_WITHIN]):
             self.failed = True
         if self._waiting_bytes > MOST_WAITING_BYTES:
             return
@@ -109,7 +112,7 @@ class PassedReply:
 
     @property
     def end(self) -> bytes:
-        """What follows the last event."""
+        """The bytes after the last event."""
         return b"]" if self._is_array else b""
 
     def whole(self) -> bytes:

@@ -166,7 +166,7 @@ class ResponsesWriter:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def _delta(self, text: str) -> bytes:
-        """A delta of the open part. Most events are deltas, so only the number and the text are written anew."""
+        """A delta of the open part. Most events are deltas, which differ only in the number and the text."""
         if not text:
             return b""
         assert self._open is not None
@@ -260,7 +260,7 @@ class ResponsesWriter:
         return written
 
     def _complete_texts(self, content: Sequence[ContentBlock]) -> None:
-        """Add to earlier texts what is known of them only now. The last event has it."""
+        """Complete earlier texts with data that has come later. The last event has it."""
         for number, part in self._texts.items():
             block = content[number] if number < len(content) else None
             if isinstance(block, TextBlock) and block.text == part["text"]:

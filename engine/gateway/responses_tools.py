@@ -216,7 +216,7 @@ class ToolTable:
 
 
 _TOLD = frozenset({"type", "format", "defer_loading"})
-"""Fields of OpenAI's tools that others lose nothing by: a grammar is told in words, and each tool is loaded."""
+"""Fields of OpenAI's tools without a loss elsewhere: the description has the grammar, and each tool is loaded."""
 
 
 def _runs_at_client(kind: str, tool: JsonObject) -> bool:
@@ -263,7 +263,7 @@ def _object_schema(parameters: Json) -> JsonObject:
 
 
 def _free_form(tool: JsonObject) -> JsonObject:
-    """A custom tool as a function with the text as its one argument. The grammar is told in words."""
+    """A custom tool as a function with the text as its one argument. The description has the grammar."""
     known = ("name", "description")
     told = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
     match tool.get("format"):

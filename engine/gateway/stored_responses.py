@@ -1,7 +1,7 @@
 """Responses that a client asked to store: continued, shown, deleted, and made in the background.
 
-OpenAI stores a response unless the request has ``store: false``. Here the gateway stores it, for whichever
-provider serves. A request that continues a stored response goes out with the whole conversation.
+OpenAI stores a response unless the request has ``store: false``. Here the gateway stores it, for every provider.
+A request that continues a stored response goes out with the whole conversation.
 """
 
 from __future__ import annotations

@@ -19,11 +19,14 @@ from ..runtime.runtime import Runtime
 from .passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind
 from .wire import Failure, ReplyWriter
 
+WEIGH_EVERY = 256
+"""The events that may wait before their bytes are counted, which most streams never reach."""
+
 
 class TurnEvents:
     """The events of a turn, taken from its log in the moment at which they are appended.
 
-    A reader of the log would miss what is folded while its client reads slowly, and an answer can't be taken back.
+    A reader of the log would miss folded events while its client reads slowly, and sent bytes can't be changed.
 
     Args:
         runtime: The parts of the engine.
@@ -36,6 +39,7 @@ class TurnEvents:
         self._task: TaskHandle[Reply] | None = None
         self._seq = 0
         self._arrived: list[TurnEvent] = []
+        self._weighed = 0
         self._bytes = 0
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -48,9 +52,10 @@ class TurnEvents:
     def _collect(self) -> None:
         log = self._turn.log
         if self._bytes <= MOST_WAITING_BYTES:
-            events = log.since(self._seq)
-            self._arrived += events
-            self._bytes += weigh_all(events)
+            self._arrived += log.since(self._seq)
+            if len(self._arrived) - self._weighed >= WEIGH_EVERY:
+                self._bytes += weigh_all(self._arrived[self._weighed :])
+                self._weighed = len(self._arrived)
         self._seq = log.next_seq
         if log.closed:
             self._closed = True
@@ -73,7 +78,7 @@ class TurnEvents:
             await self._waiter
         if self._bytes > MOST_WAITING_BYTES:
             raise TooFarBehind
-        arrived, self._arrived, self._bytes = self._arrived, [], 0
+        arrived, self._arrived, self._weighed, self._bytes = self._arrived, [], 0, 0
         return arrived
 
     async def aclose(self) -> None:

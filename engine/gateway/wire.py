@@ -158,7 +158,7 @@ class ClientWire(Protocol):
             body: The decoded body.
             headers: The headers, names in lower case.
             model: The model of the path, for wires that name it there.
-            stream: Whether the path asks for a stream, for wires that say so there.
+            stream: Whether the path asks for a stream, for wires with that in the path.
 
         Raises:
             BadRequest: The request can't be read.

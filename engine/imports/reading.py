@@ -1,6 +1,6 @@
 """The files of a source, read in chunks: which have changed, from where to read, and the calls that they have.
 
-It all runs in a worker thread, one chunk at a time, and writes nothing. A report counts what was found.
+It all runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .source import (
 CALLS_AT_ONCE: Final = 500
 """Calls that are written in one transaction."""
 MESSAGES_AT_ONCE: Final = 50
-"""Messages that are held and written at once. Each may have some megabytes."""
+"""Messages that are written in one transaction. Each may have some megabytes."""
 FILES_AT_ONCE: Final = 500
 """Marks that are written in one transaction."""
 MOST_FAULTS: Final = 100

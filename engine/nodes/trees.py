@@ -9,7 +9,7 @@ the tool. The two nodes talk over the broker, each under its own subject:
 
 The home node waits for "idle" before its turn ends, so a turn has the whole cost of its tree. It reserves
 what a far call may cost before it is sent, and takes back the rest when the far node is idle. While the broker is
-away, no money is granted, and what was spent is missing in the turn's own sums. The shared trace has it.
+away, no money is granted, and spending is missing in the turn's own sums. The shared trace has it.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class FarPlace:
         self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
 
     def cancel(self) -> None:
-        """The turn is over: cancel what is in progress here, and refuse all further calls."""
+        """The turn has ended: cancel its calls in progress here, and refuse further ones."""
         turn = self._node.turn_id
         self._node.refusal = f"turn {turn} on another node has ended, so its tools can make no more calls"
         self._node.cancel_open()

@@ -68,7 +68,7 @@ def test_a_place_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
 def test_sums_name_their_imported_part(sessions: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     call("import", "claude-code", str(sessions), home=home)
-    assert "Of these, 1 call for $0.015000 imported from claude-code." in call("cost", home=home).stdout
+    assert "Imported from claude-code: 1 call, $0.015000." in call("cost", home=home).stdout
     assert "claude-code" in call("cost", "--by", "source", home=home).stdout
     assert "/src/shop" in call("cost", "--by", "project", "--source", "claude-code", home=home).stdout
     assert "No matching calls." in call("cost", "--source", "callboard", home=home).stdout

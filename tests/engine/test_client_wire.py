@@ -16,6 +16,7 @@ from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport, fa
 from callboard.adapters.contract import WireRequest
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import Budget, BudgetExceededError
 from callboard.engine.middleware import Cache, CallOutcome, EventFilter, LogCalls, Middleware, MiddlewareLike, Next
@@ -197,6 +198,23 @@ async def test_a_model_with_text_of_its_own_gets_the_canonical_request() -> None
         assert await provider.ask(engine, streamed=False) == "Hello"
     assert "Be brief." in str(provider.body()["system"])
     assert provider.heard == []
+
+
+@pytest.mark.parametrize("model", ["a:m", "b:m"])
+async def test_a_limit_above_the_models_own_is_lowered_for_another_protocol(model: str) -> None:
+    """Clients ask for what their own vendor's models give. A provider of their protocol judges that itself."""
+    provider = Provider(hello(streamed=False), others=[CHAT.whole("Hello")])
+    body: JsonObject = {**BODY, "max_tokens": 200_000}
+    async with provider.engine() as engine:
+        request = provider.request(model=model, max_output_tokens=200_000, body=body)
+        response = await engine.complete(request)
+        if model == "a:m":
+            assert provider.body()["max_tokens"] == 200_000
+        else:
+            assert msgspec.json.decode(provider.other.requests[0].body)["max_completion_tokens"] == 16_384
+        assert [warning.code for warning in response.warnings] == (
+            [] if model == "a:m" else [WarningCode.PARAMETER_CHANGED]
+        )
 
 
 async def test_the_trace_has_the_canonical_call(tmp_path: Path) -> None:

@@ -119,6 +119,38 @@ async def test_names_of_clients_are_mapped_to_models_with_their_fallbacks() -> N
     assert listed == {"models": ["claude-old", "s:m", "t:m"]}
 
 
+SPAN = {
+    "traceId": "0af7651916cd43dd8448eb211c80319c",
+    "spanId": "b7ad6b7169203331",
+    "startTimeUnixNano": "1764000000000000000",
+    "endTimeUnixNano": "1764000001000000000",
+    "attributes": [
+        {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}},
+        {"key": "gen_ai.provider.name", "value": {"stringValue": "anthropic"}},
+        {"key": "gen_ai.request.model", "value": {"stringValue": "claude-sonnet-4-5"}},
+        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "100"}},
+        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "20"}},
+    ],
+}
+
+
+async def test_spans_of_other_programs_are_calls_in_the_trace(tmp_path: Path) -> None:
+    """Sent again, they change nothing. Without a trace, or with nothing that can be read, they are refused."""
+    spans = {"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}
+    async with running(store=tmp_path / "trace.db") as (engine, _):
+        app = gateway(engine, keyless=True)
+        how = {"path": "/v1/traces", "headers": {"content-type": "application/json"}}
+        first, again = await post(app, spans, **how), await post(app, spans, **how)
+        broken = await post(app, b"\xff", **how)
+        assert engine.store is not None
+        (row,) = await engine.store.calls()
+    assert (first.status, first.json, again.status) == (200, {}, 200)
+    assert (row.model, row.origin) == ("anthropic:claude-sonnet-4-5", "otlp")
+    assert (broken.status, broken.json["error"]) == (400, "invalid_request")
+    async with serving() as app:
+        assert (await post(app, spans, **how)).status == 404
+
+
 async def test_the_cost_in_the_header_is_that_of_the_trace(tmp_path: Path) -> None:
     usage = TokenUsage(1_234_567, 89)
     async with running(Say("Hi", usage=usage), store=tmp_path / "trace.db", prices=PRICES) as (engine, events):

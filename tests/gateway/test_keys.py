@@ -76,6 +76,17 @@ async def test_each_sdk_sends_its_key_in_its_own_way(
     assert call.tags == {"client": "acme"}
 
 
+async def test_a_keyless_gateway_knows_a_client_by_its_key(tmp_path: Path) -> None:
+    """So its budget holds there, too."""
+    async with serving(tmp_path, Say("1"), Say("2"), models=("gpt-*",)) as (_, engine, key, _):
+        app = gateway(engine, keyless=True)
+        statuses = [
+            (await post(app, CHAT, headers=headers)).status
+            for headers in ({}, bearer("any"), bearer(key), bearer("cb-unknown"))
+        ]
+    assert statuses == [200, 200, 403, 401]
+
+
 async def test_health_needs_no_key(tmp_path: Path) -> None:
     async with serving(tmp_path) as (app, _, _, _):
         assert (await ask(app, "GET", "/health")).status == 200

@@ -553,6 +553,47 @@ def test_thinking_that_the_messages_api_did_not_sign_is_not_in_the_body() -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("reply", "thinks"),
+    [
+        (response(ToolUseBlock("tu_01JDPG3ZQ8XK4V5N6M7R8S9TAB", "weather", {}), provider="openai"), False),
+        (
+            response(
+                ThinkingBlock("Hm"),
+                ToolUseBlock("tu_01JDPG3ZQ8XK4V5N6M7R8S9TAB", "weather", {}),
+                provider="openai",
+            ),
+            False,
+        ),
+        (
+            response(ThinkingBlock("Hm", "c2ln"), ToolUseBlock("tu_01JDPG3ZQ8XK4V5N6M7R8S9TAB", "weather", {})),
+            True,
+        ),
+        (response(ToolUseBlock("toolu_01A09q90qw90lq917835lq9", "weather", {})), True),
+    ],
+)
+def test_a_budget_is_not_sent_with_results_for_another_providers_call(
+    reply: CanonicalResponse, thinks: bool
+) -> None:
+    """Anthropic refuses it: a call and its thinking belong together. Of its own replies it judges itself."""
+    content: Any = WIRE.write_reply(read(), INFO, reply)["content"]
+    asked = read(
+        HELLO,
+        {"role": "assistant", "content": content},
+        user({"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "Sun"}),
+        tools=[WEATHER],
+        thinking={"type": "enabled", "budget_tokens": 2000},
+        context_management={"edits": [{"type": "clear_thinking_20251015"}, {"type": "clear_tool_uses_20250919"}]},
+    )
+    kinds = ["clear_thinking_20251015"] if thinks else []
+    for sent in (asked.body, asked.request.provider_options["anthropic"]):
+        assert isinstance(sent, dict)
+        assert ("thinking" in sent) is thinks
+        edits: Any = sent["context_management"]
+        assert [edit["type"] for edit in edits["edits"]] == [*kinds, "clear_tool_uses_20250919"]
+    assert asked.request.reasoning_effort is not None
+
+
 # --- Replies ---
 
 CITATION: Json = {"type": "char_location", "cited_text": "a", "document_index": 0, "document_title": None}

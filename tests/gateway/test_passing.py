@@ -201,3 +201,20 @@ def test_a_client_far_behind_costs_bounded_memory() -> None:
         reply.take_in("content_block_delta", b"x" * 100_000)
     with pytest.raises(TooFarBehind):
         reply.take()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name", "data"),
+    [
+        ("openai_compatible", "", b'{"error": {"message": "overloaded"}}'),
+        ("gemini", "", b'{"error":{"code":503}}'),
+        ("anthropic", "error", b'{"type":"error","error":{"type":"overloaded_error"}}'),
+    ],
+)
+def test_a_provider_s_own_error_in_a_stream_is_the_last_one(protocol: str, name: str, data: bytes) -> None:
+    """The client gets no second error behind it. A text that has the word is no error."""
+    reply = passed(protocol)
+    reply.take_in(name and "content_block_delta", b'{"choices":[{"delta":{"content":"an \\"error\\""}}]}')
+    assert not reply.failed
+    reply.take_in(name, data)
+    assert reply.failed

@@ -1,0 +1,205 @@
+"""Clients whose wire has texts and calls only: what they can't send back is there for the provider all the same.
+
+And what belongs to one client is out of reach for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from callboard.adapters import Message, Role, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from callboard.engine.gateway.application import gateway
+from callboard.engine.gateway.clients import LOOK_US
+from callboard.tracestore import TraceStore
+from callboard.tracestore.gateway import Client
+
+from ..support.engines import requests_of
+from ..support.scripted import Say
+from ..support.virtual_time import FakeClock
+from .asking import ask, post
+from .keeping import added, engine_on
+
+Items: TypeAlias = list[Any]
+
+SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
+TURNS = 25
+
+
+def chat_body(items: Items) -> dict[str, Any]:
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    return {"model": "s:m", "messages": [{"role": "user", "content": "Hi"}, *items], "tools": [tool]}
+
+
+def chat_echo(reply: Any) -> Items:
+    message = {name: reply["choices"][0]["message"].get(name) for name in ("role", "content", "tool_calls")}
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in message["tool_calls"]]
+    return [message, *results]
+
+
+def responses_body(items: Items) -> dict[str, Any]:
+    tool = {"type": "function", "name": "look", "parameters": SCHEMA}
+    return {"model": "s:m", "store": False, "input": [{"role": "user", "content": "Hi"}, *items], "tools": [tool]}
+
+
+def responses_echo(reply: Any) -> Items:
+    items = [item for item in reply["output"] if item["type"] in ("message", "function_call")]
+    calls = [item["call_id"] for item in items if item["type"] == "function_call"]
+    return [*items, *({"type": "function_call_output", "call_id": each, "output": "x"} for each in calls)]
+
+
+def messages_body(items: Items) -> dict[str, Any]:
+    sent = [{"role": "user", "content": "Hi"}, *items]
+    return {
+        "model": "s:m",
+        "max_tokens": 100,
+        "messages": sent,
+        "tools": [{"name": "look", "input_schema": SCHEMA}],
+    }
+
+
+def messages_echo(reply: Any) -> Items:
+    blocks = [block for block in reply["content"] if block["type"] in ("text", "tool_use")]
+    calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": each, "content": "x"} for each in calls]
+    return [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+
+
+def gemini_body(items: Items) -> dict[str, Any]:
+    tool = {"functionDeclarations": [{"name": "look", "parameters": SCHEMA}]}
+    return {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}, *items], "tools": [tool]}
+
+
+def gemini_echo(reply: Any) -> Items:
+    parts = [
+        {name: value for name, value in part.items() if name != "thoughtSignature"}
+        for part in reply["candidates"][0]["content"]["parts"]
+        if not part.get("thought")
+    ]
+    calls = [part["functionCall"] for part in parts if "functionCall" in part]
+    results = [
+        {
+            "functionResponse": {
+                **{name: call[name] for name in ("name", "id") if name in call},
+                "response": {"r": "x"},
+            }
+        }
+        for call in calls
+    ]
+    return [{"role": "model", "parts": parts}, {"role": "user", "parts": results}]
+
+
+Wire: TypeAlias = tuple[str, Callable[[Items], dict[str, Any]], Callable[[Any], Items]]
+
+WIRES: dict[str, Wire] = {
+    "chat": ("/v1/chat/completions", chat_body, chat_echo),
+    "responses": ("/v1/responses", responses_body, responses_echo),
+    "messages": ("/v1/messages", messages_body, messages_echo),
+    "gemini": ("/v1beta/models/s:m:generateContent", gemini_body, gemini_echo),
+}
+"""For each wire: its address, a request, and what a client adds to its history of a reply."""
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_long_conversation_is_as_whole_as_one_without_a_gateway(tmp_path: Path, wire: str) -> None:
+    """Each reply has reasoning, a text and two calls. The client sends back the texts and the calls."""
+    path, body, echo = WIRES[wire]
+    replies = [
+        Say(f"Step {turn}. ", thinking=f"Thought {turn}.", calls=[("look", {"at": turn}), ("look", {"at": 7})])
+        for turn in range(TURNS)
+    ]
+    store = TraceStore(tmp_path / "trace.db")
+    async with engine_on(store, *replies, capture_content=True) as engine:
+        items: Items = []
+        for _ in range(TURNS):
+            answer = await post(gateway(engine, keyless=True), body(items), path)  # as after a restart each time
+            assert answer.status == 200, answer.data
+            items += echo(answer.json)
+        requests = requests_of(engine)
+        assert len({request.session_id for request in requests}) == 1
+        history = requests[-1].messages
+    said = [each.content for each in history if each.role is Role.ASSISTANT]
+    assert [[type(block) for block in content] for content in said] == [
+        [ThinkingBlock, TextBlock, ToolUseBlock, ToolUseBlock]
+    ] * (TURNS - 1)
+    assert [_thinking(each) for each in history if each.role is Role.ASSISTANT] == [
+        f"Thought {turn}." for turn in range(TURNS - 1)
+    ]
+    calls = [call.id for each in history for call in each.tool_uses]
+    results = [
+        block.tool_use_id for each in history for block in each.content if isinstance(block, ToolResultBlock)
+    ]
+    assert calls == results
+    assert len(set(calls)) == 2 * (TURNS - 1)
+
+
+def _thinking(message: Message) -> str:
+    return "".join(block.text for block in message.content if isinstance(block, ThinkingBlock))
+
+
+@pytest.mark.parametrize("key", ["cb-wrong", "cb-" + "x" * 4000, "sk-\u00e9"])
+async def test_a_wrong_key_is_never_quoted(tmp_path: Path, key: str) -> None:
+    """It may be the key of something else. Nothing of the request is in the trace."""
+    async with (
+        TraceStore(tmp_path / "trace.db") as command,
+        engine_on(TraceStore(tmp_path / "trace.db")) as engine,
+    ):
+        await added(command, Client(name="acme"))
+        for path, body, _ in WIRES.values():
+            answer = await post(gateway(engine), body([]), path, headers={"authorization": f"Bearer {key}"})
+            assert answer.status == 401
+            assert key not in answer.data.decode()
+        await engine.flush()
+        assert await command.calls() == []
+
+
+async def test_another_clients_response_does_not_exist(tmp_path: Path) -> None:
+    """Neither to show, to cancel, to delete, nor to continue. The text of the refusal has nothing of it."""
+    body = {"model": "s:m", "input": "My secret is 42"}
+    path = tmp_path / "trace.db"
+    async with (
+        TraceStore(path) as command,
+        engine_on(TraceStore(path), Say("x"), Say("y"), capture_content=True) as engine,
+    ):
+        app = gateway(engine)
+        mine, other = [
+            {"authorization": f"Bearer {await added(command, Client(name=name))}"} for name in ("acme", "zoo")
+        ]
+        response_id = (await post(app, body, "/v1/responses", headers=mine)).json["id"]
+        where = f"/v1/responses/{response_id}"
+        for method, asked, sent in (
+            ("GET", where, None),
+            ("GET", f"{where}/input_items", None),
+            ("POST", f"{where}/cancel", b""),
+            ("POST", "/v1/responses", {**body, "previous_response_id": response_id}),
+            ("DELETE", where, None),
+        ):
+            answer = await ask(app, method, asked, sent, headers=other)
+            assert answer.status in (400, 404), (method, asked)
+            assert b"42" not in answer.data
+        assert (await ask(app, "GET", where, headers=mine)).json["id"] == response_id
+        assert (await ask(app, "DELETE", where, headers=mine)).status == 200
+        assert (await ask(app, "GET", where, headers=mine)).status == 404
+
+
+async def test_keys_come_and_go_without_a_restart(tmp_path: Path, clock: FakeClock) -> None:
+    """A new one works immediately, although the gateway has just looked; a revoked one for a second."""
+    path = tmp_path / "trace.db"
+    async with (
+        TraceStore(path) as command,
+        engine_on(TraceStore(path), *[Say("x")] * 3, clock=clock) as engine,
+    ):
+        app = gateway(engine)
+
+        async def status(key: str) -> int:
+            return (await post(app, chat_body([]), headers={"authorization": f"Bearer {key}"})).status
+
+        assert await status("cb-wrong") == 401
+        key = await added(command, Client(name="acme"))
+        assert await status(key) == 200
+        await command.gateway.revoke_client("acme", 1)
+        clock.advance(LOOK_US / 1e6)
+        assert await status(key) == 401
