@@ -95,7 +95,7 @@ def load_prices(prices: PriceTable | Path | None) -> PriceTable:
 
 
 class Pricing:
-    """The prices of an engine's new calls. An engine without a trace has prices, and nothing to reprice."""
+    """The prices of an engine's new calls. An engine without a trace has prices, but no calls to reprice."""
 
     prices: PriceTable
     """The table in force."""

@@ -265,14 +265,14 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a batch, as far as it was sent."""
+    """A part of a batch that was sent, or is being sent."""
 
     call_id: str
     """The call that creates the job."""
     began_at: int
     """When it was sent, in seconds since the epoch."""
     job_id: str | None = None
-    """The provider's id of the job; None if no answer came to the creation."""
+    """The provider's id of the job; None if the creation was never answered."""
     key: str | None = None
     """The name of the key that the job was created with."""
     certain: bool = True

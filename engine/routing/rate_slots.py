@@ -336,7 +336,7 @@ class Lesson(msgspec.Struct, frozen=True):
 
 
 def aged(lesson: Lesson, age_us: int) -> Lesson | None:
-    """The lesson as it is after some microseconds; None if it has expired."""
+    """The lesson after some microseconds; None if it has expired."""
     if age_us >= MINUTE_US:
         return None
     requests, tokens, output = lesson.headers

@@ -30,7 +30,7 @@ class SchemaError(CallboardError, TypeError):
 
 
 class _Model(Protocol):
-    """The class methods of pydantic 2 that we call."""
+    """The class methods of pydantic 2 that this module calls."""
 
     def model_json_schema(self) -> JsonObject: ...
 
@@ -95,7 +95,7 @@ class _StandIn(type):
 
 
 def described_by(of: object) -> Whole | Choice | None:
-    """The type behind a stand-in; None for any other type."""
+    """The type that a stand-in replaces; None for any other type."""
     return of.described if isinstance(of, _StandIn) else None
 
 

@@ -220,9 +220,8 @@ class WriterCore:
         death of the process.
 
         Raises:
-
-        StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
-        kept are written when the store recovers.
+            StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
+                kept are written when the store recovers.
         """
         mark = self._entered + self._source.depth
         self._hurry.set()
