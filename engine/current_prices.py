@@ -31,7 +31,7 @@ _log = Log("engine.price_watch")
 
 
 class PriceWatch:
-    """Remembers the current costs at its last check."""
+    """Stores the current costs of its last check."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store

@@ -334,14 +334,14 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None = None
     """The dimension with an account for each value: ``session_id``, ``provider``, ``model`` or ``tag:KEY``.
 
-    None is one account for all.
+    None means one account for all.
     """
     value: str | None = None
     """The only value to count; None means every value."""
     since_us: int | None = None
-    """The first moment that counts, in microseconds since the epoch; None is the start."""
+    """The first moment that counts, in microseconds since the epoch; None means the start."""
     slot_us: int | None = None
-    """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
+    """The length of a slot in microseconds. Slots are counted from `since_us`. None means one slot."""
     current: bool = False
     """Whether the current costs count, instead of the costs at call time."""
     imported: bool = False
