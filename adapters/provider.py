@@ -432,7 +432,7 @@ def model_table(vendor: str) -> ModelTable[ModelRow] | None:
 
 
 def is_named_like(vendor: str, model: str) -> bool:
-    """Whether a name is one of a vendor's models, listed or future."""
+    """Whether a name belongs to a vendor's models, listed or future."""
     models = _models(vendor)
     return models is not None and models.find_model(model) is not None
 

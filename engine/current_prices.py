@@ -31,7 +31,7 @@ _log = Log("engine.price_watch")
 
 
 class PriceWatch:
-    """Remembers the current costs at its last check."""
+    """Stores the current costs of its last check."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -95,7 +95,7 @@ def load_prices(prices: PriceTable | Path | None) -> PriceTable:
 
 
 class Pricing:
-    """The prices of an engine's new calls. An engine without a trace has prices, and nothing to reprice."""
+    """The prices of an engine's new calls. An engine without a trace has prices, but no calls to reprice."""
 
     prices: PriceTable
     """The table in force."""

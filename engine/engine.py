@@ -292,7 +292,7 @@ class Engine(
         Raises:
             CallboardError: The engine is closed, or no asyncio loop runs here.
             WrongLoop: The engine belongs to another event loop.
-            StoreError: The trace file isn't ours.
+            StoreError: The trace file isn't Callboard's.
         """
         await self._host.start()
 

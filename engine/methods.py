@@ -134,7 +134,7 @@ class GenerationMethods:
         owner: str | None = None,
         any_owner: bool = False,
     ) -> StreamReader[TurnEvent] | AttachedView:
-        """Add one more reader to a turn's stream. Readers that come or leave change nothing for the turn.
+        """Add one more reader to a turn's stream. Readers that attach or leave don't affect the turn.
 
         If a session or a call has the tag ``owner``, only a reader with the same `owner` finds its streams. For
         any other owner, and for none, the stream is unknown. Set the tag if users of a web application send stream

@@ -417,7 +417,7 @@ def caller_here() -> Caller | None:
 def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
     """The tags of a call that starts here: the tags of the turn whose tool makes it, overridden by its own.
 
-    None if there are none. So a budget of a tag counts what tools spend, too.
+    None if there are none. So a budget of a tag includes the spending of tools.
     """
     caller = caller_here() if caller is None else caller
     if caller is None or not caller.tags:

@@ -306,7 +306,7 @@ class TurnTree(msgspec.Struct, kw_only=True):
         return sum((child.whole for child in self.children), self.own)
 
     def walk(self) -> Iterable[TurnTree]:
-        """This and everything below, each parent before its children."""
+        """This node and all nodes below, each parent before its children."""
         yield self
         for child in self.children:
             yield from child.walk()

@@ -22,7 +22,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     """The name, which is also the value of the tag ``client`` in the trace."""
     budget_nano_usd: int | None = None
-    """The most that it may spend in a window, in nano-USD; None is no limit."""
+    """The most that it may spend in a window, in nano-USD; None means no limit."""
     window: ClientWindow | None = None
     """The window of the budget; None never restarts from zero."""
     zone: str = "UTC"
@@ -30,9 +30,9 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     models: tuple[str, ...] = ()
     """The patterns of the model names that it may send, such as ``claude-*``. Empty allows all."""
     requests_per_minute: int | None = None
-    """The most requests in any minute; None is no limit."""
+    """The most requests in any minute; None means no limit."""
     tokens_per_minute: int | None = None
-    """The most tokens of input and output in any minute; None is no limit."""
+    """The most tokens of input and output in any minute; None means no limit."""
     unpriced: Literal["refuse", "allow"] | None = None
     """The action for calls of unknown price. None refuses them if there is a budget."""
     created_us: int = 0

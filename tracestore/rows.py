@@ -265,14 +265,14 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a batch, as far as it was sent."""
+    """A part of a batch that was sent, or is being sent."""
 
     call_id: str
     """The call that creates the job."""
     began_at: int
     """When it was sent, in seconds since the epoch."""
     job_id: str | None = None
-    """The provider's id of the job; None if no answer came to the creation."""
+    """The provider's id of the job; None if the creation was never answered."""
     key: str | None = None
     """The name of the key that the job was created with."""
     certain: bool = True
@@ -334,14 +334,14 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None = None
     """The dimension with an account for each value: ``session_id``, ``provider``, ``model`` or ``tag:KEY``.
 
-    None is one account for all.
+    None means one account for all.
     """
     value: str | None = None
     """The only value to count; None means every value."""
     since_us: int | None = None
-    """The first moment that counts, in microseconds since the epoch; None is the start."""
+    """The first moment that counts, in microseconds since the epoch; None means the start."""
     slot_us: int | None = None
-    """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
+    """The length of a slot in microseconds. Slots are counted from `since_us`. None means one slot."""
     current: bool = False
     """Whether the current costs count, instead of the costs at call time."""
     imported: bool = False

@@ -59,7 +59,7 @@ class Opening(Protocol):
         """Open the store, and create or upgrade it as needed. Does nothing if it is open.
 
         Raises:
-            StoreError: The store isn't ours or is of a newer version. It is not changed.
+            StoreError: The store isn't Callboard's or is of a newer version. It is not changed.
             StoreUnavailable: The store can't be used now. Each `write` tries again until the store is closed.
         """
         ...

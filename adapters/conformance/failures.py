@@ -117,7 +117,7 @@ async def no_connection_is_a_network_error(kit: Kit) -> None:
 
 @check("6.3", ERRORS)
 async def nonsense_is_an_adapter_error(kit: Kit) -> None:
-    """A proxy's page, an empty body and JSON of the wrong shape are AdapterErrors, not what decoding raises."""
+    """A proxy's page, an empty body and JSON of the wrong shape are AdapterErrors, not decoding errors."""
     wire = over_http(kit)
     for body in (b"<html><body>Bad gateway</body></html>", b"", b"null", b"[[[", b'"text"', b"\xff\xfe\x00"):
         for streamed in (False, True):

@@ -1,8 +1,9 @@
 """Attempts of one HTTP request: time limits, retries, keys and cancellation.
 
-    attempting an attempt was reported, and is sent or read waiting the attempt has failed, and the time until the
-    next one passes ended there are no more waits: a reply arrived, the last attempt failed, or the reader left
-    draining the request was cancelled, and its reply is read further for its usage
+    attempting    an attempt was reported, and is sent or read
+    waiting       the attempt has failed, and the time until the next one passes
+    ended         there are no more waits: a reply arrived, the last attempt failed, or the reader left
+    draining      the request was cancelled, and its reply is read further for its usage
 
 Each wait has its own cancel scope. No scope is held across a `yield`, so a reader may leave at any point. This
 module is independent of requests and replies: `call` and `operations` add those.

@@ -243,8 +243,8 @@ class RunningCall(Protocol):
 class RunningCalls:
     """A register that keeps no call alive. So a stream that its reader dropped is freed.
 
-    Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which would
-    cost more than the rest of the call's registration.
+    Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which costs
+    more than everything else here.
     """
 
     def __init__(self) -> None:

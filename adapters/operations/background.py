@@ -1,9 +1,10 @@
 """Background replies: one call that is sent once and resumed after every break.
 
-    asking the request is sent; it is never repeated, because each one is billed reading the reply's id is known,
-    and its stream is read broken the connection is lost; the rest of the stream is requested after a wait looking
-    there is no stream: the reply is polled until it is complete, and read whole over the reply is complete,
-    failed, or was cancelled; or the wait was given up
+    asking      the request is sent; it is never repeated, because each one is billed
+    reading     the reply's id is known, and its stream is read
+    broken      the connection is lost; the rest of the stream is requested after a wait
+    looking     there is no stream: the reply is polled until it is complete, and read whole
+    over        the reply is complete, failed, or was cancelled; or the wait was given up
 
 A break does not fail the attempt. Only the provider or a cancellation ends it. Cancelling a call also cancels it
 at the provider, which reports the billed usage. If the reader leaves or the process ends, the reply can be resumed

@@ -1,8 +1,8 @@
 """Batches over HTTP: jobs and their results.
 
-creating the requests are uploaded, if the provider wants a file, and the job is requested once searching the
-answer was lost; the provider's list is searched for a job with the caller's mark reading the results arrive line
-by line; after a break the download restarts and keeps earlier lines
+creating    the requests are uploaded, if the provider wants a file, and the job is requested once
+searching   the answer was lost; the provider's list is searched for a job with the caller's mark
+reading     the results arrive line by line; after a break the download restarts and keeps earlier lines
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One connection to a server, the replies over it, and cancel scopes for waits.
 
-    idle no request is in progress; any data end the connection sending a request is being sent; its reply may
-    arrive already reading the reply's head has arrived, and its body is read ended the socket is closed, or
-    closes with the event loop's next turn
+    idle        no request is in progress; any data end the connection
+    sending     a request is being sent; its reply may arrive already
+    reading     the reply's head has arrived, and its body is read
+    ended       the socket is closed, or closes with the event loop's next turn
 
 One task at a time uses a connection, from the request to the reply's end. The event loop calls the methods of
 `asyncio.Protocol`, which store data and wake the task. This module has no time limits, because the waiting tasks

@@ -6,9 +6,10 @@ instance:
     starting ──started() returned──▶ running ──┬─ stop requested ─┬─▶ closing ──▶ ended
        └────────────── failed ─────────────────┴─ crashed ────────┘
 
-    starting started() runs; messages already queue. running receive() gets one message at a time. Tasks made by
-    spawn() run concurrently. closing the tasks are cancelled and awaited; then stopping() runs, shielded, for at
-    most a second. ended no work of this life is running. Only now may the next life start.
+    starting   started() runs; messages already queue.
+    running    receive() gets one message at a time. Tasks made by spawn() run concurrently.
+    closing    the tasks are cancelled and awaited; then stopping() runs, shielded, for at most a second.
+    ended      no work of this life is running. Only now may the next life start.
 
 A crash is an exception from started() or receive(), or a leaked cancellation. The failure of a single task is not
 a crash. The mailbox survives a restart. The message being handled is not delivered again, so that no model call

@@ -23,7 +23,7 @@ SLOTS = 60
 """The number of slots of a rolling window. Spending expires in steps of a sixtieth of the window."""
 
 ENDLESS_US = 1 << 62
-"""A moment that never comes, in microseconds."""
+"""A moment later than any other, in microseconds."""
 
 
 class Slot(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -115,7 +115,7 @@ def is_job(name: str) -> bool:
 
 
 _LONGEST_NAP_SECONDS = 3600.0
-"""How long a call waits at most before it looks at the clock again, which may have been set."""
+"""The longest wait of a call before it checks the clock again, because the clock may have been set."""
 
 _LOAN_SECONDS = 2.0
 """Seconds that a call waits for room that is reserved for another node, before it is refused."""

@@ -49,7 +49,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a reservation was not admitted: the account that has the least prospect of room."""
+    """Why a reservation was not admitted: an account without room for it."""
 
     budget: Budget
     value: str

@@ -106,7 +106,7 @@ def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
 
 @functools.lru_cache(maxsize=1024)
 def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: str | None) -> tuple[_Rates, ...]:
-    """The dearest rates of a model, for each segment of the table."""
+    """The highest rates of a model, for each segment of the table."""
     return tuple(
         _Rates(
             segment,

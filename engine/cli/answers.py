@@ -196,7 +196,7 @@ def extracted(text: str, which: Which) -> str | None:
 
 
 class Pace(NamedTuple):
-    """When a reply came, in seconds on one clock."""
+    """The times of a reply's parts, in seconds on one clock."""
 
     asked: float
     first: float | None  # when its first piece came; None if it came whole
@@ -218,7 +218,7 @@ def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, 
 def per_second(tokens: int, pace: Pace, replies: int) -> float | None:
     """The tokens per second after the reply has started.
 
-    None if it can't be measured: the reply came whole, or in no time, or tools ran in the middle of it.
+    None if it can't be measured: the reply arrived in one piece or instantly, or tools ran in the middle of it.
     """
     if pace.first is None or replies > 1 or tokens <= 1 or pace.ended <= pace.first:
         return None

@@ -131,7 +131,7 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is meant to end
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""The errors of a write to a full or broken disk. An error that names no file is one of stdout."""
+"""The errors of a write to a full or broken disk. An error without a file name concerns stdout."""
 
 
 _QUESTION_MARKS = ("?", "？", "؟")

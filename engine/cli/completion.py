@@ -202,7 +202,7 @@ class _Place:
 
 
 def _count(action: argparse.Action) -> int:
-    """How many values an option has; -1 for one that ends with the next option."""
+    """The number of values of an option; -1 if its values end at the next option."""
     if isinstance(action.nargs, int):
         return action.nargs
     return 1 if action.nargs is None else -1

@@ -205,7 +205,7 @@ def tools_of(module: ModuleType) -> list[ToolLike]:
 
 
 def _loaded(path: Path) -> ModuleType:
-    """The module of a file, run under a name of its own."""
+    """The module of a file, run under a unique name."""
     name = f"callboard_tools_{path.stem}"
     spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():

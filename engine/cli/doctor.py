@@ -141,7 +141,7 @@ OLD_DAYS = 45
 
 
 def check_prices(home: Path, clock: Clock) -> Check:
-    """The prices of new calls, and the age of the published ones. Old prices are no fault."""
+    """The prices of new calls, and the age of the published ones. Old prices are not a fault."""
     try:
         table, published = price_table(home), published_snapshot(home)
     except ConfigurationError as error:
@@ -156,7 +156,7 @@ def check_prices(home: Path, clock: Clock) -> Check:
 
 
 def age_in_days(written: str, clock: Clock) -> int | None:
-    """How many days ago a day was, by the clock in UTC; None if it can't be read."""
+    """The age of a date in days, by the clock in UTC; None if the date can't be read."""
     try:
         day = date.fromisoformat(written)
     except ValueError:

@@ -1,6 +1,7 @@
 """The MCP servers of ``--mcp FILE``: their start, their questions to the user, their logins.
 
-A question of a server goes to the user at the terminal. Logins are stored in a private file next to the trace.
+Questions of a server are shown to the user at the terminal. Logins are stored in a private file next to the
+trace.
 """
 
 from __future__ import annotations

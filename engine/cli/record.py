@@ -1,6 +1,6 @@
 """`callboard record`: the requests and answers of a provider, byte for byte, as a cassette.
 
-The adapter of the model is put behind the adapter of type ``cassette`` that replays the file later.
+The adapter of the model is wrapped into the adapter of type ``cassette``, which later replays the file.
 """
 
 from __future__ import annotations

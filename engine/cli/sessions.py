@@ -187,7 +187,7 @@ def _of_block(block: adapters.ContentBlock) -> str:
 
 
 def sessions_table(rows: Sequence[SessionRow]) -> FittingTable[SessionRow]:
-    """One line for each session. The number of messages counts stored ones."""
+    """One line for each session. The number of messages counts only stored ones."""
     columns: list[Column[SessionRow]] = [
         Column("last", lambda row: moment_text(row.last_us)),
         Column("session", lambda row: row.session_id if row.name is None else (row.session_id, row.name)),

@@ -64,7 +64,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(dict.fromkeys(name for name in found if name != INPUT))
 
     def check(self) -> None:
-        """Check the rules beyond the types."""
+        """Check the rules that the types don't express."""
         for field, text in (("system", self.system), ("prompt", self.prompt)):
             if text is not None and not Pattern(text).is_valid():
                 raise ConfigurationError(

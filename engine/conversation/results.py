@@ -149,7 +149,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def undelivered(self) -> tuple[Message, ...]:
-        """The messages that were to steer the reply's turn, and had not reached the model when the turn ended."""
+        """The steering messages that had not reached the model when the reply's turn ended."""
         undelivered: tuple[Message, ...] = self.__dict__.get("_undelivered", ())
         return undelivered
 
@@ -375,7 +375,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepResult, ...]
     """The steps of the turn, at least one."""
     messages: tuple[Message, ...]
-    """The conversation as it was given, and all messages that were added to it."""
+    """The given conversation, and all messages that were added to it."""
     status: TurnStatus
     """How the turn ended: a value of `TurnStatus`."""
     total_cost: Cost
@@ -387,7 +387,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     tree_usage: TokenUsage = NOTHING_USED
     """The tokens of all attempts, with those of all turns and calls that the turn's tools made."""
     undelivered: tuple[Message, ...] = ()
-    """The messages that were to steer the turn, and had not reached the model when the turn ended."""
+    """The steering messages that had not reached the model when the turn ended."""
 
     def __repr__(self) -> str:
         parts = {

@@ -1,6 +1,6 @@
 """One reply of the model within a turn: its request, its call, and its fallbacks.
 
-A fallback is tried if the call fails before any content arrived. It is a call of its own, with the failed call as
+A fallback is tried if the call fails before any content arrived. It is a separate call, with the failed call as
 its cause, and produces the same message.
 """
 
@@ -419,7 +419,7 @@ class TurnTools:
         self._keep = keep
         self._rounds = 0
         self.handed_to: Handoff | None = None
-        """The agent that takes the conversation over, once a call of `handoff` has run."""
+        """The agent that takes over the conversation, after a call of `handoff` has run."""
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
         """How the turn ends if none of the reply's calls is run; None if they run.

@@ -399,7 +399,7 @@ class TurnModels:
 
     def __init__(self, turn: TurnContext, model: Model, said: Sequence[Message]) -> None:
         self.registry = turn.runtime.registry
-        """The configuration as it was when the turn started."""
+        """The configuration at the start of the turn."""
         self.plan = expand(self.registry, model, turn.options.get("fallback"))
         """The models that may serve, in order."""
         self.adapters = BorrowedAdapters(turn.runtime)

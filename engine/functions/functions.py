@@ -57,7 +57,7 @@ def set_default_engine(engine: Engine | None) -> None:
     """Use an engine as the default of the whole process. The caller closes it.
 
     Args:
-        engine: The engine; None goes back to one for each loop.
+        engine: The engine; None restores one for each loop.
     """
     global _chosen
     _chosen = engine

@@ -316,7 +316,7 @@ class TextPieces(Generic[E]):
             tree: True.
 
         Raises:
-            CallboardError: This is no reader of a turn in this engine.
+            CallboardError: This is not a reader of a turn in this engine.
         """
         if self._run is None:
             raise CallboardError("text_stream(tree=True) is for the stream of a turn that this engine runs")

@@ -3,7 +3,7 @@
     tools      each is a tool of the server; it is checked, timed and run as in a turn
     a session  one tool, `ask`, sends a message and returns the reply
 
-A server has no state of its own: it may serve several clients, over stdin and stdout or over streamable HTTP.
+A server has no state: it may serve several clients, over stdin and stdout or over streamable HTTP.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class McpService:
         return as_tools(self._given)
 
     async def serve_stdio(self) -> None:
-        """Serve one client over stdin and stdout, until it disconnects. Other output of the process goes to
+        """Serve one client over stdin and stdout, until it disconnects. Other output of the process is written to
         stderr.
         """
         from mcp.server.stdio import stdio_server
@@ -234,7 +234,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[Any]:
-    """A file for the protocol alone. Any other output to stdout meanwhile goes to stderr."""
+    """A file for the protocol alone. During that time, other output to stdout is written to stderr."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)

@@ -48,7 +48,7 @@ _TRANSPORTS: Mapping[str, Transport] = {
 """The transports by the names that hosts use for them."""
 
 LONGEST_RESULT = 100_000
-"""The number of characters of a result that the model gets, if a server has no limit of its own."""
+"""The number of characters of a result that the model gets, if a server has no own limit."""
 
 
 class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -145,7 +145,9 @@ A failure is raised at the `yield`. A returned outcome replaces the outcome; wit
 
 
 def is_async(function: object) -> bool:
-    """Whether a call of a function is awaited: an async function, a part of one, or an object with one."""
+    """Whether calls of a function are awaited: an async function, a partial of one, or an object with an async
+    call.
+    """
     while isinstance(function, partial):
         function = function.func
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)

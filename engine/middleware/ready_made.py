@@ -85,7 +85,7 @@ class MemoryReplies:
 
 
 class Cache(Middleware):
-    """Answers a request that was answered before with the same reply. There is no call then, and no cost.
+    """Answers a request that was answered before with the same reply. Then there is no call and no cost.
 
     Two requests are the same if they go to the same model with equal messages, tools, system prompt and settings.
     Only whole replies are kept: no refusals, no empty replies and no replies that were cut off. The replies are

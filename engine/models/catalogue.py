@@ -354,7 +354,7 @@ class Catalogue:
         return (owners[0], name) if len(owners) == 1 or (owners and owners[0] in tabled_vendors()) else None
 
     def owners(self, name: str) -> tuple[str, ...]:
-        """The provider that a name names, or else all that have a model of that name."""
+        """The provider in a name, or else all providers with a model of that name."""
         provider, colon, _ = name.partition(":")
         provider = published_vendor(provider)
         if colon and self._knows(provider):

@@ -2,9 +2,9 @@
 
 All nodes have the same configuration. `Runtime` joins the cluster, and `Life` starts and ends the node:
 
-    start after the trace writer and the shipper, before the turns: a supervisor "node" with one actor a part drain
-    when all turns are over and the trace is committed, its store still open close last of all, when the trace is
-    shipped: other nodes may take over all that the node held
+    start    after the trace writer and the shipper, before the turns: a supervisor "node" with one actor a part
+    drain    when all turns have ended and the trace is committed, with its store still open
+    close    last, when the trace is shipped: other nodes may then take over everything that the node held
 """
 
 from __future__ import annotations

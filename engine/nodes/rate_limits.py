@@ -121,7 +121,7 @@ class RateLimitShares:
         node: The node.
         bus: The engine's bus.
         clock: The engine's clock.
-        living: Counts the nodes that live. Raises StoreError.
+        living: Returns the number of running nodes. Raises StoreError.
     """
 
     name = "shared rate limits"

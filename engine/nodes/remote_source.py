@@ -46,8 +46,7 @@ class Incoming:
     """The events of one run. Times are seconds of any monotonic clock.
 
     Args:
-
-    known: The `seq` up to which the reader needs nothing. None: the first page sets it.
+        known: The `seq` up to which the reader needs nothing. With None, the first page sets it.
         patience: Seconds without any progress after which missing events are passed over; infinity for never.
     """
 

@@ -39,7 +39,7 @@ from .batch_plan import BatchPlan, call_id, check_id, digest_of, ids_of
 from .jobs import GRACE_SECONDS, EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter
 
 Started: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
-"""A batch that was planned, and its parts as far as they were sent."""
+"""A planned batch, and its parts that were sent."""
 
 started_batches: PerEngine[dict[str, Started]] = PerEngine(dict)
 

@@ -92,7 +92,7 @@ _EVENTS_AT_ONCE = 200
 
 
 class Submission(msgspec.Struct):
-    """One part, as far as it was sent."""
+    """A part that was sent, or is being sent."""
 
     call_id: str
     """The id of the call that creates the job."""

@@ -201,7 +201,7 @@ OnResult = Callable[[BatchResult], Awaitable[object] | object]
 
 
 class HandOutFailedError(Exception):
-    """An exception of the caller's own function, which is no fault of the provider."""
+    """An exception of the caller's own function, which the provider did not cause."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

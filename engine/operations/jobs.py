@@ -2,10 +2,10 @@
 
 submitting  one call creates the job. Its start is in the journal before the request is sent, and the job's id
             as soon as it is known. A cancelled creation waits `GRACE_SECONDS` for that id.
-running only the job's handle checks it, with the provider's present adapter (`with_adapter`). An engine has one
-            handle for each job.
-over the end is published as a separate call (`EndedCall`), priced when it is first seen. The trace is queried
-            before that, so that an end published by another process is not counted again.
+running     only the job's handle checks it, with the provider's present adapter (`with_adapter`). An engine has
+            one handle for each job.
+over        the end is published as a separate call (`EndedCall`), priced when it is first seen. The trace is
+            queried before that, so that an end published by another process is not counted again.
 """
 
 from __future__ import annotations

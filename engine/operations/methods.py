@@ -103,7 +103,7 @@ class OperationMethods:
         Args:
             prompt: The description of the change.
             images: Blocks, bytes or paths of the images.
-            mask: A PNG as large as the first image; only where it is transparent may anything change.
+            mask: A PNG as large as the first image; only its transparent part may be changed.
             model: As in `generate_image`.
             options: As in `generate_image`.
 

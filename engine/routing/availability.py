@@ -1,8 +1,9 @@
 """The availability of providers and models: a table of states that follows the calls. Pure.
 
-    available there are no known failures degraded three failures in a row, or a requested pause: it is used after
-    the available ones unavailable it is skipped until `retry_at`, except by calls without an alternative probing
-    one call checks whether it is back; for all other calls it is still unavailable
+    available    there are no known failures
+    degraded     three failures in a row, or a requested pause: it is used after the available ones
+    unavailable  it is skipped until `retry_at`, except by calls without an alternative
+    probing      one call checks whether it is back; for all other calls it is still unavailable
 
 `TRANSITIONS` is the whole state machine. `blame` reads the signals from the events. Five failures in a row are an
 `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty account

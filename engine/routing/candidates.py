@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The caller's words."""
     named: tuple[Named, ...]
     chosen: bool = False
-    """Whether the router chooses, so that the first model has no precedence of its own."""
+    """Whether the router chooses, so that the first model has no precedence."""
     cheapest: bool = False
     """Whether the cheapest model is wanted."""
     requires: Requirements = Requirements()
@@ -132,7 +132,7 @@ class Route(msgspec.Struct, frozen=True):
     """The model that was taken for one call."""
 
     decision: RoutingDecision
-    """The decision, as it is recorded in events."""
+    """The decision as recorded in events."""
     option: Option
     others: tuple[str, ...] = ()
     """The other models that are ready to serve, unless the turn must stay with this one."""

@@ -1,9 +1,10 @@
 """The rate limits of one model and key, or of all models of one key, and the reaction to a refusal.
 
-    open requests are sent as far as the limits have room paused the provider refused a request with 429: nothing
-    is sent before the time that it named opening after the pause one request probes. Each success admits two more,
-    until as many are in progress as at the refusal, or until a reply's headers state the remaining amount. Another
-    refusal pauses again, and longer if the provider names no moment
+    open      requests are sent as far as the limits have room
+    paused    the provider refused a request with 429: none is sent before the time that it named
+    opening   after the pause one request probes. Each success admits two more, until as many are
+              in progress as at the refusal, or until a reply's headers state the remaining amount.
+              Another refusal pauses again, and longer if the provider names no time
 
 Requests that were sent before a refusal have no effect on the pause: a success does not end it, and a refusal does
 not start another.

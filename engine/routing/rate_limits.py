@@ -317,7 +317,7 @@ MOST_HEARD = 256
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """One rate limit, as it is now."""
+    """The current state of one rate limit."""
 
     model: str | None
     """The model as ``provider:name``; None for all models of the adapter."""

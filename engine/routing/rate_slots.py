@@ -1,8 +1,10 @@
 """The queue for the slots of one adapter and key, which decides which request goes next.
 
-    new it has not asked yet waiting a limit has no room for it, or a request before it waits for the same limit
-    held it was admitted, and its amounts are reserved sent it is in progress, and the provider counts it over it
-    has ended, or was given up
+    new        it has not asked yet
+    waiting    a limit has no room for it, or a request before it waits for the same limit
+    held       it was admitted, and its amounts are reserved
+    sent       it is in progress, and the provider counts it
+    over       it has ended, or was cancelled
 
 Requests wait in the order of their turns, and within a turn in order of arrival. A request is sent immediately if
 all its limits have room and no earlier request waits for one of them. So a full model delays no other model, and
@@ -334,7 +336,7 @@ class Lesson(msgspec.Struct, frozen=True):
 
 
 def aged(lesson: Lesson, age_us: int) -> Lesson | None:
-    """The lesson as it is after some microseconds; None if it has expired."""
+    """The lesson after some microseconds; None if it has expired."""
     if age_us >= MINUTE_US:
         return None
     requests, tokens, output = lesson.headers

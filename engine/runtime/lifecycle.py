@@ -433,7 +433,7 @@ class EngineHost:
         return await self._life.stop() if self._life is not None else None
 
     async def living(self) -> Life:
-        """The running life. The exceptions are the same as for `start`."""
+        """The life, started if needed. The exceptions are the same as for `start`."""
         require_asyncio()
         if self._life is None:
             # An engine that a tool starts serves others as well, so its tasks are no part of the tool's run.

@@ -27,7 +27,7 @@ class LivingEngine:
 
     Args:
         bus: The engine's bus.
-        loop: The event loop on which it lives.
+        loop: The event loop on which it runs.
         store: Its trace; None without one.
         flush: Commits all published events, on that loop. It is held weakly, as the life's own method.
     """
@@ -73,7 +73,7 @@ class Living:
         return living
 
     def watch(self, tell: Newcomer) -> Watcher:
-        """Call a function for all living engines, and for each new one while the result is referenced."""
+        """Call a function for all running engines, and for each new one while the result is referenced."""
         watcher = Watcher(tell)
         with self._lock:
             self._watchers.add(watcher)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of an engine.
 
-    With `retain_streams_bytes` of 0, a stream is dropped after its turn and its readers end. A reader that is
-    behind at the end then gets the rest as a `StreamReset`.
+    With `retain_streams_bytes` of 0, a stream is dropped after its turn and its readers end. If a reader has not
+    read everything by then, it gets the rest as a `StreamReset`.
     """
 
     calls_per_provider: int = 256

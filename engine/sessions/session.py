@@ -81,7 +81,7 @@ class Session:
 
     @property
     def model(self) -> Model:
-        """The model of the next turn, as it was given. Assigning takes effect with the next turn.
+        """The model of the next turn, as assigned. An assignment takes effect with the next turn.
 
         Any of a model's names, a sequence of them, or a `ModelChoice` may be assigned.
 
@@ -127,7 +127,7 @@ class Session:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The history as it is now, with costs from the current price table."""
+        """The current history, with costs from the current price table."""
         return tuple(self._state.messages)
 
     async def send(
@@ -140,8 +140,8 @@ class Session:
         """Run one turn, not streamed. Cancelling the task that waits here cancels the turn.
 
         Exceptions of your own middleware, hooks and policies are raised here, too. An exception of a turn has
-        `.turn`, with its `steps`, `messages` and `cost` so far. You may send the content again: a turn without any
-        reply leaves the history as it was.
+        `.turn`, with its `steps`, `messages` and `cost` so far. You may send the content again: a turn without
+        any reply leaves the history unchanged.
 
         Args:
             content: Text, or blocks.

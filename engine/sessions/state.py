@@ -90,7 +90,7 @@ class SessionState:
         self.asked: AskedWith = NOTHING
         """The options of the last turn with tool calls, for the turn that answers them."""
         self.asked_stored: JsonObject | None = None
-        """These options as they were last published for the store."""
+        """These options as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
         self.queue: list[TurnUnderWay] = []
@@ -120,7 +120,7 @@ class SessionState:
         self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
         """The tools as models see them. The tuple's identity is the key of caches."""
         self.given_tools: Sequence[ToolLike] = tools if self.sources else self.tools
-        """The tools as they were given, for a fork."""
+        """The tools as passed, for a fork."""
         self._read: Sequence[tuple[Tool, ...]] = [each.tools for each in self.sources] if self.sources else ()
 
     def refresh_tools(self) -> bool:
@@ -136,7 +136,7 @@ class SessionState:
         return len(self.queue)
 
     def options_for(self, model: Model | None) -> TurnOptions:
-        """The options that a turn inherits. A turn with a model of its own doesn't inherit the fallback."""
+        """The options that a turn inherits. A turn with its own model doesn't inherit the fallback."""
         return self.options if model is None else merged({**self.options, "fallback": None})
 
 

@@ -4,8 +4,8 @@ msgspec refuses unions of several dataclasses, of untagged Structs, and of forei
 `fitted` replaces each part of a hint that msgspec refuses with a stand-in. A stand-in is a class without
 instances, which msgspec passes to its hooks. There are two kinds:
 
-    Whole pydantic describes and converts the part, because it contains a pydantic type, or no other library can
-    Choice the members of a union are tried one after the other
+    Whole     pydantic describes and converts the part: it contains a pydantic type, or only pydantic can
+    Choice    the members of a union are tried one after the other
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SchemaError(CallboardError, TypeError):
 
 
 class _Model(Protocol):
-    """The class methods of pydantic 2 that we call."""
+    """The class methods of pydantic 2 that this module calls."""
 
     def model_json_schema(self) -> JsonObject: ...
 
@@ -95,7 +95,7 @@ class _StandIn(type):
 
 
 def described_by(of: object) -> Whole | Choice | None:
-    """The type behind a stand-in; None for any other type."""
+    """The type that a stand-in replaces; None for any other type."""
     return of.described if isinstance(of, _StandIn) else None
 
 

@@ -370,7 +370,7 @@ async def call(subject: Subject, request: Request) -> Response:
 
 
 async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] | None:
-    """The messages of the call's request, and its reply, as far as they were captured."""
+    """The captured messages of the call's request, and its captured reply."""
     saved = None if row.session_id is None else await store.saved_session(row.session_id)
     if saved is None:
         return None

@@ -1,4 +1,4 @@
-"""The subject of a live view: the engine or trace behind it, and its latest events."""
+"""The subject of a live view: its engine or trace, and the latest events."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .nodes import SharedDatabase
 from .statements import SECONDS_LEFT
 
 WANTED_SECONDS = 5.0
-"""The time for which a refusal makes other nodes return unused amounts."""
+"""Seconds for which a refusal makes other nodes return unused amounts."""
 
 _NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)"
 _MAKE = "INSERT INTO ledger_accounts (budget, value) VALUES (?, ?) ON CONFLICT DO NOTHING"

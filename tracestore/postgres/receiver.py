@@ -75,7 +75,7 @@ class Present(msgspec.Struct, frozen=True):
     pruned_us: int | None
     """The moment before which retention has deleted, in microseconds UTC; None if it has never deleted."""
     barrier: Barrier
-    """The content that the shipment must not bring back."""
+    """The deleted content that the shipment must not restore."""
 
 
 class Stored(msgspec.Struct, frozen=True):

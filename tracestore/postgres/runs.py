@@ -34,7 +34,7 @@ LEASE_SECONDS = 60.0
 """Seconds for which a run counts as alive after the last renewal."""
 
 _RENEWALS = 4
-"""The times that a lease is renewed while it lasts."""
+"""The number of renewals while a lease lasts."""
 
 _UNTIL = "clock_timestamp() + make_interval(secs => ?)"
 _LEASE = f"""

@@ -65,7 +65,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Rates of the things that `TokenUsage.details` counts, in pico-USD per token or piece. A part of a bucket
     (`USAGE_PARTS`) without a rate here is billed as its bucket. A piece without a rate here has no price."""
     service_tier: str = ""
-    """The service tier, as `tier_name` gives it. Empty is the usual tier. ``*`` is any tier without a row."""
+    """The service tier, as `tier_name` gives it. Empty means the usual tier. ``*`` is any tier without a row."""
     daily_from: int | None = None
     """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all day.
     Within its hours such a row takes precedence over a row for all day."""

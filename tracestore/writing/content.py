@@ -41,7 +41,7 @@ class CapturedMessage(SessionMessageAppended, frozen=True, kw_only=True, tag=Ses
 
 
 class CapturedSetup(SessionConfigured, frozen=True, kw_only=True, tag=SessionConfigured.topic_of()):
-    """A session's setup that goes into the store."""
+    """A session's setup, with the content for the store."""
 
     withheld: str | None = None
     """The reason why its system prompt is not stored; None if it is."""

@@ -217,7 +217,7 @@ def _may_open(path: Path) -> bool:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a process writes a file, or it can't be opened."""
+    """Whether a process holds a file, or the file can't be opened."""
     try:
         file = _opened(path)
     except OSError:

@@ -2,10 +2,10 @@
 
 Events wait in a lossless subscription until they are committed, always in order: spilled events first.
 
-    ok commits at most 100 ms after an event, 1,024 events at a time retrying a commit failed: events wait in
-    memory, with new tries after 1, 2, 4 ... 30 s spilling three attempts failed, or memory is full: events are
-    written to a file of JSON lines next to the database dropping that file is full or can't be written: newer
-    events than fit in memory are lost and counted
+    ok          commits at most 100 ms after an event, 1,024 events at a time
+    retrying    a commit failed: events wait in memory, with new tries after 1, 2, 4 ... 30 s
+    spilling    three attempts failed, or memory is full: events are written to a file of JSON lines
+    dropping    that file is full or can't be written: newer events than fit in memory are lost and counted
 
 A successful commit leads back to ``ok``. Each change is published as `StoreStateChanged`. A failing store never
 delays a call. `WriterCore.secure` runs before a reply is returned: it copies waiting events to the journal, so
@@ -220,9 +220,8 @@ class WriterCore:
         death of the process.
 
         Raises:
-
-        StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
-        kept are written when the store recovers.
+            StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
+                kept are written when the store recovers.
         """
         mark = self._entered + self._source.depth
         self._hurry.set()

@@ -164,7 +164,7 @@ def _job(batch: _Batch, provider: str) -> BatchJob:
 
 
 def _status(batch: _Batch) -> BatchStatus:
-    """The end of a job, from the counts of its requests, because the provider reports one end for all."""
+    """The end of a job, from the counts of its requests, because the provider reports the same end for all."""
     if batch.processing_status == "canceling":
         return "cancelling"
     if batch.processing_status != "ended":

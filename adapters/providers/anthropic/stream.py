@@ -1,6 +1,6 @@
 """Server-sent events of the Messages API, as canonical events.
 
-message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
+    message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
 
 with `ping` anywhere and `error` instead of the rest. Other servers deviate: blocks overlap, fields or whole events
 are missing. So blocks are found by index, start with the known data, and end at their stop, at the message's end,

@@ -64,7 +64,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "IMAGE_RECITATION": StopReason.CONTENT_FILTER,
     "IMAGE_OTHER": StopReason.CONTENT_FILTER,
 }
-"""All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, unknown) are provider_specific.
+"""The stop reasons by finish reason. All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL,
+unknown) are provider_specific.
 
 With these, the reply did not end well for a reason that only this provider has. They are not errors, because the
 reply is billed and a retry may have the same result.

@@ -276,7 +276,10 @@ def read_whole(body: bytes, assembler: Assembler, rates: TokenRates) -> None:
 
 
 def _arguments(call: WireToolCall | None) -> str:
-    """A call's arguments as text. Raises UnicodeDecodeError, which decoding the line does not."""
+    """A call's arguments as text.
+
+    Raises UnicodeDecodeError, because decoding the line does not check the bytes.
+    """
     if call is None or call.function is None:
         return ""
     text = bytes(call.function.arguments)

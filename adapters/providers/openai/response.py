@@ -154,7 +154,7 @@ class OutputItem:
         self.kind = kind
         self.number = number
         self.placed = False
-        """Whether the item has started to be content, or has ended."""
+        """Whether the item has some content, or has ended."""
         self.is_done = False
         self.item_id: str | None = None
         self.wire_id: str | None = None

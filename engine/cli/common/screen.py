@@ -1,4 +1,4 @@
-"""Writing to the terminal: errors in one line, log lines, progress, and replies as they come."""
+"""Writing to the terminal: errors in one line, log lines, progress, and replies as they arrive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def console_class() -> type[Console]:
 
 
 def make_console(*, plain: bool = False) -> Console:
-    """A console on stdout. It is plain text if asked, or if stdout is no terminal."""
+    """A console on stdout. It is plain text on request, or if stdout is not a terminal."""
     try:
         harmless_console = console_class()
     except ImportError:
@@ -174,7 +174,7 @@ class Screen:
     # --- The main thread ---
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run an async function on an event loop of its own, and draw what it shows until it is done."""
+        """Run an async function on a separate event loop, and draw its output until it is done."""
         from anyio.from_thread import start_blocking_portal
 
         with start_blocking_portal("asyncio") as portal:
@@ -248,7 +248,7 @@ class Screen:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress | None]:
-    """A bar for as long as the context lasts; None if stderr is no terminal."""
+    """A progress bar during the context; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

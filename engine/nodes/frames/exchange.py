@@ -1,9 +1,9 @@
 """The subjects of frames, and the questions of nodes about each other's streams.
 
-callboard.CLUSTER.streams.SESSION.STREAM frames, which the broker keeps for a while
-callboard.CLUSTER.mirrors.NODE.STREAM frames that one node has asked for callboard.CLUSTER.ask.NODE.STREAM
-questions to a node; to all of them where NODE is ``-`` callboard.CLUSTER.wanted.NODE word that another node waits
-for a session of this one
+callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker keeps for a while
+callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has asked for
+callboard.CLUSTER.ask.NODE.STREAM           questions to a node; to all of them where NODE is ``-``
+callboard.CLUSTER.wanted.NODE               a notice that another node waits for a session of this one
 """
 
 from __future__ import annotations
