@@ -245,7 +245,7 @@ def _tell_savings(console: Console, arguments: argparse.Namespace) -> None:
 
 
 async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
-    """The number of calls that budgets refused in the time that is requested."""
+    """The number of calls that budgets refused in the requested time."""
     where = call_filter(arguments)
     return len(await store.events(topic="budget.refused", since=where.since, until=where.until, limit=None))
 

@@ -98,7 +98,7 @@ class Record(msgspec.Struct):
     early: bool = False
     """Whether that call did not wait for `retry_at_us`. If so, its failure changes nothing."""
     elsewhere: bool = False
-    """Whether only another node has found this, or probes whether it has ended."""
+    """Whether the state comes only from another node, or another node is probing it."""
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
