@@ -15,6 +15,7 @@ from callboard.adapters import Message
 from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
 from callboard.adapters.replies.decoders import parse_arguments
 from callboard.adapters.replies.normaliser import image_of_base64
+from callboard.adapters.requests.content import read_data_url
 from callboard.adapters.requests.settings import INPUT
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -34,6 +35,7 @@ from callboard.bus.values.messages import Role
 
 from .reading import a_list, a_text, an_object, missing, wrong_type, wrong_value
 from .responses_tools import CALLS, FUNCTION, OPENAI, OUTPUTS, ToolTable, call_input, canonical_name, output_text
+from .wire import BadRequest
 
 TOKEN = "callboard:"
 """The start of the `encrypted_content` that stands for another provider's reasoning."""
@@ -379,7 +381,7 @@ def _part(part: Json, place: str) -> ContentBlock:
         case "input_image" if part.get("image_url"):
             return _image(part, place)
         case "input_file" if part.get("file_url") or part.get("file_data"):
-            return _file(part)
+            return _file(part, place)
         case "input_audio":
             return _audio(part, place)
         case str():
@@ -404,7 +406,7 @@ def _image(part: JsonObject, place: str) -> ImageBlock:
     return ImageBlock(url=url, detail=detail if isinstance(detail, str) else None, provider_raw=raw)
 
 
-def _file(part: JsonObject) -> DocumentBlock:
+def _file(part: JsonObject, place: str) -> DocumentBlock:
     name, url, data = part.get("filename"), part.get("file_url"), part.get("file_data")
     name = name if isinstance(name, str) and name else None
     raw = _rest(part, "type", "filename", "file_url", "file_data", "file_id")
@@ -412,6 +414,10 @@ def _file(part: JsonObject) -> DocumentBlock:
         if data[:5].lower() != "data:":  # the bare data, which OpenAI accepts too
             media_type = guess_type(name or "")[0] or "application/pdf"
             data = f"data:{media_type};base64,{data}"
+        found = read_data_url(data)
+        if found is None or not found[1]:
+            at = f"{place}.file_data"
+            raise BadRequest(f"Invalid '{at}'. Expected a file in base64.", param=at, code="invalid_base64")
         return DocumentBlock(url=data, name=name, provider_raw=raw)
     return DocumentBlock(url=str(url), name=name, provider_raw=raw)
 

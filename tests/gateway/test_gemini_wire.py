@@ -68,17 +68,29 @@ from .gemini_clients import (
 
 
 def joined(body: Any) -> Any:
-    """A body with the model's adjacent plain texts joined."""
-    contents = []
+    """A body with the model's adjacent plain texts joined, and without what a canonical request may leave out.
+
+    That is the name of a file, and a text of the model that is white space only.
+    """
+    contents: list[Any] = []
     for content in body["contents"]:
         parts: list[Any] = []
         for part in content["parts"]:
             last = parts[-1] if parts else None
+            if content["role"] == "model" and part.keys() == {"text"} and not part["text"].strip():
+                continue
+            if "fileData" in part:
+                part["fileData"].pop("displayName", None)
             if content["role"] == "model" and last is not None and last.keys() == part.keys() == {"text"}:
                 parts[-1] = {"text": last["text"] + part["text"]}
             else:
                 parts.append(part)
-        contents.append({**content, "parts": parts})
+        if not parts:
+            continue
+        if contents and contents[-1]["role"] == content["role"] == "user":
+            contents[-1]["parts"] += parts
+        else:
+            contents.append({**content, "parts": parts})
     return {**body, "contents": contents}
 
 

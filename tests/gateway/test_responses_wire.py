@@ -126,7 +126,8 @@ def test_whatever_the_sdk_can_send_is_read_and_written_the_same_again(
 ) -> None:
     asked = read_or_refused(*items, tools=tools)
     if isinstance(asked, str):
-        assert asked.startswith("Missing required")  # the SDK's types don't require all
+        # The SDK's types don't require all, and any text may be the data of a file.
+        assert asked.startswith(("Missing required", "Invalid 'input"))
         return
     try:
         body = build(asked.request)

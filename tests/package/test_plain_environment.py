@@ -81,6 +81,8 @@ COMMANDS = [
     ("video", "A boat.", "--model", "film", "-o", "boat.mp4", "--every", "0.01"),
     ("background", "list"),
     ("batch", "list"),
+    ("clients", "list"),
+    ("import", "claude-code", ".", "--dry-run"),
     ("traces",),
     ("sessions",),
     ("logs", "-q", "hi"),
