@@ -67,7 +67,9 @@ def _text(text: str, name: str) -> str:
         return text
     if name in _PROSE:
         return "…" if text else ""
-    if "This is the " in text or text.strip('"').startswith("Read /lab"):  # of the lab's own conversation
+    if (
+        "This is the draft" in text or "This is the final" in text or text.strip('"').startswith("Read /lab")
+    ):  # of the lab's own conversation
         return text
     return text if len(text) <= LONGEST else f"a text of {len(text)} characters"
 
