@@ -16,6 +16,9 @@ _HEX = re.compile(r"\b[0-9a-f]{32,}\b")
 _KEPT_HEADERS = re.compile(
     r"anthropic-(beta|version)|openai-.*|x-app|.*session.*|.*thread.*|originator|x-goog-.*client"
 )
+_OWN = ("This is the draft", "This is the final")
+"""Texts of the lab's own conversation."""
+
 _PROSE = frozenset({"description", "instructions", "definition", "title", "$comment"})
 _KEPT_WHOLE = frozenset(
     {"signature", "thoughtSignature", "encrypted_content", "data", "id", "call_id", "tool_use_id"}
@@ -67,9 +70,7 @@ def _text(text: str, name: str) -> str:
         return text
     if name in _PROSE:
         return "…" if text else ""
-    if (
-        "This is the draft" in text or "This is the final" in text or text.strip('"').startswith("Read /lab")
-    ):  # of the lab's own conversation
+    if text.strip('"').startswith("Read /lab") or any(own in text for own in _OWN):
         return text
     return text if len(text) <= LONGEST else f"a text of {len(text)} characters"
 
