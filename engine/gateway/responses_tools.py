@@ -164,8 +164,9 @@ class ToolTable:
             return [self._define(WireTool(CUSTOM, name, namespace), _free_form(tool))]
         if isinstance(kind, str) and _runs_at_client(kind, tool):
             return [self._define(WireTool(kind, kind), _host_tool(kind, tool))]
-        self.hosted.append(tool)
-        self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
+        if tool not in self.hosted:  # an item of the history may bring it, too
+            self.hosted.append(tool)
+            self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
         return []
 
     def _add_namespace(self, tool: JsonObject, place: str) -> list[str]:
