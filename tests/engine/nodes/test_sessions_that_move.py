@@ -439,7 +439,7 @@ async def test_a_suspended_node_that_wakes_writes_nothing_more_into_the_session(
         async with other(postgres_dsn, nats, tmp_path, Say("Three.")) as engine:
             await node.streams(20)
             node.send(signal.SIGSTOP)
-            with anyio.fail_after(LEASE + 1):
+            with anyio.fail_after(LEASE + 15):
                 session = await engine.resume(session_id)
             await session.send("And now?")
             said = [message.text for message in session.messages]
