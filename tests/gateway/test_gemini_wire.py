@@ -96,7 +96,7 @@ def joined(body: Any) -> Any:
 
 @pytest.mark.deep
 @pytest.mark.timeout(200)
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(canonical_requests([f"gemini:{MODEL}", "gemini:gemini-2.5-flash"]))
 def test_the_adapters_requests_are_read_as_they_were(request: CanonicalRequest) -> None:
     try:
