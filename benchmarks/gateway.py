@@ -53,7 +53,7 @@ def canonical() -> CanonicalRequest:
 
 
 async def _serve_orders(url: str) -> None:
-    """Do what each line of stdin says: path, number of requests, of them at once, streamed or not."""
+    """Do the work that each line of stdin names: path, number of requests, of them at once, streamed or not."""
     loop = asyncio.get_running_loop()
     async with HandClients(url) as clients:
         while line := await loop.run_in_executor(None, sys.stdin.readline):

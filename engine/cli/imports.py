@@ -23,7 +23,7 @@ from .command_line import FAILED
 from .common.options import TRACE_NAME, add_trace, moment, named_trace, short
 from .common.screen import make_console
 from .common.table import Column as Shown
-from .common.table import FittingTable, add_format, figure, plural, usd, write_records
+from .common.table import FittingTable, Format, add_format, figure, plural, usd, write_records
 from .upkeep import show_progress
 
 _LISTED = 20
@@ -108,11 +108,11 @@ def _tell_change(report: ImportReport) -> None:
     make_console().print(f"{plural(report.new, 'new call')}{corrected}, {cost}", soft_wrap=True)
 
 
-def _show(report: ImportReport, form: str, place: TracePlace) -> None:
+def _show(report: ImportReport, form: Format, place: TracePlace) -> None:
     models = sorted(report.models.items(), key=lambda each: (-each[1].nano_usd, each[0]))
     if form != "table":
-        records: list[dict[str, Any]] = [{"model": model, **msgspec.to_builtins(total)} for model, total in models]
-        write_records(form, _MODEL, records)  # type: ignore[arg-type]
+        records: list[Any] = [{"model": model, **msgspec.to_builtins(total)} for model, total in models]
+        write_records(form, _MODEL, records)
         return
     console = make_console()
     unchanged = f" ({report.unchanged:,} unchanged)" if report.unchanged else ""

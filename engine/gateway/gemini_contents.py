@@ -400,7 +400,7 @@ class _Reply:
                 raw = ProviderRaw(GEMINI, _without_token({**part, "inlineData": rest}))
                 self.add(ImageBlock(data=image.data, media_type=image.media_type, provider_raw=raw))
                 return
-        if kind == SIGNATURE_KIND:  # a signature alone, without an empty text beside it
+        if kind == SIGNATURE_KIND:  # a signature alone, without an empty text
             self.text(part, "")
             return
         self.add(OpaqueBlock(kind, ProviderRaw(GEMINI, _without_token(part))))

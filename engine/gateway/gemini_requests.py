@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import log
+from typing import Any
 
 import msgspec
 
@@ -70,7 +71,7 @@ class _Reader:
         self.losses = LossReport()
         self.own: JsonObject = {}  # the fields for Gemini's adapter
         self.config: JsonObject = {}  # its part for the generationConfig
-        self.settings: dict[str, object] = {}  # the fields of the CanonicalRequest
+        self.settings: dict[str, Any] = {}  # the fields of the CanonicalRequest
         self.options: dict[str, Json] = {}
 
     def read(self, model: str, body: JsonObject, *, stream: bool) -> ClientRequest:
@@ -100,7 +101,7 @@ class _Reader:
                 system_prompt=self._system(),
                 provider_options={GEMINI: self.own} if self.own else {},
                 stream=stream,
-                **self.settings,  # type: ignore[arg-type]
+                **self.settings,
             )
         except ValueError as error:
             raise BadRequest(str(error)) from error

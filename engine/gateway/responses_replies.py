@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -160,9 +161,9 @@ class ResponsesWriter:
 
     # --- Events ---
 
-    def _event(self, kind: str, **fields: object) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._count = self._count, self._count + 1
-        data = encode_json({"type": kind, "sequence_number": number, **fields})  # type: ignore[dict-item]
+        data = encode_json({"type": kind, "sequence_number": number, **fields})
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def _delta(self, text: str) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -53,7 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        cast("dict[str, Any]", self.scope)[ABORT] = self.transport.abort
         self._in_headers, self._header_bytes = True, 0
         self._expect_headers()
 

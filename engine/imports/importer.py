@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -248,13 +249,13 @@ class Importer:
             ids = {"session_id": each.session, "message_id": each.message.id}
             plan.envelopes.append(self._envelope(plan, event, each.at, **ids))
 
-    def _envelope(self, plan: _Plan, event: Event, ts_us: int, **ids: object) -> Envelope:
+    def _envelope(self, plan: _Plan, event: Event, ts_us: int, **ids: Any) -> Envelope:
         if self._run_id is None:
             self._run_id = self._clock.new_id("run")
             if self._store is not None and not self._dry_run:
                 self._store.hold_run(self._run_id)
         seq = self._seq + len(plan.envelopes) + 1
-        return Envelope(seq, self._run_id, ts_us, self._clock.monotonic_ns(), event, **ids)  # type: ignore[arg-type]
+        return Envelope(seq, self._run_id, ts_us, self._clock.monotonic_ns(), event, **ids)
 
     def _event(self, call: ImportedCall, file: str) -> LlmCallImported:
         model = f"{call.provider}:{call.model}"

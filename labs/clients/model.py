@@ -107,7 +107,7 @@ class ScriptedModel:
             **dict.fromkeys(("instruction", "description"), "Make it final."),
             "cmd": command,
         }
-        fields: Mapping[str, Any] = tool.schema.get("properties") or {}  # type: ignore[assignment]
+        fields: Any = tool.schema.get("properties") or {}
         given = {name: known[name] for name in fields if name in known}
         if "command" in fields:
             is_list = fields["command"].get("type") == "array"

@@ -59,7 +59,7 @@ class Client:
             self.provider.says(whole(self.wire.body(text, calls, stop, thought)))
 
     async def ask(self, *messages: Json, streamed: bool, **fields: Any) -> dict[str, Any]:
-        """The only choice of a reply, with the usage beside it. A stream is joined as the SDK's users do."""
+        """The only choice of a reply, with the usage. A stream is joined as the SDK's users do."""
         create: Any = self.sdk.chat.completions.with_raw_response.create
         if streamed:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}

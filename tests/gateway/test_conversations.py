@@ -304,7 +304,7 @@ async def test_replies_that_say_the_same_are_put_in_by_ids_and_by_their_order(cl
 
 
 async def test_reasoning_never_gets_into_another_conversation_of_the_same_client(clock: FakeClock) -> None:
-    """Several people may share a key. Only ids of calls that nobody guesses are proof."""
+    """Several people may share a key. Only ids of calls that can't be guessed are proof."""
     short = ToolUseBlock("call_0", "look", {})
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)

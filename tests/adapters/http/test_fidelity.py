@@ -67,7 +67,7 @@ both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "st
 
 
 class Heard:
-    """What a client gets of the provider's own reply, and what is canonical beside it."""
+    """The parts of the provider's own reply that a client gets, and the canonical ones."""
 
     def __init__(self) -> None:
         self.raw: list[tuple[str, bytes]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio.lowlevel
 import pytest
@@ -23,24 +24,24 @@ from .test_budgets import ONE, TABLE, attempts
 
 anyio_backend = runs_on("asyncio")
 
-ACME = {"tags": {"client": "acme"}}
+ACME: dict[str, Any] = {"tags": {"client": "acme"}}
 COSTS = 10 * 1000 + 5 * 2000
 """What a call costs in nano-USD."""
 
 
-def room_for(calls: int, *, nano: int = 0, window: str | None = "day") -> Budget:
+def room_for(calls: int, *, nano: int = 0, window: Any = "day") -> Budget:
     """A budget that has room for so many calls at their most, above an amount that is spent."""
     return Budget(
         max_cost_usd=f"{(calls * ONE + nano) / 1e9:.9f}",
         per="tag:client",
         of="acme",
-        window=window,  # type: ignore[arg-type]
+        window=window,
     )
 
 
-async def asked(engine: Engine, **options: object) -> object:
+async def asked(engine: Engine, **options: Any) -> object:
     try:
-        return await engine.generate("s:m", "Hi", max_output_tokens=100, **{**ACME, **options})  # type: ignore[arg-type]
+        return await engine.generate("s:m", "Hi", max_output_tokens=100, **{**ACME, **options})
     except BudgetExceededError as error:
         return error
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import anyio
@@ -454,8 +455,8 @@ def test_tools_that_the_provider_runs_are_counted_as_often_as_they_may_be_used(
 ])  # fmt: skip
 def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: str, counts: bool) -> None:
     """They are never sent. A client of one wire offers them, and a provider of another one is asked."""
-    options = {"openai": {"tools": [{"type": "web_search"}]}}
-    found = tool_fees(options, adapter=adapter, adapter_type=adapter_type)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"openai": {"tools": [{"type": "web_search"}]}}
+    found = tool_fees(options, adapter=adapter, adapter_type=adapter_type)
     assert (found is None) is counts
 
 

@@ -166,7 +166,7 @@ async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(ser
 
 @pytest.mark.parametrize("by_budget", [False, True], ids=["limits of the turn", "a budget per root"])
 async def test_money_of_a_tree_is_spent_once_over_all_nodes(server: NatsServer, by_budget: bool) -> None:
-    """Of many far calls at once, as many are made as the rest of the money allows."""
+    """Many far calls start at the same time. The rest of the money decides how many are made."""
     most = Decimal(24 * A_CALL).scaleb(-9)
     answers: list[str] = []
 
