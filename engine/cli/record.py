@@ -22,7 +22,7 @@ from .chat.state import ReplyWriter
 from .command_line import FAILED
 from .common.options import add_model, add_models_file, failing_as
 from .common.sanitize import note
-from .common.screen import Screen, complain, make_console
+from .common.screen import Screen, make_console, print_error
 from .common.table import json_text, plural
 from .conversation_setup import first_model
 
@@ -111,7 +111,7 @@ async def _ask(session: Session, prompts: Sequence[str], screen: Screen, whole: 
         except ConfigurationError:
             raise
         except CallboardError as error:
-            complain(f"{type(error).__name__}: {error}")
+            print_error(f"{type(error).__name__}: {error}")
             return False
         finally:
             writer.end()

@@ -21,7 +21,7 @@ from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
 from .addresses import Address, Purpose, find, hint_at, key_of, wire_of
 from .clients import KEY_PREFIX, Clients
-from .conversations import Conversations, Earlier
+from .conversations import Conversations, EarlierConversation
 from .exchange import (
     Exchange,
     Serving,
@@ -168,7 +168,7 @@ class Gateway:
 
     async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started = loop.time()
         try:
             await self._http(request)
         finally:
@@ -177,7 +177,7 @@ class Gateway:
                     method=request.method,
                     path=request.path,
                     status=request.status,
-                    seconds=loop.time() - begun,
+                    seconds=loop.time() - started,
                     client=request.client_name,
                     **({} if request.summary is None else request.summary()),
                 )
@@ -296,7 +296,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _exchange(
-        self, call: Call, asked: ClientRequest, earlier: Earlier | None = None
+        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None = None
     ) -> AsyncIterator[Exchange]:
         """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
@@ -320,7 +320,9 @@ class Gateway:
         finally:
             admission.over(usage)
 
-    async def _new_exchange(self, call: Call, asked: ClientRequest, earlier: Earlier | None) -> Exchange:
+    async def _new_exchange(
+        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None
+    ) -> Exchange:
         conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
         exchange = Exchange(self._serving, call.wire, asked, conversation.request, call.request)
 
@@ -373,7 +375,11 @@ class Gateway:
         await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
 
     async def _make(
-        self, call: Call, model: str, sent: int, make: Callable[[Mapping[str, str]], Awaitable[operations.Made]]
+        self,
+        call: Call,
+        model: str,
+        sent: int,
+        make: Callable[[Mapping[str, str]], Awaitable[operations.OperationResult]],
     ) -> None:
         """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
         headers: Headers = []

@@ -47,7 +47,7 @@ _HARMLESS = ("user", "safety_identifier")
 # --- Embeddings ---
 
 
-class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
+class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for embeddings."""
 
     model: str
@@ -61,7 +61,7 @@ class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
     warnings."""
 
 
-def read_embeddings(body: JsonObject) -> AskedEmbeddings:
+def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     """Read the body of ``POST /v1/embeddings``.
 
     Raises:
@@ -75,7 +75,7 @@ def read_embeddings(body: JsonObject) -> AskedEmbeddings:
     purpose = body.get("input_type")
     known: InputType | None = next((each for each in INPUT_TYPES if each == purpose), None)
     read = ("model", "input", "dimensions", "encoding_format", *(("input_type",) if known else ()))
-    return AskedEmbeddings(
+    return ClientEmbeddingRequest(
         model=model,
         request=EmbeddingRequest(
             request_id="",
@@ -113,7 +113,7 @@ def _inputs(given: Json) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def write_embeddings(asked: AskedEmbeddings, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
+def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
     """The body of a reply.
 
     Args:
@@ -146,7 +146,7 @@ def _vector(vector: Vector, encoding: Encoding) -> Json:
 # --- Images ---
 
 
-class AskedImages(ShortRepr, frozen=True, kw_only=True):
+class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for images."""
 
     model: str
@@ -168,7 +168,7 @@ _READ = (
 )
 
 
-def read_images(body: JsonObject) -> AskedImages:
+def read_images(body: JsonObject) -> ClientImageRequest:
     """Read the body of ``POST /v1/images/generations``. The word ``auto`` is the provider's default.
 
     Raises:
@@ -181,7 +181,7 @@ def read_images(body: JsonObject) -> AskedImages:
     form = body.get("response_format")
     if form not in (None, "url", "b64_json"):
         raise wrong_value("response_format", form, ("url", "b64_json"))
-    return AskedImages(
+    return ClientImageRequest(
         model=model,
         request=ImageRequest(
             request_id="",
@@ -207,7 +207,7 @@ def _word(body: JsonObject, name: str) -> str | None:
 
 
 def write_images(
-    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> JsonObject:
     """The body of a reply.
 
@@ -228,7 +228,7 @@ def write_images(
 
 
 def write_image_stream(
-    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> bytes:
     """The streamed reply: one event for each image, without partial images. See `write_images`."""
     name = "image_generation.completed"

@@ -92,7 +92,7 @@ class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message."""
 
 
-class Unread(msgspec.Struct, frozen=True, kw_only=True):
+class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a file that could not be read. It costs a line in the report."""
 
     line: int
@@ -114,7 +114,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 START: Final = Mark()
 
-Item: TypeAlias = ImportedCall | ImportedMessage | Unread | Mark
+Item: TypeAlias = ImportedCall | ImportedMessage | UnreadablePart | Mark
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):

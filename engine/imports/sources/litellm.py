@@ -18,7 +18,18 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
-from ..source import LONGEST_LINE, START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from ..source import (
+    LONGEST_LINE,
+    START,
+    ImportedCall,
+    Item,
+    Mark,
+    SourceFile,
+    UnreadablePart,
+    nano_of,
+    tags_of,
+    why_not,
+)
 from .records import (
     Record,
     amount_of,
@@ -78,7 +89,7 @@ class LiteLlm:
             try:
                 row = _decode(record.data)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=record.line, why=why_not(error))
+                yield UnreadablePart(line=record.line, why=why_not(error))
             else:
                 yield call_of(row, record.line)
 
@@ -94,18 +105,18 @@ def _csv(stream: BinaryIO) -> Iterator[Item]:
         except StopIteration:
             break
         except csv.Error:
-            yield Unread(line=rows.line_num, why="not valid CSV")
+            yield UnreadablePart(line=rows.line_num, why="not valid CSV")
             continue
         yield call_of(dict(row), rows.line_num)
     text.detach()
 
 
-def call_of(row: JsonObject, line: int) -> ImportedCall | Unread:
+def call_of(row: JsonObject, line: int) -> ImportedCall | UnreadablePart:
     """A row of the table. Its times are UTC."""
     mine = text_of(row.get("request_id"))
     began = moment_of(row.get("startTime"))
     if mine is None or began is None:
-        return Unread(line=line, why="the time or the request_id is missing or impossible")
+        return UnreadablePart(line=line, why="the time or the request_id is missing or impossible")
     ended, first = moment_of(row.get("endTime")), moment_of(row.get("completionStartTime"))
     metadata = object_of(row.get("metadata"))
     provider, model = vendor_and_model(

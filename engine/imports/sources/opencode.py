@@ -16,7 +16,7 @@ import msgspec
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore.foreign import foreign_rows
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, name, nano_of, tags_of, why_not
+from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, name, nano_of, tags_of, why_not
 from .records import read_whole, stop_reason, vendor_and_model
 
 
@@ -111,22 +111,22 @@ class OpenCode:
             data = row.get("data")
             if isinstance(data, str | bytes):
                 session = sessions.get(row.get("session_id"), {})
-                told = {**session, "id": row.get("id"), "session_id": row.get("session_id")}
-                yield from _call(data.encode() if isinstance(data, str) else data, told)
+                call = {**session, "id": row.get("id"), "session_id": row.get("session_id")}
+                yield from _call(data.encode() if isinstance(data, str) else data, call)
 
 
 def _call(data: bytes, row: Mapping[str, Any]) -> Iterator[Item]:
     try:
         message = _decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        yield Unread(line=0, why=why_not(error))
+        yield UnreadablePart(line=0, why=why_not(error))
         return
     if message.role != "assistant" or message.tokens is None:
         return
     mine = message.id or row.get("id")
     created, completed = message.time.created, message.time.completed
     if mine is None or created is None or not 0 < created < 1e14:
-        yield Unread(line=0, why="the time or the id is missing or impossible")
+        yield UnreadablePart(line=0, why="the time or the id is missing or impossible")
         return
     session = name(message.session_id or row.get("session_id"))
     above = name(row.get("parent_id"))
@@ -153,10 +153,10 @@ def _call(data: bytes, row: Mapping[str, Any]) -> Iterator[Item]:
     )
 
 
-def _usage(told: _Tokens) -> TokenUsage:
-    counts = (told.input, told.output, told.reasoning, told.cache.read, told.cache.write)
+def _usage(tokens: _Tokens) -> TokenUsage:
+    counts = (tokens.input, tokens.output, tokens.reasoning, tokens.cache.read, tokens.cache.write)
     fresh, output, reasoning, read, written = (int(max(0, count)) for count in counts)
-    inside = told.total is not None and told.total == fresh + output + read + written
+    inside = tokens.total is not None and tokens.total == fresh + output + read + written
     return TokenUsage(
         input_tokens=fresh,
         output_tokens=output if inside else output + reasoning,
