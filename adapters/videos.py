@@ -235,7 +235,7 @@ class VideoAdapter(Protocol):
         Args:
             job_id: The provider's id of the job.
             model: The job's model.
-            terms: The known terms of the job, for those that the provider doesn't report.
+            terms: The known terms of the job, in place of terms that the provider doesn't report.
 
         Raises:
             NotFoundError: The job does not exist.

@@ -311,7 +311,7 @@ class Caller:
         tags: The tags of the turn's calls.
         streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
-        beside: Whether the call belongs to the turn itself, such as a summary of its history.
+        internal: Whether the call belongs to the turn itself, such as a summary of its history.
         carry: Returns the facts that another node needs to reach this one; see `trace_context`.
         carried: The facts that the other node has received.
     """
@@ -330,7 +330,7 @@ class Caller:
         tags: Mapping[str, str] = MappingProxyType({}),
         streamed: bool = False,
         trace_parent: str | None = None,
-        beside: bool = False,
+        internal: bool = False,
         carry: Callable[[Caller], Mapping[str, str]] | None = None,
         carried: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -343,8 +343,8 @@ class Caller:
         self.tags = tags
         self.streamed = streamed
         self.trace_parent = trace_parent
-        self.beside = beside
-        self.counted = node.above if beside else node
+        self.internal = beside
+        self.counted = node.above if internal else node
         """The lowest turn for which the call's costs are those of a descendant."""
         self.carry = carry
         self.carried = carried

@@ -1,7 +1,7 @@
 """OpenAI's images API, ``/v1/images``, and compatible servers.
 
-Limits from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or JPEG, a
-prompt of 32,000 characters, and each family's sizes and qualities. Unlisted models have only these general limits.
+Limits from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or JPEG, and a
+prompt of 32,000 characters. Each family has its sizes and qualities. Unlisted models have only the general limits.
 Input tokens are of text and images, output tokens of images, and of text if reported. Servers without counts are
 priced by image.
 """

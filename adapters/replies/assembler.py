@@ -1,12 +1,11 @@
 """The assembler: canonical events from a provider's fragments.
 
 - One block is open at a time. Its events are contiguous, and indexes only grow.
-- The first fragment of a later block closes the open block, if that block may be complete: text and reasoning
-  opened with `implicit_end`, and a tool call with a whole JSON object of arguments.
+- The first fragment of a later block closes the open block, if that block may be complete. Complete may be text
+  and reasoning opened with `implicit_end`, and a tool call with a whole JSON object of arguments.
 - Otherwise the later fragments are held until the open block ends. `finish` emits the rest in the blocks' order.
-- `message.start` and the provider's other data are held until the first content, so an attempt that fails before
-it
-  leaves no trace.
+- `message.start` and the provider's other data are held until the first content. So an attempt that fails before
+  it leaves no trace.
 - Text for a closed block opens a new block. Arguments for a closed tool call are reported in `warnings`.
 """
 

@@ -1,4 +1,4 @@
-"""`callboard models`: the models, their abilities and costs, and those that can be used here."""
+"""`callboard models`: the models, their abilities and costs, and whether they can be used here."""
 
 from __future__ import annotations
 

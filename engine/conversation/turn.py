@@ -231,7 +231,7 @@ class Turn(TurnContext):
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
-        if (caller := self.caller) is not None and not caller.beside:
+        if (caller := self.caller) is not None and not caller.internal:
             child = ChildTurn(
                 turn_id=self.id,
                 model=model_text(self.model),
@@ -519,15 +519,15 @@ class Turn(TurnContext):
     async def _ask(self, text: str) -> str:
         """The reply to a helper call for the conversation, such as a summary. The turn pays for it."""
         state = self.state
-        beside: TurnOptions = {"fallback": state.options.get("fallback")}
+        fallback: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
             runtime=self.runtime,
-            state=SessionState("", self._model or state.model, None, (), self.tags, options=beside),
+            state=SessionState("", self._model or state.model, None, (), self.tags, options=fallback),
             new=(Message.user(text),),
             model=None,
             options=TurnOptions(max_tool_rounds=0),
             streamed=False,
-            caller=Caller(self.in_tree(), beside=True),
+            caller=Caller(self.in_tree(), internal=True),
         )
         turn._trace_parent = self._trace_parent
         try:

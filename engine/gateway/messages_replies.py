@@ -186,7 +186,7 @@ _AROUND = ("context_management", "input_transformations")
 
 
 def _around(response: CanonicalResponse) -> JsonObject:
-    """Data beside the content, which a stream has in its `message_delta`."""
+    """Data in addition to the content, which a stream has in its `message_delta`."""
     return {
         name: value for name in _AROUND if isinstance(value := response.provider_details.get(name), dict | list)
     }

@@ -133,7 +133,7 @@ class Middleware:
 
 MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], Steps]
 """The types that are accepted as middleware: a `Middleware`, an async function of a request and `next`, or a plain
-generator function of a request, which yields the request to send and is sent the outcome:
+generator function of a request. The generator yields the request to send and receives the outcome:
 
     def timed(request):
         started = time.monotonic()

@@ -182,7 +182,7 @@ class BatchHandle:
     # --- Checking ---
 
     async def refresh(self) -> BatchState:
-        """Check each job once, and read the results of those that have ended.
+        """Check each job once, and read the results of jobs that have ended.
 
         Raises:
             AdapterError: The check failed.

@@ -37,7 +37,7 @@ CAPABILITY_LIMITS = frozenset(("max_context_tokens", "max_output_tokens"))
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """The abilities that a model must have, in addition to those that the requests show.
+    """The abilities that a model must have, in addition to the abilities that the requests show.
 
     Raises:
         CallboardError: A capability does not exist.
@@ -77,7 +77,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Any model with the required abilities."""
 
     requires: Requirements = Requirements()
-    """The abilities that the model must have, in addition to those that the request shows."""
+    """The abilities that the model must have, in addition to the abilities that the request shows."""
     prefer: Literal["cheapest", "first"] = "first"
     """``cheapest``: the cheapest model for a nominal usage; models without a price come last. ``first``: the first
     model in the order of `among`, or of models.yaml."""

@@ -2,7 +2,7 @@
 
 An adapter starts when it is first needed. It is restarted after a crash, and replaced by a reload. Each provider
 has a number of slots for concurrent calls. Slots follow the order of turns, not of requests: the second call of
-an earlier turn precedes the first call of a later one, so new turns cannot starve an admitted turn. A waiting
+an earlier turn precedes the first call of a later one. So new turns cannot starve an admitted turn. A waiting
 call can be cancelled at any moment. If it had just received a slot, the next call gets that slot.
 
 `Host` is the interface to the engine's life. The engine's life is in a layer above the parts that use it.

@@ -155,8 +155,8 @@ class SessionMethods:
     ) -> Session:
         """A stored session with its history. The session may belong to another process, even a killed one.
 
-        This engine then owns the session. With `capture_content`, the next turn of another engine that had it
-        open raises SessionTakenOver.
+        This engine then owns the session. With `capture_content`, the next turn in the engine that had the
+        session open raises SessionTakenOver.
 
         In a cluster the session comes from the shared store. If another node holds it and runs no turn of it,
         that node hands it over. If the node has died, this waits until its lease has expired.

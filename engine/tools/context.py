@@ -25,7 +25,7 @@ Report: TypeAlias = Callable[[ToolProgress], None]
 class ToolContext:
     """The context of one call of a tool.
 
-    A parameter that is annotated with this class gets the context, whatever its name. The model never sees that
+    A parameter that is annotated with this class gets the context, under any name. The model never sees that
     parameter. Everything here may be used from the function's thread, too.
 
     Args:

@@ -70,8 +70,11 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """``queued`` after a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
-    the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
+    """The progress: ``queued`` after a turn of its session, or ``waiting`` for a slot, a rate limit or a budget.
+
+    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, as with tools. ``ending``
+    comes after a cancellation.
+    """
     model: str
     """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
     session_id: str | None

@@ -126,7 +126,7 @@ def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Val
 def enter_sessions(
     statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
 ) -> None:
-    """Insert sessions from events, except those that were deleted here."""
+    """Insert sessions from events, except sessions that were deleted here."""
     here = {name: between for name, between in times.items() if name not in barrier.sessions}
     statements.insert(UPSERT_SESSION, projection.sessions(here))
 

@@ -189,7 +189,7 @@ class Lines(msgspec.Struct, frozen=True):
     """Rows of one table, without the numbers of their runs, because the server has its own numbers."""
 
     columns: tuple[str, ...]
-    """The columns, without the run and those that are NULL in all rows."""
+    """The columns, without the run and without columns that are NULL in all rows."""
     options: str
     """The options of COPY for reading the text."""
     runs: Sequence[int]

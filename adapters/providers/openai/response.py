@@ -1,7 +1,7 @@
 """Content from output items, whole or streamed.
 
-An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative: text missing in the deltas
-is emitted from it, and opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one
+An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative. Text missing in the deltas is
+emitted from it. Opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one
 text block for each part. A reasoning item becomes one thinking block for each part of its summary, or of its raw
 reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use. Other
 items are kept unchanged. An item after reasoning records it (`after`), because either may be sent back only with

@@ -119,7 +119,7 @@ MOST_ENDED = 4096
 
 
 class SendingStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of what was sent."""
+    """A snapshot of the sent frames."""
 
     open: int
     """The number of streams that are followed now."""
@@ -232,7 +232,7 @@ class FrameSender:
         return True
 
     def statistics(self) -> SendingStatistics:
-        """A snapshot of what was sent."""
+        """A snapshot of the sent frames."""
         return SendingStatistics(open=len(self._open), frames=self._frames, bytes=self._bytes, lost=self._lost)
 
     def _note(self, followed: _Followed) -> None:
@@ -321,7 +321,7 @@ class FrameSender:
 
 
 class Frames:
-    """The frames of one node: those that it sends, and those that its readers get.
+    """The frames of one node: the frames that it sends, and the frames that its readers get.
 
     Args:
         cluster: The name of the cluster.
