@@ -46,7 +46,7 @@ from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
 from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
@@ -541,9 +541,11 @@ class TurnModels:
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
-        fees = tool_fees(turn.options.get("provider_options", {}), adapter=adapter.name, adapter_type=adapter.type)
+        options = turn.options.get("provider_options", {})
+        fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
+            output = most_output(output, options, adapter=adapter.name, adapter_type=adapter.type)
             return worst_case_of_reply(priced, estimate, output, fees)
 
         limit = budgets.shortened(payer, asked, limit)

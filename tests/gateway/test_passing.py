@@ -12,7 +12,7 @@ import pytest
 from callboard.adapters import AdapterConfig, CanonicalRequest, ProviderAdapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.bus import Clock
-from callboard.engine import Engine
+from callboard.engine import Budget, Engine
 from callboard.engine.gateway import gateway
 from callboard.engine.gateway.application import Gateway
 from callboard.engine.gateway.passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind, replaced
@@ -99,6 +99,26 @@ async def test_the_body_reaches_the_provider_as_it_was(wire: Wire) -> None:
     if wire.type_name != "gemini":
         expected["model"] = "m"
     assert provider.sent == expected
+
+
+@pytest.mark.parametrize(("wire", "more", "needed"), [
+    (WIRES[2], {"max_tokens": 40, "n": 3}, 120), (WIRES[2], {"max_tokens": -1}, 16_384),
+    (WIRES[2], {"max_tokens": 40, "max_completion_tokens": 20}, 40),
+    (WIRES[3], {"generationConfig": {"maxOutputTokens": 40, "candidateCount": 2}}, 80),
+])  # fmt: skip
+async def test_a_budget_reserves_all_that_the_clients_body_asks_for(
+    wire: Wire, more: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider gets the client's own body, and bills each choice up to the highest limit in it."""
+    monkeypatch.setitem(BODIES, wire.type_name, BODIES[wire.type_name] | more)  # type: ignore[arg-type]
+    for room, admitted in ((needed, False), (needed + 1_000, True)):
+        provider = Provider(wire, wire.whole("Hello"))
+        async with provider.gateway(budgets=[Budget(max_tokens=room, unpriced="allow")]) as app:
+            if admitted:
+                await provider.ask(app, streamed=False)
+            else:  # there is no room for the input
+                with pytest.raises(AssertionError, match="tokens left"):
+                    await provider.ask(app, streamed=False)
 
 
 @each_wire
