@@ -424,7 +424,7 @@ class Call(CallEvents):
 
     def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
         """The usage of the attempt in progress. It is booked if the call ends now."""
-        if not self.under_way:
+        if not self.in_progress:
             return NOTHING_USED
         actor = self._running.ref.actor
         adapter = actor.made if isinstance(actor, AdapterActor) else None
