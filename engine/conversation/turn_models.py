@@ -52,7 +52,7 @@ from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
-from ..routing.availability import Standing
+from ..routing.availability import Readiness
 from ..routing.candidates import (
     NOMINAL_USAGE,
     Named,
@@ -467,7 +467,7 @@ class TurnModels:
         return examined(self._turn.runtime, self.registry, named, judge, self._turn.options.get("key"))
 
     def _judged(
-        self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, standing: Standing
+        self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, readiness: Readiness
     ) -> Option:
         """A model and whether it can answer these messages."""
         entry, asked = named.entry, self._asked
@@ -528,7 +528,7 @@ class TurnModels:
             max_output_tokens=limit,
             warnings=warnings,
             obstacle=obstacle,
-            standing=standing,
+            readiness=readiness,
             nominal_cost=self._nominal_cost(named) if self.plan.cheapest else None,
             too_dear=too_dear,
         )

@@ -38,7 +38,7 @@ from callboard.tracestore.reports import Check
 
 from ..budgets.budget import Budget
 from ..routing.availability import AvailabilityTable
-from ..routing.rate_limits import LiveGate
+from ..routing.rate_limits import AsyncRateLimiter
 from ..stores import StoreAddress, is_address, server_store
 from ..tree import Caller
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
@@ -366,7 +366,7 @@ class Node:
         self.parts = [*self.parts, self.budgets]
         return self.budgets
 
-    def share_limits(self, bus: Bus, clock: Clock) -> Callable[[LiveGate], None] | None:
+    def share_limits(self, bus: Bus, clock: Clock) -> Callable[[AsyncRateLimiter], None] | None:
         """A function that shares a gate's declared limits with the cluster; None without a shared database."""
         if self.shared is None or self.ownership is None:
             return None

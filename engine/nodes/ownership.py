@@ -254,7 +254,7 @@ class Ownership:
         first: Held | None = None
         while True:
             try:
-                found = await self.tables.claim(session_id, self.info.node, wants=waits)
+                found = await self.tables.claim(session_id, self.info.node, request_takeover=waits)
             except StoreError as error:
                 raise AdmissionError(_cannot_ask(session_id, error)) from error
             if isinstance(found, Claimed):

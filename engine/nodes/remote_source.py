@@ -84,7 +84,7 @@ class Incoming:
             self.known = self.wanted = page.after
         if page.last <= self.known:
             return []
-        self._want(page.last, now, FIRST_WAIT)
+        self._expect(page.last, now, FIRST_WAIT)
         if page.envelopes is None:
             self._ask_at = min(self._ask_at, now + FIRST_WAIT)
             return []
@@ -99,7 +99,7 @@ class Incoming:
         if self.known is None:
             self.known = self.wanted = last
         elif last > self.wanted:
-            self._want(last, now, GRACE_SECONDS)
+            self._expect(last, now, GRACE_SECONDS)
 
     def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
         """Add the store's answer with the events after `known`."""
@@ -129,7 +129,7 @@ class Incoming:
 
     # --- Helpers ---
 
-    def _want(self, last: int, now: float, wait: float) -> None:
+    def _expect(self, last: int, now: float, wait: float) -> None:
         if not self.lacking:
             self._wait = FIRST_WAIT
             self._ask_at = now + wait

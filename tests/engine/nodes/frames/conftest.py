@@ -33,7 +33,7 @@ def nats() -> Iterator[NatsServer]:
         yield server
 
 
-class Gate:
+class RateLimiter:
     """Lets a scripted reply take so many steps."""
 
     def __init__(self, steps: int = 0) -> None:
