@@ -15,9 +15,9 @@ from callboard.bus import ConfigurationError
 from .. import Cluster, Engine, ModelRegistry, load_registry
 from ..models.configured import FROM_ENVIRONMENT
 from ..stores import StoreAddress, TracePlace
-from .common.options import STORE_VARIABLE, add_models_file, named_trace, store_address, trace_file
-from .common.sanitize import note, say
-from .common.table import exact
+from .options import STORE_VARIABLE, add_models_file, named_trace, store_address, trace_file
+from .sanitize import note, say
+from .table import exact
 from .web import listening, serve_until_interrupt
 
 if TYPE_CHECKING:
