@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from callboard.adapters.providers.local.child import what_to_install
 from callboard.bus import ConfigurationError
 
 from .. import Cluster, Engine, ModelRegistry, load_registry
@@ -186,6 +187,8 @@ def greeting(address: str, registry: ModelRegistry, *, keyless: bool) -> Iterato
     if registry.client_names.get("*") == (LOCAL_MODEL,):
         yield "No provider is configured, so the local model serves every request. Set a key to use a provider,"
         yield "for example with: callboard keys set ANTHROPIC_API_KEY"
+        if (command := what_to_install()) is not None:
+            yield f"The local model is not installed, so all requests fail. Install it with: {command}"
     if not keyless:
         yield "Clients need a key. Make one with: callboard clients add NAME"
     yield ""
