@@ -64,6 +64,11 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         default="cancel",
         help="cancel or finish the call of a client that leaves (default: cancel)",
     )
+    parser.add_argument(
+        "--private-media",
+        action="store_true",
+        help="allow clients to name images and files at addresses that are not public",
+    )
     parser.add_argument("--no-web", action="store_true", help="serve no live view")
     parser.add_argument(
         "--capture-content", action="store_true", help="keep the content of messages in the trace, too"
@@ -109,7 +114,12 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
         cluster = Cluster(store=place.dsn)
     content = arguments.capture_content
     async with Engine(models=registry, store=store, cluster=cluster, capture_content=content) as engine:
-        app = gateway(engine, keyless=keyless, on_disconnect=arguments.on_disconnect)
+        app = gateway(
+            engine,
+            keyless=keyless,
+            on_disconnect=arguments.on_disconnect,
+            private_media=arguments.private_media,
+        )
         if arguments.log:
             app.on_request = lambda served: note(log_line(served))
         view = None if arguments.no_web else _view(engine, arguments)

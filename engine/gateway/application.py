@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.provider import providers
+from callboard.adapters.transport.addresses import host_of
 from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
-from .addresses import Address, Purpose, find, hint_at, key_of, wire_of
+from .addresses import Address, Purpose, check_media, find, hint_at, key_of, named_media, wire_of
 from .clients import KEY_PREFIX, Clients
 from .conversations import Conversations, Earlier
 from .exchange import (
@@ -61,6 +64,12 @@ CHARACTERS_OF_TOKEN = 4
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
+
+
+@cache
+def _vendors() -> frozenset[str | None]:
+    """The hosts of the vendors' own servers."""
+    return frozenset(provider.home for provider in providers())
 
 
 @cache
@@ -123,6 +132,7 @@ class Gateway:
         hosts: Collection[str],
         limits: GatewayLimits,
         on_disconnect: str,
+        private_media: bool,
         clients: Clients,
         conversations: Conversations,
     ) -> None:
@@ -136,6 +146,7 @@ class Gateway:
         """Is called after each request."""
         self._keyless = keyless
         self._hosts = frozenset(hosts)
+        self._private_media = private_media
         self._bodies = Bodies(limits)
         self._models: tuple[float, object, list[ListedModel]] | None = None
         self._spans: operations.SpanImports | None = None
@@ -321,6 +332,8 @@ class Gateway:
             admission.over(usage)
 
     async def _new_exchange(self, call: Call, asked: ClientRequest, earlier: Earlier | None) -> Exchange:
+        if not self._private_media and (named := set(named_media(asked.request.messages))):
+            await check_media(named, resolve=self._has_own_server(asked.model))
         conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
         exchange = Exchange(self._serving, call.wire, asked, conversation.request, call.request)
 
@@ -330,6 +343,16 @@ class Gateway:
 
         exchange.on_reply.append(keep)
         return exchange
+
+    def _has_own_server(self, model: str) -> bool:
+        """Whether a server of this model is not its vendor's, so that it may be in a private network."""
+        runtime = self.engine._runtime
+        for name in models_of(runtime, model):
+            entry = runtime.registry.resolve(name).model
+            adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
+            if not isinstance(adapter, HttpAdapter) or host_of(adapter.base_url) not in _vendors():
+                return True
+        return False
 
     def _estimate(self, asked: ClientRequest) -> int:
         """An estimate of the input tokens of a request. Raises BadRequest."""
@@ -474,6 +497,7 @@ def gateway(
     hosts: Collection[str] = (),
     limits: GatewayLimits = GatewayLimits(),  # noqa: B008 (frozen)
     on_disconnect: Literal["cancel", "finish"] = "cancel",
+    private_media: bool = False,
 ) -> Gateway:
     """The engine as an ASGI application for the clients of four wires: `app.mount("/llm", gateway(engine))`.
 
@@ -488,7 +512,9 @@ def gateway(
         hosts: The names, without a port, by which clients reach a keyless gateway, besides those of this machine.
         limits: The bounds.
         on_disconnect: The fate of the call of a client that leaves: ``cancel`` ends it and bills the delivered
-        part. ``finish`` lets it run to its end.
+            part. ``finish`` lets it run to its end.
+        private_media: Whether clients may name images and files at addresses that are not public. A provider on
+            your network would fetch them for any client.
     """
     return Gateway(
         engine,
@@ -496,6 +522,7 @@ def gateway(
         hosts=(*THIS_MACHINE, *(host.lower() for host in hosts)),
         limits=limits,
         on_disconnect=on_disconnect,
+        private_media=private_media,
         clients=Clients(engine),
         conversations=Conversations(engine),
     )
