@@ -6,11 +6,13 @@ It is plain ASGI, because a framework's request and response cost more than the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -138,27 +140,18 @@ class Bodies:
     async def read(self, request: Incoming) -> bytes:
         """The body of a request, decompressed. Raises BadRequest or ClientGone."""
         encoding = request.headers.get("content-encoding", "").strip().lower()
-        if encoding not in ("", "identity", "gzip", "deflate"):
-            raise BadRequest(
-                f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip",
-                code=UNSUPPORTED_MEDIA_TYPE,
-            )
+        if encoding in ("", "identity"):
+            unpack = None
+        elif encoding in ("gzip", "deflate"):
+            unpack = _inflated
+        elif encoding == "zstd" and zstd() is not None:
+            unpack = _unzstd
+        else:
+            said = f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip"
+            raise BadRequest(said, code=UNSUPPORTED_MEDIA_TYPE)
         body = await self._read(request)
         request.is_read = True
-        return self._unpacked(body) if encoding in ("gzip", "deflate") else body
-
-    def _unpacked(self, body: bytes) -> bytes:
-        """A body without its compression. It is unpacked no further than the bound of a body."""
-        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
-        try:
-            unpacked = decompressor.decompress(body, self._limits.body_bytes)
-        except zlib.error as error:
-            raise BadRequest(f"the body is not what its content-encoding says: {error}") from None
-        if decompressor.unconsumed_tail:
-            raise BadRequest(_too_large(self._limits), kind="too_large")
-        if not decompressor.eof:
-            raise BadRequest("the compressed body is not complete")
-        return unpacked
+        return body if unpack is None else unpack(body, self._limits)
 
     async def _read(self, request: Incoming) -> bytes:
         limits = self._limits
@@ -196,6 +189,50 @@ class Bodies:
             ) from None
         finally:
             self._reading -= held
+
+
+def _inflated(body: bytes, limits: GatewayLimits) -> bytes:
+    """A body without its compression with gzip or zlib. It is unpacked no further than the bound of a body."""
+    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # by its header
+    try:
+        unpacked = decompressor.decompress(body, limits.body_bytes)
+    except zlib.error as error:
+        raise _garbled(error) from None
+    if decompressor.unconsumed_tail:
+        raise BadRequest(_too_large(limits), kind="too_large")
+    if not decompressor.eof:
+        raise _cut()
+    return unpacked
+
+
+@cache
+def zstd() -> Any:
+    """The module for zstd; None if there is none. Python has it since 3.14."""
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    return None
+
+
+def _unzstd(body: bytes, limits: GatewayLimits) -> bytes:
+    """The same for zstd."""
+    module = zstd()
+    decompressor = module.ZstdDecompressor()
+    try:
+        unpacked: bytes = decompressor.decompress(body, limits.body_bytes)
+    except module.ZstdError as error:
+        raise _garbled(error) from None
+    if not decompressor.eof:
+        raise _cut() if decompressor.needs_input else BadRequest(_too_large(limits), kind="too_large")
+    return unpacked
+
+
+def _garbled(error: Exception) -> BadRequest:
+    return BadRequest(f"the body is not what its content-encoding says: {error}")
+
+
+def _cut() -> BadRequest:
+    return BadRequest("the compressed body is not complete")
 
 
 def _too_large(limits: GatewayLimits) -> str:
