@@ -13,11 +13,13 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from callboard.adapters.contract import RateLimitInfo
+from callboard.adapters.http.retry import seconds_until
 from callboard.bus import Log
 from callboard.bus.values.base import JsonObject
 
@@ -179,7 +181,8 @@ class Bodies:
                     if held > limits.body_bytes:
                         raise BadRequest(_too_large(limits), kind="too_large")
                     if self._reading > limits.bodies_bytes:
-                        raise BadRequest("too many large requests arrive. Retry later", kind="unavailable")
+                        said = "too many large requests arrive. Retry later"
+                        raise BadRequest(said, kind="unavailable", retry_after=1.0)
                     if not message.get("more_body"):
                         return b"".join(parts)
                     message = await request.receive()
@@ -369,42 +372,66 @@ class StreamedAnswer:
 # --- Rate limits ---
 
 
-class Rates(Protocol):
-    """The limits of a client by the minute; None for a limit that it doesn't have."""
+class RateHeaders(msgspec.Struct, frozen=True):
+    """The limits of a client or a provider by the minute; None for a limit that it doesn't have."""
 
-    @property
-    def limit_requests(self) -> int | None: ...
-    @property
-    def remaining_requests(self) -> int | None: ...
-    @property
-    def reset_requests(self) -> float: ...
-    @property
-    def limit_tokens(self) -> int | None: ...
-    @property
-    def remaining_tokens(self) -> int | None: ...
-    @property
-    def reset_tokens(self) -> float: ...
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests: float | None = None
+    """Seconds until all requests are left again."""
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens: float | None = None
+    """Seconds until all tokens are left again."""
+    counts_output: bool = True
+    """Whether the tokens of replies count as well."""
 
 
-def rate_headers(wire: str, rates: Rates) -> Headers:
-    """The limits of a client, under the names of its wire. Gemini has no such headers."""
+def rate_headers(wire: str, rates: RateHeaders) -> Headers:
+    """The limits under the names of a client's wire. Gemini has no such headers, and OpenAI no limit of the input
+    alone.
+    """
     if wire == "gemini":
         return []
     found: Headers = []
-    kinds = (
-        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests),
-        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens),
-    )
+    kinds = [("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests)]
+    if rates.counts_output or wire == "messages":
+        name = "tokens" if rates.counts_output else "input-tokens"
+        kinds.append((name, rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens))
     for kind, limit, remaining, reset in kinds:
-        if limit is None:
-            continue
         if wire == "messages":
-            names, until = f"anthropic-ratelimit-{kind}-%s", _moment(reset)
+            names, until = f"anthropic-ratelimit-{kind}-%s", None if reset is None else _moment(reset)
         else:
-            names, until = f"x-ratelimit-%s-{kind}", f"{reset:.3f}s"
-        for name, value in (("limit", str(limit)), ("remaining", str(remaining or 0)), ("reset", until)):
-            found.append(((names % name).encode(), value.encode()))
+            names, until = f"x-ratelimit-%s-{kind}", None if reset is None else f"{reset:.3f}s"
+        for name, value in (("limit", limit), ("remaining", remaining), ("reset", until)):
+            if value is not None:
+                found.append(((names % name).encode(), str(value).encode()))
     return found
+
+
+def provider_rates(told: RateLimitInfo, now_us: int) -> RateHeaders:
+    """The limits that a provider's reply states."""
+
+    def seconds(reset: str | None) -> float | None:
+        return None if reset is None else seconds_until(reset, now_us)
+
+    return RateHeaders(
+        limit_requests=told.requests_limit,
+        remaining_requests=told.requests_remaining,
+        reset_requests=seconds(told.requests_reset),
+        limit_tokens=told.tokens_limit,
+        remaining_tokens=told.tokens_remaining,
+        reset_tokens=seconds(told.tokens_reset),
+        counts_output=told.counts_output,
+    )
+
+
+def passed_rates(headers: Mapping[str, str]) -> Headers:
+    """The headers of a provider's reply that state its limits, as they are."""
+    return [header(name.encode("latin-1"), value) for name, value in headers.items() if name.startswith(_RATES)]
+
+
+_RATES = ("x-ratelimit-", "anthropic-ratelimit-")
 
 
 def _moment(seconds: float) -> str:
