@@ -47,6 +47,8 @@ from .http import (
     Scope,
     Send,
     answer,
+    form_fields,
+    json_object,
     rate_headers,
 )
 from .stored_responses import StoredResponses
@@ -157,6 +159,7 @@ class Gateway:
             "embed_openai": self._embed_openai,
             "embed_gemini": self._embed_gemini,
             "make_images": self._make_images,
+            "edit_images": self._edit_images,
             "list_models": self._list_models,
             "show_model": self._show_model,
             "show_response": self._show_response,
@@ -392,7 +395,17 @@ class Gateway:
         await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
 
     async def _make_images(self, call: Call) -> None:
-        asked = openai_extras.read_images(await self._bodies.read_json(call.request))
+        await self._images(call, openai_extras.read_images(await self._bodies.read_json(call.request)))
+
+    async def _edit_images(self, call: Call) -> None:
+        body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
+        if kind.lower().startswith("multipart/form-data"):
+            asked = openai_extras.read_image_edit(form_fields(body, kind))
+        else:
+            asked = openai_extras.read_image_edit_json(json_object(body))
+        await self._images(call, asked)
+
+    async def _images(self, call: Call, asked: openai_extras.AskedImages) -> None:
         await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
 
     async def _make(

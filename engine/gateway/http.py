@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import email
+import email.message
 import importlib
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -253,6 +255,44 @@ def json_object(body: bytes) -> JsonObject:
     if not isinstance(found, dict):
         raise BadRequest("the body must be a JSON object")
     return found
+
+
+MOST_FIELDS = 64
+"""The fields and files of one form."""
+
+
+class FormField(NamedTuple):
+    """A field or a file of a form."""
+
+    name: str
+    data: bytes
+    media_type: str | None
+    """The media type of a file; None for a field."""
+
+
+def form_fields(body: bytes, content_type: str) -> list[FormField]:
+    """The parts of a ``multipart/form-data`` body. Raises BadRequest."""
+    boundary = _headers_of(b"content-type: " + content_type.encode("latin-1")).get_param("boundary")
+    if not isinstance(boundary, str) or not boundary:
+        raise BadRequest("the form has no boundary in its content-type")
+    delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
+    _, *parts = (b"\r\n" + body).split(delimiter, MOST_FIELDS + 1)
+    if len(parts) > MOST_FIELDS or not parts or not parts.pop().startswith(b"--"):
+        raise BadRequest(f"the form is not complete, or has more than {MOST_FIELDS} fields")
+    found: list[FormField] = []
+    for part in parts:
+        head, blank, data = part.partition(b"\r\n\r\n")
+        headers = _headers_of(head.removeprefix(b"\r\n"))
+        name = headers.get_param("name", header="content-disposition")
+        if not blank or not isinstance(name, str):
+            raise BadRequest("a field of the form has no name")
+        is_file = headers.get_param("filename", header="content-disposition") is not None
+        found.append(FormField(name, data, headers.get_content_type() if is_file else None))
+    return found
+
+
+def _headers_of(head: bytes) -> email.message.Message:
+    return email.message_from_bytes(head + b"\r\n\r\n")
 
 
 # --- Answers ---
