@@ -172,6 +172,62 @@ async def test_the_key_of_the_provider_is_in_no_answer(wire: Wire) -> None:
     assert "sk-of" not in str(answer.headers)
 
 
+# --- Limits ---
+
+LIMITS = {
+    "anthropic": {
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": "49",
+        "anthropic-ratelimit-requests-reset": "2020-01-01T00:00:00Z",
+        "anthropic-ratelimit-input-tokens-limit": "9000",
+        "anthropic-ratelimit-input-tokens-remaining": "8000",
+    },
+    "openai_compatible": {
+        "x-ratelimit-limit-requests": "50",
+        "x-ratelimit-remaining-requests": "49",
+        "x-ratelimit-reset-requests": "1m0s",
+        "x-ratelimit-limit-tokens": "9000",
+    },
+}
+"""The limits of a provider, in the headers of its replies."""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "asked", "expected"),
+    [
+        ("anthropic", "anthropic", LIMITS["anthropic"]),
+        ("openai_compatible", "openai_compatible", LIMITS["openai_compatible"]),
+        # Tokens of the input alone are no limit that OpenAI has a header for.
+        ("anthropic", "openai_compatible", {
+            "x-ratelimit-limit-requests": "50", "x-ratelimit-remaining-requests": "49",
+            "x-ratelimit-reset-requests": "0.000s",
+        }),
+        ("openai_compatible", "anthropic", {
+            "anthropic-ratelimit-requests-limit": "50", "anthropic-ratelimit-requests-remaining": "49",
+            "anthropic-ratelimit-requests-reset": "…", "anthropic-ratelimit-tokens-limit": "9000",
+        }),
+        ("openai_compatible", "gemini", {}),
+    ],
+)  # fmt: skip
+async def test_the_providers_limits_are_told_in_the_clients_words(
+    kind: str, asked: str, expected: Mapping[str, str], streamed: bool
+) -> None:
+    wire = next(each for each in WIRES if each.type_name == kind)
+    provider = Provider(wire, wire.streamed("Hello") if streamed else wire.whole("Hello"))
+    (reply,) = provider.transport.replies
+    reply.headers = {**reply.headers, **LIMITS[kind], "x-ratelimit-key": provider.key}
+    body = {"model": "mine", **BODIES[asked], "stream": streamed}
+    path = PATHS[asked].replace("generateContent", "streamGenerateContent") if streamed else PATHS[asked]
+    async with provider.gateway() as app:
+        answer = await post(app, body, path=path)
+    assert answer.status == 200
+    told = {name: value for name, value in answer.headers.items() if "ratelimit" in name}
+    assert provider.key not in str(told)
+    told.pop("x-ratelimit-key", None)
+    assert {name: (expected.get(name) == "…" and "…") or value for name, value in told.items()} == expected
+
+
 # --- The bytes themselves ---
 
 
