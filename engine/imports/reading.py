@@ -1,18 +1,23 @@
 """The files of a source, read in chunks: which have changed, from where to read, and the calls that they have.
 
 It all runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
+
+A file whose size, time or number changed is read on from its position if the bytes before it are the same. A hash
+of all of them shows this. It is made of the bytes that were read, so it does not matter who writes meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
@@ -39,10 +44,12 @@ FILES_AT_ONCE: Final = 500
 """Marks that are written in one transaction."""
 MOST_FAULTS: Final = 100
 """Unread parts that a report lists. All of them are counted."""
-_EDGE = 4096
+_HEAD = 4096
 _MOST_TOKENS = 2**40
 _MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
 _BUFFER = 1024 * 1024
+_HELD = 10
+"""Buffers that are held before they are part of the hash: more than the longest line and the one that is read."""
 
 
 class ImportFault(msgspec.Struct, frozen=True):
@@ -235,19 +242,17 @@ class Reading:
         known = self._read.get(path)
         skipped = self._report.skipped
         try:
-            with open(path, "rb", buffering=_BUFFER) as stream, open(path, "rb", buffering=0) as edges:
-                start = _start(edges, known, status)
-                last = start
-                stream.seek(start.read_to)
-                for item in self._source.read(file, stream, start, content=self._content):
+            with _Hashed(path) as hashed, io.BufferedReader(hashed, _BUFFER) as stream:
+                last = start = hashed.start(known)
+                for item in self._source.read(file, cast("BinaryIO", stream), start, content=self._content):
                     if isinstance(item, Mark):
                         last = item
                         if skipped == self._report.skipped:
-                            self._chunk.mark(self._position(path, status, item, edges, whole=False))
+                            self._chunk.mark(self._position(path, status, item, hashed, whole=False))
                     else:
                         self._chunk.take(item, self._source.name, path, self._report, self._since)
                     yield
-                position = self._position(path, status, last, edges, whole=True)
+                position = self._position(path, status, last, hashed, whole=True)
                 self._report.bytes_read += max(0, stream.tell() - start.read_to)
         except OSError as error:
             self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
@@ -260,7 +265,7 @@ class Reading:
             self._chunk.mark(position)
             yield
 
-    def _position(self, path: str, status: _Status, mark: Mark, edges: BinaryIO, *, whole: bool) -> ImportedFile:
+    def _position(self, path: str, status: _Status, mark: Mark, hashed: _Hashed, *, whole: bool) -> ImportedFile:
         """How far a file was read. Only the end of a whole reading has the file's size and time."""
         return ImportedFile(
             source=self._source.name,
@@ -270,7 +275,7 @@ class Reading:
             inode=status.inode,
             read_to=mark.read_to,
             line=mark.line,
-            digest=_digest(edges, mark.read_to),
+            digest=hashed.digest(mark.read_to),
             state=mark.state,
         )
 
@@ -300,26 +305,80 @@ def _first_moment(path: str) -> str:
     """The first time in a file, as far as its first bytes show one. It only orders files."""
     try:
         with open(path, "rb", buffering=0) as stream:
-            found = _MOMENT.search(stream.read(_EDGE))
+            found = _MOMENT.search(stream.read(_HEAD))
     except OSError:
         return ""
     return "" if found is None else found[1].decode()
 
 
-def _start(edges: BinaryIO, known: ImportedFile | None, status: _Status) -> Mark:
-    """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
-    if known is None or not known.read_to or known.inode != status.inode or status.size < known.read_to:
-        return START
-    if _digest(edges, known.read_to) != known.digest:
-        return START
-    return Mark(read_to=known.read_to, line=known.line, state=known.state)
+class _Hashed(io.RawIOBase):
+    """An open file with a hash of the bytes that were read from it."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - `close` closes it
+        self._begin()
 
-def _digest(edges: BinaryIO, read_to: int) -> str:
-    """A hash of the first and the last bytes of a part of a file."""
-    found = hashlib.blake2b(digest_size=16)
-    size = min(_EDGE, read_to)
-    for place in (0, read_to - size):
-        edges.seek(place)
-        found.update(edges.read(size))
-    return found.hexdigest()
+    def _begin(self) -> None:
+        self._file.seek(0)
+        self._hash = hashlib.sha256()
+        self._to = 0  # the bytes in the hash
+        self._held: list[bytes] = []  # the bytes after these
+
+    def start(self, known: ImportedFile | None) -> Mark:
+        """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
+        if known is None or not known.read_to or not known.digest:
+            return START
+        buffer = bytearray(_BUFFER)
+        while (left := known.read_to - self._to) and (size := self._file.readinto(memoryview(buffer)[:left])):
+            self._hash.update(memoryview(buffer)[:size])
+            self._to += size
+        if self.digest(known.read_to) == known.digest:
+            return Mark(read_to=known.read_to, line=known.line, state=known.state)
+        self._begin()
+        return START
+
+    def digest(self, read_to: int) -> str:
+        """The hash of a part that was read; empty if the source did not read it in order."""
+        while self._held and self._to + len(self._held[0]) <= read_to:
+            self._fold()
+        rest = read_to - self._to
+        if not 0 <= rest <= sum(map(len, self._held)):
+            return ""
+        found = self._hash.copy()
+        if rest:
+            found.update(memoryview(self._held[0])[:rest])
+        return found.hexdigest()[:32]
+
+    def _fold(self) -> None:
+        data = self._held.pop(0)
+        self._hash.update(data)
+        self._to += len(data)
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = self._file.readinto(buffer)
+        if size:
+            self._held.append(bytes(memoryview(buffer)[:size]))
+            if len(self._held) > _HELD:
+                self._fold()
+        return size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        place = self._file.tell()
+        found = self._file.seek(offset, whence)
+        if found != place:  # What is read out of order has no hash.
+            self._to, self._held = sys.maxsize, []
+        return found
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
