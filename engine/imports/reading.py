@@ -28,6 +28,7 @@ from .source import (
     LATEST_US,
     START,
     ImportedCall,
+    ImportedLink,
     ImportedMessage,
     Item,
     Mark,
@@ -96,7 +97,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
     known: int = 0
     """The calls that it had."""
     corrected: int = 0
-    """The calls that it had with fewer tokens."""
+    """The calls that it had with fewer tokens, or without the tool call that started them."""
     skipped: int = 0
     """The calls from before the requested time."""
     unread: int = 0
@@ -134,6 +135,7 @@ class Chunk:
     def __init__(self) -> None:
         self.calls: dict[str, tuple[ImportedCall, str]] = {}
         self.messages: list[ImportedMessage] = []
+        self.links: list[ImportedLink] = []
         self._files: dict[str, ImportedFile] = {}
 
     @property
@@ -146,6 +148,7 @@ class Chunk:
             len(self.calls) >= CALLS_AT_ONCE
             or len(self._files) >= FILES_AT_ONCE
             or len(self.messages) >= MESSAGES_AT_ONCE
+            or len(self.links) >= FILES_AT_ONCE
         )
 
     def take(self, item: Item, source: str, place: str, report: ImportReport, since: int | None) -> None:
@@ -153,6 +156,8 @@ class Chunk:
         if isinstance(item, ImportedMessage):
             if since is None or item.at >= since:
                 self.messages.append(item)
+        elif isinstance(item, ImportedLink):
+            self.links.append(item)
         elif isinstance(item, Unread):
             report.note(place, item)
         elif isinstance(item, ImportedCall):
@@ -204,7 +209,7 @@ class Reading:
             if self._chunk.is_full:
                 break
         chunk, self._chunk = self._chunk, Chunk()
-        return chunk if chunk.calls or chunk.messages or chunk.files else None
+        return chunk if chunk.calls or chunk.messages or chunk.links or chunk.files else None
 
     def _all(self) -> Iterator[None]:
         changed: list[tuple[str, int, str, SourceFile, _Status]] = []
