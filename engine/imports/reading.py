@@ -46,6 +46,8 @@ FILES_AT_ONCE: Final = 500
 MOST_FAULTS: Final = 100
 """Unread parts that a report lists. All of them are counted."""
 _HEAD = 4096
+WITH_CONTENT: Final = "+"
+"""The start of the digest of a file whose messages were read, too."""
 _MOST_TOKENS = 2**40
 _MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
 _BUFFER = 1024 * 1024
@@ -224,7 +226,7 @@ class Reading:
                 self._report.note(str(file.path), Unread(line=0, why="not a regular file"))
                 continue
             known = self._read.get(str(file.path))
-            if known is not None and status == (known.size, known.mtime_ns, known.inode):
+            if self._has(known, status):
                 self._report.unchanged += 1
                 continue
             path = str(file.path)
@@ -232,6 +234,12 @@ class Reading:
         # The oldest first: a call that forks and copies repeat belongs to the session that made it.
         for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
             yield from self._file(path, file, status)
+
+    def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
+        """Whether an earlier reading gave what this one is to give. It may have left out the content."""
+        if known is None or (self._content and not known.digest.startswith(WITH_CONTENT)):
+            return False
+        return status is None or status == (known.size, known.mtime_ns, known.inode)
 
     def _found(self) -> Iterator[SourceFile]:
         for place in self._places:
@@ -248,7 +256,7 @@ class Reading:
         skipped = self._report.skipped
         try:
             with _Hashed(path) as hashed, io.BufferedReader(hashed, _BUFFER) as stream:
-                last = start = hashed.start(known)
+                last = start = hashed.start(known if self._has(known) else None)
                 for item in self._source.read(file, cast("BinaryIO", stream), start, content=self._content):
                     if isinstance(item, Mark):
                         last = item
@@ -280,7 +288,7 @@ class Reading:
             inode=status.inode,
             read_to=mark.read_to,
             line=mark.line,
-            digest=hashed.digest(mark.read_to),
+            digest=hashed.digest(mark.read_to, WITH_CONTENT if self._content else ""),
             state=mark.state,
         )
 
@@ -332,28 +340,28 @@ class _Hashed(io.RawIOBase):
 
     def start(self, known: ImportedFile | None) -> Mark:
         """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
-        if known is None or not known.read_to or not known.digest:
+        if known is None or not known.read_to or known.digest in ("", WITH_CONTENT):
             return START
         buffer = bytearray(_BUFFER)
         while (left := known.read_to - self._to) and (size := self._file.readinto(memoryview(buffer)[:left])):
             self._hash.update(memoryview(buffer)[:size])
             self._to += size
-        if self.digest(known.read_to) == known.digest:
+        if self.digest(known.read_to) == known.digest.removeprefix(WITH_CONTENT):
             return Mark(read_to=known.read_to, line=known.line, state=known.state)
         self._begin()
         return START
 
-    def digest(self, read_to: int) -> str:
-        """The hash of a part that was read; empty if the source did not read it in order."""
+    def digest(self, read_to: int, prefix: str = "") -> str:
+        """The hash of a part that was read; only the prefix if the source did not read it in order."""
         while self._held and self._to + len(self._held[0]) <= read_to:
             self._fold()
         rest = read_to - self._to
         if not 0 <= rest <= sum(map(len, self._held)):
-            return ""
+            return prefix
         found = self._hash.copy()
         if rest:
             found.update(memoryview(self._held[0])[:rest])
-        return found.hexdigest()[:32]
+        return prefix + found.hexdigest()[:32]
 
     def _fold(self) -> None:
         data = self._held.pop(0)

@@ -38,7 +38,7 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import anthropic_message
+from .messages import decoded, message_of
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_REMEMBERED = 64
@@ -306,7 +306,7 @@ class _Reader:
             return None
         if line.type not in ("user", "assistant") or line.is_meta or not bytes(message.content):
             return None
-        found = anthropic_message(line.type, message.content, name(line.uuid))
+        found = message_of(decoded(message.content), line.type, name(line.uuid))
         return (
             None
             if found is None

@@ -37,7 +37,7 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import responses_message
+from .messages import message_of
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_TURNS = 5_000
@@ -317,7 +317,8 @@ def _said(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None
     session, when = state.session or file.session, moment(record.timestamp)
     if session is None or when is None or not isinstance(record.payload, dict):
         return None
-    found = responses_message(record.payload)
+    mine = record.payload.get("id")
+    found = message_of(record.payload, message_id=mine if isinstance(mine, str) else None)
     return (
         None
         if found is None
