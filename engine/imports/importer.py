@@ -135,6 +135,7 @@ class Importer:
             if chunk is None:
                 return report
             await self._write(chunk, report)
+            self._read |= chunk.read
             if self._progress is not None:
                 self._progress(report)
 

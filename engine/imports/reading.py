@@ -138,6 +138,7 @@ class Chunk:
         self.calls: dict[str, tuple[ImportedCall, str]] = {}
         self.messages: list[ImportedMessage] = []
         self.links: list[ImportedLink] = []
+        self.read: dict[str, ImportedFile] = {}  # files that were read to their end, for this process only
         self._files: dict[str, ImportedFile] = {}
 
     @property
@@ -152,6 +153,10 @@ class Chunk:
             or len(self.messages) >= MESSAGES_AT_ONCE
             or len(self.links) >= FILES_AT_ONCE
         )
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.calls or self.messages or self.links or self.read or self._files)
 
     def take(self, item: Item, source: str, place: str, report: ImportReport, since: int | None) -> None:
         """Add an item of a file, or count it in the report. A mark has its own method."""
@@ -211,7 +216,7 @@ class Reading:
             if self._chunk.is_full:
                 break
         chunk, self._chunk = self._chunk, Chunk()
-        return chunk if chunk.calls or chunk.messages or chunk.links or chunk.files else None
+        return None if chunk.is_empty else chunk
 
     def _all(self) -> Iterator[None]:
         changed: list[tuple[str, int, str, SourceFile, _Status]] = []
@@ -273,7 +278,7 @@ class Reading:
         except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
             self._report.note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
             return
-        self._read[path] = position
+        self._chunk.read[path] = position
         if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.
             self._chunk.mark(position)
             yield

@@ -200,3 +200,26 @@ SAMPLES: dict[str, Callable[[Path], Path]] = {
 }
 LINES = [source for source in SAMPLES if source not in ("opencode", "llm")]
 """The sources with JSON lines."""
+
+
+def more(source: str, path: Path, number: int) -> None:
+    """Add a further call to a sample, as its program does."""
+    if path.suffix == ".db":
+        table = "message" if source == "opencode" else "responses"
+        with sqlite3.connect(path) as made:
+            (row,) = made.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1")
+            made.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", (f"x{number}", *row[1:]))
+        made.close()
+        return
+    if source == "claude-code":
+        record = Claude().reply(f"x{number}")
+    elif source == "codex":
+        session = Codex()
+        session.sums = counts(number, 2 * number, 3 * number)
+        record = session.tokens(counts(1, 2, 3))
+    else:
+        names = ('"m4"', '"r1"', '"o1"', '"b7ad6b7169203331"')
+        found = ((line, name) for line in path.read_text().splitlines() for name in names if name in line)
+        line, name = next(found)
+        record = json.loads(line.replace(name, f'"{number:016x}"'))
+    write(path, [record], append=True)

@@ -25,7 +25,7 @@ PRICES = PriceTable.default()
 async def all_of(store: Store) -> str:
     """Everything in the trace."""
     names = (await store.sql("SELECT name FROM sqlite_master WHERE type = 'table'")).rows
-    return "".join([repr((await store.sql(f"SELECT * FROM {name}", limit=10_000)).rows) for (name,) in names])
+    return "".join([repr((await store.sql(f"SELECT * FROM {name!s}", limit=10_000)).rows) for (name,) in names])
 
 
 def told(messages: list[Message]) -> list[tuple[str, str]]:
@@ -110,7 +110,7 @@ def test_messages_of_every_form_are_understood(value: Any, messages: list[tuple[
 
 def test_a_conversation_that_repeats_a_message_has_it_twice() -> None:
     asked: list[Record] = [{"role": "user", "content": "Go on"}, {"role": "assistant", "content": "Done"}]
-    found = list(conversation("s1", 0, [*asked, *asked], "Done"))  # type: ignore[arg-type]
+    found = list(conversation("s1", 0, [*asked, *asked], "Done"))
     assert len({each.identity for each in found}) == 5
     deep: Any = "x"
     for _ in range(100):

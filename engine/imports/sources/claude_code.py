@@ -213,13 +213,10 @@ class ClaudeCode:
     def link(self, session: str | None, agent: str, task: _Task, *, goes_on: bool) -> ImportedLink | None:
         """Remember which tool call started a sub-agent. The link is for calls that were given without it."""
         key = f"{session}/{agent}"
-        place = task.place.below(key, task.tool_use_id, task.call)
-        is_new = self._agents.get(key) != place
-        self._agents[key] = place
+        self._agents[key] = place = task.place.below(key, task.tool_use_id, task.call)
         _forget(self._agents, _MOST_AGENTS)
-        if not is_new or not (goes_on or key in self._orphans) or place.turn is None:
+        if place.parent_turn is None or not (goes_on or key in self._orphans):
             return None
-        self._orphans.discard(key)
         return ImportedLink(session=session, **place._asdict())
 
 
@@ -235,7 +232,8 @@ class _Reader:
         self._file = file
         self._source = source
         self._goes_on = start.read_to > 0
-        self._links: list[ImportedLink] = []
+        self._agents: set[str] = set()  # whose links were given
+        self._linked: list[ImportedLink] = []
         self._content = content
         self._state = _decode_state(start.state) if start.state else _State()
         self._call: ImportedCall | None = None  # the latest, which the next line may correct
@@ -261,8 +259,8 @@ class _Reader:
             except _Strange as error:
                 yield Unread(line=line.number, why=str(error))
             else:
-                yield from self._links
-                self._links.clear()
+                yield from self._linked
+                self._linked.clear()
                 if said is not None:
                     yield said
                 if call is not None:
@@ -386,10 +384,11 @@ class _Reader:
 
     def _link(self, line: _Line, agent: str | None, tool_use_id: str | None) -> None:
         task = next((each for each in self._state.tasks if each.tool_use_id == tool_use_id), None)
-        if agent and task is not None:
+        if agent and task is not None and agent not in self._agents:
+            self._agents.add(agent)
             link = self._source.link(self._session(line), agent, task, goes_on=self._goes_on)
             if link is not None:
-                self._links.append(link)
+                self._linked.append(link)
 
     # --- Calls ---
 
