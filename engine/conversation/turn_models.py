@@ -64,7 +64,7 @@ from ..routing.candidates import (
     deployment_of_last_reply,
     expand,
 )
-from ..routing.model_choice import Asked, Model, check, check_tool_choice, overridden
+from ..routing.model_choice import Asked, Model, Requirements, check, check_tool_choice, overridden
 from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
@@ -493,10 +493,11 @@ class TurnModels:
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
         most = limit
+        as_it_is = _sends_as_it_is(adapter, self._turn.given)
         lowered: tuple[CallWarning, ...] = ()
         if named.listed and limit > capabilities.max_output_tokens and self._turn.of_client:
             most = capabilities.max_output_tokens
-            if not _sends_as_it_is(adapter, self._turn.given):
+            if not as_it_is:
                 lowered = (_lowered(limit, most, named.model),)
                 limit = most
         too_dear: Refusal | None = None
@@ -519,7 +520,9 @@ class TurnModels:
                 )
             )
         except CapabilityError as error:
-            obstacle = error
+            # A client's own body may say more than our tables know, and there is no other model to choose.
+            if not as_it_is or len(self.plan.named) > 1 or self.plan.requires != Requirements():
+                obstacle = error
         return Option(
             named=named,
             capabilities=capabilities,

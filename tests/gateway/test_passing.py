@@ -121,6 +121,29 @@ async def test_a_budget_reserves_all_that_the_clients_body_asks_for(
                     await provider.ask(app, streamed=False)
 
 
+SOUND: Any = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+DEMANDS: Mapping[str, Any] = {
+    "anthropic": {
+        "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+        "tool_choice": {"type": "any"},
+    },
+    "openai": {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+    "openai_compatible": {"messages": [{"role": "user", "content": [SOUND]}]},
+    "gemini": {"tools": [{"googleSearch": {}}], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+}
+"""What a provider can do beyond our words and tables: a forced call of its own tools, and sound."""
+
+
+@each_wire
+async def test_the_provider_judges_what_a_body_asks_for(wire: Wire) -> None:
+    provider = Provider(wire, wire.whole("Hello"))
+    asked = {**BODIES[wire.type_name], **DEMANDS[wire.type_name]}
+    async with provider.gateway() as app:
+        answer = await post(app, {"model": "mine", **asked}, path=PATHS[wire.type_name])
+    assert answer.status == 200, answer.data
+    assert provider.sent.items() >= DEMANDS[wire.type_name].items()
+
+
 @each_wire
 async def test_a_whole_reply_is_the_providers_with_the_clients_name_of_the_model(wire: Wire) -> None:
     provider = Provider(wire, wire.whole("Hello"))
