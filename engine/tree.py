@@ -16,6 +16,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from decimal import Decimal
@@ -23,6 +24,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 from urllib.parse import quote, unquote
+from weakref import ref
 
 import anyio
 import msgspec
@@ -136,7 +138,11 @@ class RemoteTurn(Protocol):
         """Report that an attempt here below it has ended."""
 
 
+MOST_ELSEWHERE = 1024
+"""The number of children of other engines whose streams can be found."""
+
 _lock = threading.Lock()
+_elsewhere: OrderedDict[str, tuple[ref[object], asyncio.AbstractEventLoop]] = OrderedDict()
 _NO_USAGE = TokenUsage()
 
 
@@ -343,7 +349,7 @@ class Caller:
         self.tags = tags
         self.streamed = streamed
         self.trace_parent = trace_parent
-        self.internal = beside
+        self.internal = internal
         self.counted = node.above if internal else node
         """The lowest turn for which the call's costs are those of a descendant."""
         self.carry = carry
@@ -383,6 +389,14 @@ class Caller:
         if self.node.remote is not None:
             self.node.remote.started(turn)
 
+    def lend(self, turn_id: str, streams: object) -> None:
+        """Let readers of the tree find the stream of a child that another engine runs, on its own event loop."""
+        if self._home is not None and streams is not getattr(self.runtime, "streams", None):
+            with _lock:
+                _elsewhere[turn_id] = ref(streams), asyncio.get_running_loop()
+                while len(_elsewhere) > MOST_ELSEWHERE:
+                    _elsewhere.popitem(last=False)
+
     def note(self, turn: ChildTurn) -> None:
         """Record and publish a turn that the tool has started, here or on another node."""
         self.node.children.append(turn)
@@ -402,6 +416,14 @@ class Caller:
         if refusal:
             self._refusal = refusal
             self.node.cancel_open(self)
+
+
+def streams_elsewhere(turn_id: str) -> tuple[object, asyncio.AbstractEventLoop] | None:
+    """The streams of the other engine that runs a child, and its event loop; None if there is none."""
+    with _lock:
+        found = _elsewhere.get(turn_id)
+    streams = None if found is None else found[0]()
+    return None if found is None or streams is None else (streams, found[1])
 
 
 current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=None)

@@ -21,7 +21,7 @@ from ..replies.normaliser import reads_server_sent_events
 from ..requests import emulation
 from ..requests.estimate import at_most, estimate_tokens
 from ..requests.fitted import WireCall
-from ..transport.transport import HttpReply, close_reply, exchange, masked, read_error_body
+from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, given
 from .classify import error_without_status, find_error
 from .fidelity import EventRelay
@@ -99,6 +99,9 @@ class HttpCall(HttpAttempts):
 
     def first_event(self, headers: Mapping[str, str]) -> None:
         super().first_event(headers)
+        sent = self.request.wire
+        if sent is not None and sent.on_headers is not None:
+            sent.on_headers(masked_headers(headers, self.client.secrets), self.rate_limit)
         if self.assembler.relay is not None:
             self.assembler.relay.deliver()
 

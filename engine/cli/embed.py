@@ -33,7 +33,7 @@ from .collection_input import (
     records_in,
     records_of,
 )
-from .common.options import (
+from .options import (
     add_action,
     add_key,
     add_model,
@@ -43,8 +43,8 @@ from .common.options import (
     print_warnings,
     repeated,
 )
-from .common.sanitize import echo, note, one_line, write_json
-from .common.table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
+from .sanitize import echo, note, one_line, write_json
+from .table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:

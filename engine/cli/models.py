@@ -34,11 +34,11 @@ from ..models.configured import configured_models, load_registry
 from ..models.registry import published_name
 from ..routing.availability import AvailabilityTable
 from ..runtime.adapters import make_spare
-from .common.options import add_models_file
-from .common.sanitize import echo, note
-from .common.screen import make_console
-from .common.table import Column, add_format, figure, plural, write_rows
+from .options import add_models_file
 from .prices import add_update_options, differences, download
+from .sanitize import echo, note
+from .screen import make_console
+from .table import Column, add_format, figure, plural, write_rows
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
 """The words for capabilities in a table."""

@@ -14,10 +14,10 @@ from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line
 
 from ..stores import TracePlace, store_to_read
-from .common.options import add_trace, chosen_trace, moment, repeated
-from .common.sanitize import echo, write_json
-from .common.table import plural
 from .events import describe
+from .options import add_trace, chosen_trace, moment, repeated
+from .sanitize import echo, write_json
+from .table import plural
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

@@ -26,11 +26,11 @@ from callboard.tracestore.writing.content import encode_json, encode_metadata
 
 from ..sessions.stored import document_of
 from ..stores import TracePlace, store_to_read, store_to_write
-from .chat.lines import forget_lines
-from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
-from .common.sanitize import echo, note, write_json
-from .common.screen import make_console
-from .common.table import Column, FittingTable, figure, json_text, moment_text, plural, sum_text
+from .chat_input import forget_lines
+from .options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
+from .sanitize import echo, note, write_json
+from .screen import make_console
+from .table import Column, FittingTable, figure, json_text, moment_text, plural, sum_text
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:

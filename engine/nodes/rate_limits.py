@@ -2,8 +2,8 @@
 
 A node may use its share of a limit, which is never less than its use in the last minute. The shares of all nodes
 are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never exceed the
-limit. A node requests the amount that its waiting requests need, and returns the remainder. The share of a silent node is
-free again after a minute and a half.
+limit. A node requests the amount that its waiting requests need, and returns the remainder. The share of a silent
+node is free again after a minute and a half.
 
 While the store is unreachable, a node uses the limit divided by the last known number of nodes.
 """

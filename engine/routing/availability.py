@@ -5,10 +5,10 @@
     unavailable  it is skipped until `retry_at`, except by calls without an alternative
     probing      one call checks whether it is back; for all other calls it is still unavailable
 
-`TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row are
-an `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty account
-and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration. While a
-call probes, only that call's failure counts, but any success does.
+`TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row
+are an `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty
+account and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration.
+While a call probes, only that call's failure counts, but any success does.
 """
 
 from __future__ import annotations

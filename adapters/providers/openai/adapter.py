@@ -403,8 +403,8 @@ class OpenAIAdapter(HttpAdapter):
     """The Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
 
     `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or under the adapter's own
-    name) is merged into the body. ``auto_cache: false`` there sends no key for the prompt cache. By default, the key
-    is made from the session's id. Raises ConfigurationError for an unknown name.
+    name) is merged into the body. ``auto_cache: false`` there sends no key for the prompt cache. By default, the
+    key is made from the session's id. Raises ConfigurationError for an unknown name.
     """
 
     wire_type = ResponsesWire

@@ -3,7 +3,8 @@
 A whole reply is a stream of one delta. `ReplyReader` accepts all forms of a reply and feeds the Assembler. Rules:
 
 * If two fields have the reasoning, one of them is read. The last usage counts, wherever it is.
-* A reply with tool calls that ends regularly has the stop reason of tool calls, even if the server reports another.
+* A reply with tool calls that ends regularly has the stop reason of tool calls, even if the server reports
+another.
 * The protocol has no end marks for blocks, so text, reasoning and calls may close each other (`implicit_end`).
 """
 
