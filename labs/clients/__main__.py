@@ -4,6 +4,7 @@
     python -m labs.clients FOLDER --client codex --wire anthropic
     python -m labs.clients FOLDER --record BODIES          also writes the requests of each program
     python -m labs.clients FOLDER --errors                 errors of the provider, see `errors`
+    python -m labs.clients FOLDER --libraries PYTHON       LangChain and others, see `libraries`
     python -m labs.clients FOLDER --fixtures tests/gateway/clients     makes the fixtures of the test suite again
 
 FOLDER has the programs:
@@ -47,6 +48,7 @@ from callboard.engine.gateway import gateway
 from callboard.tracestore import CallFilter, CallRow
 
 from .errors import ERRORS, Lab, compare
+from .libraries import run_libraries
 from .model import NEW, OLD, ScriptedModel
 from .programs import PROGRAMS, Outcome, Place, Program, run
 from .provider import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS, WIRES, ScriptedProvider
@@ -266,10 +268,17 @@ async def main() -> int:
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the runs leave there")
     parser.add_argument("--errors", action="store_true", help="compare errors with the vendor's own server")
+    parser.add_argument("--libraries", metavar="PYTHON", help="run libraries, in the environment of this Python")
     options = parser.parse_args()
     logging.getLogger("callboard").setLevel(logging.CRITICAL)
     if options.errors:
         return await compare_errors(options.client, options.npm.resolve())
+    if options.libraries is not None:
+
+        def tell(line: str) -> None:
+            sys.stdout.write(f"{line}\n")
+
+        return await run_libraries(options.libraries, options.npm.resolve(), served, models_yaml, tell)
     bad = total = 0
     for program in PROGRAMS:
         for kind in WIRES:

@@ -311,6 +311,10 @@ _PATHS = {
 }  # fmt: skip
 
 
+CUT_AFTER = {"anthropic": 9, "openai": 9, "openai_compatible": 2, "gemini": 1}
+"""The events of a call of a tool before its stream breaks off: within the arguments, where they come in pieces."""
+
+
 class Fault(NamedTuple):
     """What a provider answers in place of a reply."""
 
@@ -383,7 +387,7 @@ class ScriptedProvider:
             return
         frames = [_frame(*event) for event in events]
         if fault is not None:  # the rest never comes, and the connection breaks
-            frames = frames[: len(frames) // 2]
+            frames = frames[: CUT_AFTER[kind]]
         await self._send(send, 200, "text/event-stream", b"".join(frames), {}, breaks=fault is not None)
 
     async def _send(
