@@ -1,7 +1,7 @@
 """Rows of other programs' SQLite files, for imports. The files are only read.
 
-Such a file may be in use, damaged, of an unexpected version, or not a database. A missing column is left out. Any
-other problem is an OSError, which an import reports and skips.
+Such a file may be in use, damaged, of an unexpected version, or not a database. A missing column is left out. A
+row that is too large is empty. Any other problem is an OSError, which an import reports and skips.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EIO = 5
 def foreign_rows(
     path: Path, table: str, columns: Sequence[str], order: Sequence[str] = ()
 ) -> Iterator[Mapping[str, Any]]:
-    """The rows of a table, one at a time.
+    """The rows of a table, one at a time. A row with a value above 16 MiB is empty.
 
     Args:
         path: The file.
@@ -50,6 +50,8 @@ def foreign_rows(
 def _rows(
     connection: sqlite3.Connection, table: str, columns: Sequence[str], order: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:
+    import sqlite3
+
     known = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
     wanted = [name for name in columns if name in known]
     if not wanted:
@@ -57,8 +59,17 @@ def _rows(
     sorting = [name for name in order if name in known]
     assert all(re.fullmatch(r"\w+", name) for name in (table, *wanted, *sorting))
     by = f" ORDER BY {', '.join(sorting)}" if sorting else ""
-    for row in connection.execute(f"SELECT {', '.join(wanted)} FROM {table}{by}"):
-        yield dict(zip(wanted, row, strict=True))
+    # By number, because an error in a row ends the statement that reads it.
+    numbers = [number for (number,) in connection.execute(f"SELECT rowid FROM {table}{by}")]
+    for number in numbers:
+        try:
+            rows = connection.execute(
+                f"SELECT {', '.join(wanted)} FROM {table} WHERE rowid = ?", (number,)
+            ).fetchall()
+        except sqlite3.DataError:
+            yield {}
+        else:
+            yield from (dict(zip(wanted, row, strict=True)) for row in rows)
 
 
 def _text(data: bytes) -> str:

@@ -8,7 +8,6 @@ at the provider.
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -18,7 +17,19 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
-from ..source import LONGEST_LINE, START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from ..source import (
+    LONGEST_LINE,
+    START,
+    ImportedCall,
+    Item,
+    Mark,
+    SourceFile,
+    Unread,
+    lines,
+    nano_of,
+    tags_of,
+    why_not,
+)
 from .messages import conversation
 from .records import (
     Record,
@@ -87,8 +98,15 @@ class LiteLlm:
 def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
     """The rows of a CSV file with a heading."""
     csv.field_size_limit(LONGEST_LINE)
-    text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
-    rows = csv.DictReader(text, restkey="")
+    too_long: list[Unread] = []
+
+    def texts() -> Iterator[str]:
+        for line in lines(stream):
+            if line.too_long:
+                too_long.append(Unread(line=line.number, why="the line is too long"))
+            yield line.data.decode("utf-8-sig" if line.number == 1 else "utf-8", "replace")
+
+    rows = csv.DictReader(texts(), restkey="")
     while True:
         try:
             row = next(rows)
@@ -98,7 +116,7 @@ def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
             yield Unread(line=rows.line_num, why="not valid CSV")
             continue
         yield from items_of(dict(row), rows.line_num, content=content)
-    text.detach()
+    yield from too_long
 
 
 def items_of(row: JsonObject, line: int, *, content: bool) -> Iterator[Item]:
