@@ -89,9 +89,13 @@ TELL_EVERY_NS = 200_000_000
 """The least time between two progress events of a repricing, in nanoseconds."""
 
 
-def load_prices(prices: PriceTable | Path | None) -> PriceTable:
+def load_prices(prices: PriceTable | Path | str | None) -> PriceTable:
     """The table that an engine starts with, as `Engine` describes it."""
-    return prices if isinstance(prices, PriceTable) else price_table(home_folder(), prices)
+    return (
+        prices
+        if isinstance(prices, PriceTable)
+        else price_table(home_folder(), None if prices is None else Path(prices))
+    )
 
 
 class Pricing:
