@@ -41,9 +41,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
         nargs="*",
-        type=Path,
         metavar="PATH",
-        help="files or folders (default: where the program keeps them)",
+        help="files, folders, or LiteLLM's database as postgresql://… (default: where the program keeps them)",
     )
     parser.add_argument(
         "--since", type=moment, metavar="TIME", help="leave out calls before this day or time, or 24h or 7d ago"

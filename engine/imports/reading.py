@@ -23,6 +23,7 @@ import msgspec
 
 from callboard.tracestore.rows import ImportedFile
 
+from ..stores import StoreAddress
 from .source import (
     EARLIEST_US,
     LATEST_US,
@@ -32,6 +33,7 @@ from .source import (
     ImportedMessage,
     Item,
     Mark,
+    ServerSource,
     Source,
     SourceFile,
     UnreadablePart,
@@ -194,7 +196,7 @@ class Reading:
     def __init__(
         self,
         source: Source,
-        places: Iterable[Path],
+        places: Iterable[Path | StoreAddress],
         read: dict[str, ImportedFile],
         report: ImportReport,
         *,
@@ -239,6 +241,9 @@ class Reading:
         # The oldest first: a call that forks and copies repeat belongs to the session that made it.
         for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
             yield from self._file(path, file, status)
+        for place in self._places:
+            if isinstance(place, StoreAddress):
+                yield from self._server(place)
 
     def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
         """Whether an earlier reading gave what this one is to give. It may have left out the content."""
@@ -248,6 +253,8 @@ class Reading:
 
     def _found(self) -> Iterator[SourceFile]:
         for place in self._places:
+            if isinstance(place, StoreAddress):
+                continue
             if not place.exists():
                 self._report.note(str(place), UnreadablePart(line=0, why="no such file or folder"))
                 continue
@@ -283,8 +290,30 @@ class Reading:
             self._chunk.mark(position)
             yield
 
-    def _position(self, path: str, status: _Status, mark: Mark, hashed: _Hashed, *, whole: bool) -> ImportedFile:
+    def _server(self, address: StoreAddress) -> Iterator[None]:
+        """Read a database. Its name is the address without the password."""
+        assert isinstance(self._source, ServerSource)
+        path, skipped = str(address), self._report.skipped
+        known = self._read.get(path)
+        start = Mark(state=known.state, line=known.line) if known is not None and self._has(known) else START
+        self._report.files += 1
+        try:
+            for item in self._source.read_server(address.dsn, start, content=self._content):
+                if not isinstance(item, Mark):
+                    self._chunk.take(item, self._source.name, path, self._report, self._since)
+                elif skipped == self._report.skipped:
+                    position = self._position(path, _Status(-1, 0, 0), item, None, whole=False)
+                    self._chunk.mark(position)
+                    self._chunk.read[path] = position
+                yield
+        except OSError as error:
+            self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
+
+    def _position(
+        self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, whole: bool
+    ) -> ImportedFile:
         """How far a file was read. Only the end of a whole reading has the file's size and time."""
+        prefix = WITH_CONTENT if self._content else ""
         return ImportedFile(
             source=self._source.name,
             path=path,
@@ -293,7 +322,7 @@ class Reading:
             inode=status.inode,
             read_to=mark.read_to,
             line=mark.line,
-            digest=hashed.digest(mark.read_to, WITH_CONTENT if self._content else ""),
+            digest=prefix if hashed is None else hashed.digest(mark.read_to, prefix),
             state=mark.state,
         )
 

@@ -54,6 +54,8 @@ class Llm:
 
 
 def _call(row: Mapping[str, Any]) -> ImportedCall | UnreadablePart:
+    if not row:
+        return UnreadablePart(line=0, why="a row is too large")
     began = moment_of(row.get("datetime_utc"))
     if began is None or not row.get("id"):
         return UnreadablePart(line=0, why="the time or the id is missing or impossible")
