@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from callboard.adapters import Message
 from callboard.bus import (
     CallboardError,
     ConfigurationError,
@@ -34,6 +35,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
+from ..tools.waiting_calls import agent_now
 from .open import costs_of, reprice_messages
 from .state import SessionState, asked_in, in_its_first_turn, saved_of
 
@@ -102,6 +104,7 @@ def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None)
     """The state of a session as stored. Raises CallboardError or ConfigurationError."""
     setup = _whole(wanted.session_id, saved, wanted.system_prompt is not None)
     assert saved is not None
+    wanted = _after_handoffs(wanted, saved.messages)
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
     state = SessionState(
         wanted.session_id,
@@ -266,6 +269,7 @@ async def _is_ours(runtime: Runtime, state: SessionState) -> bool:
 def _change(runtime: Runtime, state: SessionState, wanted: Wanted) -> None:
     """Apply the caller's settings to the next turns of a session."""
     sessions = runtime.sessions
+    wanted = _after_handoffs(wanted, state.messages)
     state.options = merged(state.options, wanted.options)
     if wanted.model is not None and wanted.model != state.model:
         sessions.change_model(state, wanted.model)
@@ -276,6 +280,14 @@ def _change(runtime: Runtime, state: SessionState, wanted: Wanted) -> None:
         state.system_prompt = wanted.system_prompt
     if state.announced and before != (state.system_prompt, state.definitions):
         sessions.publish_setup(state)
+
+
+def _after_handoffs(wanted: Wanted, messages: Sequence[Message]) -> Wanted:
+    """The settings of the agent that has the conversation, if the caller passed those of the first agent."""
+    agent = None if wanted.tools is None else agent_now(wanted.tools, messages)
+    if agent is None:
+        return wanted
+    return msgspec.structs.replace(wanted, model=agent.model, system_prompt=agent.system_prompt, tools=agent.tools)
 
 
 # --- Taking over in a cluster ---
