@@ -119,7 +119,7 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
         return self.turn_id
 
 
-class FarTurn(Protocol):
+class RemoteTurn(Protocol):
     """The connection to the node that runs a turn that is represented here; see `engine.nodes.trees`."""
 
     async def known(self) -> None:
@@ -184,9 +184,9 @@ class TreeNode:
         """Whether the turn has ended. Calls that its tools start later are not its children."""
         self.refusal = ""
         """The reason to refuse new calls of its tools: the turn was cancelled, or has failed."""
-        self.far: FarTurn | None = None
+        self.remote: RemoteTurn | None = None
         """The connection to the turn, if another node runs it."""
-        self.far_above: FarTurn | None = None if above is None else above.far or above.far_above
+        self.remote_above: RemoteTurn | None = None if above is None else above.remote or above.remote_above
         """The connection to the nearest turn above that another node runs."""
         self._started = 0
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
@@ -209,8 +209,8 @@ class TreeNode:
                 if usage is not None:
                     node.below_usage += usage
                 top, node = node, node.above
-        if top is not None and top.far is not None:
-            top.far.spent(part, usage)
+        if top is not None and top.remote is not None:
+            top.remote.spent(part, usage)
 
     # --- Limits ---
 
@@ -237,8 +237,8 @@ class TreeNode:
     def _count_calls(self, calls: int) -> None:
         for node in self.limited:
             node.calls += calls
-            if node.far is not None:
-                node.far.called(calls)
+            if node.remote is not None:
+                node.remote.called(calls)
 
     def admit_child(self) -> None:
         """Count a turn or a call that a tool of this turn starts. Raises TurnLimitError."""
@@ -270,8 +270,8 @@ class TreeNode:
             last = known and not self._open
         if idle is not None:
             idle()
-        if last and self.far is not None:
-            self.far.idle()
+        if last and self.remote is not None:
+            self.remote.idle()
 
     def cancel_open(self, caller: Caller | None = None) -> None:
         """Cancel the children in progress, or those of one run of a tool."""
@@ -386,8 +386,8 @@ class Caller:
         if turn is None:
             return
         self.note(turn)
-        if self.node.far is not None:
-            self.node.far.started(turn)
+        if self.node.remote is not None:
+            self.node.remote.started(turn)
 
     def lend(self, turn_id: str, streams: object) -> None:
         """Let readers of the tree find the stream of a child that another engine runs, on its own event loop."""

@@ -145,7 +145,7 @@ class SharedBudgets(Protocol):
         """Refresh the state of all accounts. If the store fails, the last state remains."""
         ...
 
-    async def count_anew(self, budgets: Sequence[Budget]) -> None:
+    async def recount(self, budgets: Sequence[Budget]) -> None:
         """Count the trace of ended runs again, because prices have changed."""
         ...
 
@@ -180,7 +180,7 @@ class _Waiter:
         self.asked = asked
         self.admitted = False
         self.refusals: list[Refusal] = []
-        self.told = anyio.Event()
+        self.answered = anyio.Event()
 
 
 class Budgets:
@@ -277,7 +277,7 @@ class Budgets:
             if self._shared is None:
                 await self._count(following)
             else:
-                await self._shared.count_anew(following)
+                await self._shared.recount(following)
         self._admit()
 
     async def _count(self, budgets: Sequence[Budget], added: Sequence[Budget] = ()) -> None:
@@ -357,7 +357,7 @@ class Budgets:
             return refusals
         if self._shared is not None:
             self._shared.reserved(self._shared_accounts(payer), asked)
-        if self._bus.is_heard(BudgetReserved):
+        if self._bus.has_subscribers(BudgetReserved):
             self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
         return None
 
@@ -451,8 +451,8 @@ class Budgets:
         try:
             self._admit()
             while not waiter.admitted:
-                with anyio.move_on_after(self._nap(waiter)):
-                    await waiter.told.wait()
+                with anyio.move_on_after(self._pause(waiter)):
+                    await waiter.answered.wait()
                 if self._shared is not None and not waiter.admitted:
                     await self._shared.secure(self._shared_accounts(waiter.payer), waiter.asked)
                 if waiter.refusals:
@@ -466,7 +466,7 @@ class Budgets:
                 self._admit()
             raise
 
-    def _nap(self, waiter: _Waiter) -> float:
+    def _pause(self, waiter: _Waiter) -> float:
         """Seconds until a window may make room for a call."""
         now_us = self._now_us()
         refusals = self.ledger.would_refuse(waiter.payer, waiter.asked, now_us)
@@ -486,11 +486,11 @@ class Budgets:
             if refusals is None:
                 waiter.admitted = True
                 self._waiters.remove(waiter)
-                waiter.told.set()
+                waiter.answered.set()
                 continue
             if not all(refusal.may_fit for refusal in refusals):
                 waiter.refusals = refusals
-                waiter.told.set()
+                waiter.answered.set()
             taken.update(id(account) for account in self._short_of(waiter))
 
     # --- After a call ---
@@ -512,9 +512,9 @@ class Budgets:
             accounts = self.ledger.settle(end.name, end.spent, counted)
         if not accounts:
             return
-        if self._bus.is_heard(BudgetSettled):
-            told = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
-            self._tell(told, end.name or "", end.payer)
+        if self._bus.has_subscribers(BudgetSettled):
+            settled = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
+            self._tell(settled, end.name or "", end.payer)
         self._tell_low(accounts, end.name or "", end.payer)
         if self._waiters:
             self._admit()

@@ -30,7 +30,7 @@ from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, worst_case
 from ..models.catalogue import nearest
 from ..models.entries import ModelEntry
-from ..routing.availability import Standing
+from ..routing.availability import Readiness
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
@@ -241,9 +241,9 @@ class PlainCalls(Generic[A]):
     def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:
         """A model that may serve, and whether it can."""
 
-        def judge(adapter: ProviderAdapter, standing: Standing) -> Option:
+        def judge(adapter: ProviderAdapter, readiness: Readiness) -> Option:
             check(self._adapter_of(adapter, named), named)
-            return Option(named=named, standing=standing)
+            return Option(named=named, readiness=readiness)
 
         return examined(self.runtime, self._registry, named, judge, self._options.get("key"))
 

@@ -39,11 +39,11 @@ from callboard.bus.values.base import Json, JsonObject
 from .. import Engine, ModelRegistry, Reply, Session, ToolLike, TurnOptions
 from ..tools import Approve
 from .command_line import FAILED
-from .common.options import tell_warnings
-from .common.sanitize import note, sanitize
-from .common.screen import complain
-from .common.table import cost_text, json_text
 from .conversation_setup import approver, first_model, given_tools, remember
+from .options import tell_warnings
+from .sanitize import note, sanitize
+from .screen import complain
+from .table import cost_text, json_text
 
 if TYPE_CHECKING:
     from ..generation.objects import ObjectSchema

@@ -21,7 +21,7 @@ from callboard.tracestore import OpenReply, StoredBatch
 from .. import BatchResult, BatchState, Engine, load_registry
 from ..generation.arguments import as_messages
 from .command_line import FAILED
-from .common.options import (
+from .options import (
     add_action,
     add_key,
     add_model,
@@ -31,9 +31,9 @@ from .common.options import (
     repeated,
     tell_warnings,
 )
-from .common.options import tag as one_tag
-from .common.sanitize import note, say, write_json
-from .common.table import Column, add_format, figure, json_text, plural, write_rows
+from .options import tag as one_tag
+from .sanitize import note, say, write_json
+from .table import Column, add_format, figure, json_text, plural, write_rows
 
 
 def add_batch(parser: argparse.ArgumentParser) -> None:

@@ -23,9 +23,9 @@ from callboard.tracestore.home import home_folder
 
 from ..gateway.clients import ClientSpending, check_client, issue_key, spending_of
 from ..stores import store_to_write
-from .common.options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
-from .common.sanitize import note, say, write_json
-from .common.table import Column, add_format, figure, json_text, moment_text, usd, write_rows
+from .options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
+from .sanitize import note, say, write_json
+from .table import Column, add_format, figure, json_text, moment_text, usd, write_rows
 
 T = TypeVar("T")
 

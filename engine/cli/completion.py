@@ -238,7 +238,7 @@ def _model_names() -> Iterable[str]:
 
 
 def _sessions() -> Iterable[str]:
-    from .common.options import from_trace
+    from .options import from_trace
 
     async def read(store: Store) -> list[str]:
         return [row.session_id for row in await store.sessions(MOST_SESSIONS)]

@@ -15,9 +15,9 @@ from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, 
 from callboard.tracestore.call_columns import DIMENSIONS, IMPORTED
 from callboard.tracestore.home import home_folder, price_table
 
-from .common.options import add_filters, call_filter, from_trace, price_version
-from .common.screen import make_console
-from .common.table import (
+from .options import add_filters, call_filter, from_trace, price_version
+from .screen import make_console
+from .table import (
     Column,
     FittingTable,
     add_format,

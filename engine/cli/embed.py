@@ -23,7 +23,7 @@ from callboard.tracestore.home import home_folder
 
 from .. import EmbeddingResult, Engine
 from .collection_input import KINDS, Added, Fields, Into, Record, add, destination, records_in, records_of
-from .common.options import (
+from .options import (
     add_action,
     add_key,
     add_model,
@@ -33,8 +33,8 @@ from .common.options import (
     repeated,
     tell_warnings,
 )
-from .common.sanitize import note, one_line, say, write_json
-from .common.table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
+from .sanitize import note, one_line, say, write_json
+from .table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:

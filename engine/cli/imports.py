@@ -20,10 +20,10 @@ from ..imports.importer import ImportedModel, Importer, ImportReport
 from ..imports.source import source_names
 from ..stores import TracePlace, store_to_read, store_to_write
 from .command_line import FAILED
-from .common.options import TRACE_NAME, add_trace, moment, named_trace, short
-from .common.screen import make_console
-from .common.table import Column as Shown
-from .common.table import FittingTable, Format, add_format, figure, plural, usd, write_records
+from .options import TRACE_NAME, add_trace, moment, named_trace, short
+from .screen import make_console
+from .table import Column as Shown
+from .table import FittingTable, Format, add_format, figure, plural, usd, write_records
 from .upkeep import show_progress
 
 _LISTED = 20

@@ -20,7 +20,7 @@ from callboard.bus.values.base import Json, JsonObject
 
 from .. import TurnOptions
 from ..models.catalogue import nearest
-from .common.options import failing_as
+from .options import failing_as
 
 # --- The prompt ---
 

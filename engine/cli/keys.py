@@ -20,9 +20,9 @@ from callboard.bus import CallboardError, ConfigurationError
 
 from ..keys import keys_file, read_keys, remove_key, set_key
 from ..models.catalogue import nearest
-from .common.options import add_action
-from .common.sanitize import note, say
-from .common.table import Column, write_rows
+from .options import add_action
+from .sanitize import note, say
+from .table import Column, write_rows
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 

@@ -13,10 +13,10 @@ from callboard.bus import CallboardError, ConfigurationError
 
 from .. import Engine, ImageResult, VideoHandle
 from ..operations.embeddings import ImageOptions
-from .common.options import add_key, add_model, add_models_file, failing_as, on_engine, repeated, tell_warnings
-from .common.sanitize import note, say
-from .common.screen import progress_bar
-from .common.table import cost_text
+from .options import add_key, add_model, add_models_file, failing_as, on_engine, repeated, tell_warnings
+from .sanitize import note, say
+from .screen import progress_bar
+from .table import cost_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -20,10 +20,11 @@ from callboard.tracestore.reports import OnProgress
 from ..current_prices import load_prices
 from ..stores import TracePlace, existing_store, store_to_read
 from .command_line import INTERRUPTED
-from .common.options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
-from .common.sanitize import note
-from .common.screen import make_console, progress_bar
-from .common.table import (
+from .options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
+from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
+from .sanitize import note
+from .screen import make_console, progress_bar
+from .table import (
     Column,
     add_format,
     figure,
@@ -34,7 +35,6 @@ from .common.table import (
     write_records,
     write_rows,
 )
-from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
 
 AT_CALL_TIME = "call-time"
 LATEST = -1

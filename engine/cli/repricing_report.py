@@ -14,8 +14,8 @@ from callboard.bus.files import package_data
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import PriceTable, RepriceReport, RepriceSums
 
-from .common.sanitize import one_line
-from .common.table import Column, FittingTable, difference, exact, figure, percent, places, plural, rounded, usd
+from .sanitize import one_line
+from .table import Column, FittingTable, difference, exact, figure, percent, places, plural, rounded, usd
 
 By: TypeAlias = Literal["model", "day", "session"]
 

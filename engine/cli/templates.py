@@ -26,9 +26,9 @@ from callboard.tracestore.home import home_folder
 from ..models.catalogue import nearest
 from ..models.models_yaml import read_yaml, write_yaml
 from .command_line import FAILED
-from .common.options import add_action, command_name, short
-from .common.sanitize import note, sanitize, say, write_json
-from .common.table import Column, json_text, plural, write_rows
+from .options import add_action, command_name, short
+from .sanitize import note, sanitize, say, write_json
+from .table import Column, json_text, plural, write_rows
 
 INPUT = "input"
 """The parameter for the caller's text."""

@@ -22,10 +22,10 @@ from callboard.tracestore import CallFilter, CallRow, SqlResult, Store
 from callboard.tracestore.call_columns import SHOWN, TurnTree, trees_of
 
 from ..stores import TracePlace, store_to_read
-from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
-from .common.sanitize import harmless_json, note, sanitize
-from .common.screen import make_console
-from .common.table import (
+from .options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
+from .sanitize import harmless_json, note, sanitize
+from .screen import make_console
+from .table import (
     Column,
     FittingTable,
     add_format,

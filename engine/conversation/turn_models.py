@@ -46,13 +46,13 @@ from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
 from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
-from ..routing.availability import Standing
+from ..routing.availability import Readiness
 from ..routing.candidates import (
     NOMINAL_USAGE,
     Named,
@@ -64,7 +64,7 @@ from ..routing.candidates import (
     deployment_of_last_reply,
     expand,
 )
-from ..routing.model_choice import Asked, Model, check, check_tool_choice, overridden
+from ..routing.model_choice import Asked, Model, Requirements, check, check_tool_choice, overridden
 from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
@@ -467,7 +467,7 @@ class TurnModels:
         return examined(self._turn.runtime, self.registry, named, judge, self._turn.options.get("key"))
 
     def _judged(
-        self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, standing: Standing
+        self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, readiness: Readiness
     ) -> Option:
         """A model and whether it can answer these messages."""
         entry, asked = named.entry, self._asked
@@ -493,10 +493,11 @@ class TurnModels:
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
         most = limit
+        as_it_is = _sends_as_it_is(adapter, self._turn.given)
         lowered: tuple[CallWarning, ...] = ()
         if named.listed and limit > capabilities.max_output_tokens and self._turn.of_client:
             most = capabilities.max_output_tokens
-            if not _sends_as_it_is(adapter, self._turn.given):
+            if not as_it_is:
                 lowered = (_lowered(limit, most, named.model),)
                 limit = most
         too_dear: Refusal | None = None
@@ -519,7 +520,9 @@ class TurnModels:
                 )
             )
         except CapabilityError as error:
-            obstacle = error
+            # A client's own body may say more than our tables know, and there is no other model to choose.
+            if not as_it_is or len(self.plan.named) > 1 or self.plan.requires != Requirements():
+                obstacle = error
         return Option(
             named=named,
             capabilities=capabilities,
@@ -528,7 +531,7 @@ class TurnModels:
             max_output_tokens=limit,
             warnings=warnings,
             obstacle=obstacle,
-            standing=standing,
+            readiness=readiness,
             nominal_cost=self._nominal_cost(named) if self.plan.cheapest else None,
             too_dear=too_dear,
         )
@@ -541,9 +544,11 @@ class TurnModels:
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
-        fees = tool_fees(turn.options.get("provider_options", {}), adapter=adapter.name, adapter_type=adapter.type)
+        options = turn.options.get("provider_options", {})
+        fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
+            output = most_output(output, options, adapter=adapter.name, adapter_type=adapter.type)
             return worst_case_of_reply(priced, estimate, output, fees)
 
         limit = budgets.shortened(payer, asked, limit)

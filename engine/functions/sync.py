@@ -223,12 +223,12 @@ class SyncHost:
 
     def _watch(self) -> None:
         threading.main_thread().join()
-        while users := self._living_callers():
+        while users := self._open_callers():
             for thread in users:
                 thread.join()
         self.stop()
 
-    def _living_callers(self) -> list[threading.Thread]:
+    def _open_callers(self) -> list[threading.Thread]:
         with self._lock:
             return [thread for thread in self._callers if thread.is_alive() and not thread.daemon]
 

@@ -302,7 +302,7 @@ class McpServers(ToolSource):
     async def _supervise(self) -> None:
         """Start a supervisor below the engine's supervisor, or on its own without an engine."""
         if self._engine is not None:
-            life = await self._engine._host.living()
+            life = await self._engine._host.running_life()
             root = self._root = life.supervisor
             assert root is not None
             taken = {child.name for child in root.statistics().children}

@@ -13,7 +13,7 @@ from callboard.tracestore.nodes import ProbeTables
 
 from ..routing.availability import AvailabilityTable, RecordKey
 from ..routing.rate_limits import RateLimits
-from ..routing.rate_slots import Lesson
+from ..routing.rate_slots import LimitObservation
 
 # --- Findings about providers ---
 
@@ -141,14 +141,14 @@ TELL_SECONDS = 1.0
 _Place = tuple[str, str, str]
 
 
-class Told(msgspec.Struct, frozen=True):
+class LimitAnnouncement(msgspec.Struct, frozen=True):
     """A learned limit, as sent to the other nodes."""
 
     node: str
     """The node: the run of its engine."""
     adapter: str
     key: str
-    lesson: Lesson
+    observation: LimitObservation = msgspec.field(name="lesson")  # the name on the wire
     age_us: int
     """Microseconds since then."""
 
@@ -171,19 +171,19 @@ class LearnedLimits:
         self._subject = f"callboard.{cluster}.limits"
         self._broker = broker
         self._listens = False
-        self._news: dict[_Place, tuple[Lesson, float]] = {}
+        self._news: dict[_Place, tuple[LimitObservation, float]] = {}
         self._come = anyio.Event()
         self._hurry = anyio.Event()
 
     def share(self, limits: RateLimits) -> None:
         self.limits = limits
-        limits.on_learned = self.note
+        limits.on_observation = self.note
 
-    def note(self, adapter: str, key: str, lesson: Lesson) -> None:
+    def note(self, adapter: str, key: str, observation: LimitObservation) -> None:
         """Record the limits of a reply here. They replace the earlier ones."""
-        self._news[adapter, key, lesson.model] = lesson, anyio.current_time()
+        self._news[adapter, key, observation.model] = observation, anyio.current_time()
         self._come.set()
-        if lesson.pause_us:
+        if observation.pause_us:
             self._hurry.set()
 
     async def run(self) -> None:
@@ -207,19 +207,21 @@ class LearnedLimits:
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
         """Apply limits that another node has learned."""
         try:
-            told = msgspec.json.decode(payload, type=Told)
+            announcement = msgspec.json.decode(payload, type=LimitAnnouncement)
         except msgspec.DecodeError as error:  # of another version
             _limits_log.debug("lesson_not_read", error=str(error))
             return
-        if told.node != self._node:
-            self.limits.learn(told.adapter, told.key, told.lesson, told.age_us)
+        if announcement.node != self._node:
+            self.limits.learn(
+                announcement.adapter, announcement.key, announcement.observation, announcement.age_us
+            )
 
     def _tell(self) -> None:
         news, self._news = self._news, {}
-        for (adapter, key, _), (lesson, at) in news.items():
+        for (adapter, key, _), (observation, at) in news.items():
             age_us = max(round((anyio.current_time() - at) * 1e6), 0)
-            told = Told(self._node, adapter, key, lesson, age_us)
-            self._broker.publish(self._subject, msgspec.json.encode(told))
+            announcement = LimitAnnouncement(self._node, adapter, key, observation, age_us)
+            self._broker.publish(self._subject, msgspec.json.encode(announcement))
 
 
 # --- One probe per cluster ---
@@ -298,8 +300,8 @@ class ProbeLeases:
             await anyio.sleep(_LOOK_SECONDS)
 
     def _is_to_begin(self, key: RecordKey) -> bool:
-        told = self._held.get(key)
-        return told is not None and anyio.current_time() - told < _BEGINS_SECONDS
+        held_since = self._held.get(key)
+        return held_since is not None and anyio.current_time() - held_since < _BEGINS_SECONDS
 
     async def _take(self, keys: list[RecordKey]) -> bool:
         taken: list[RecordKey] = []

@@ -42,7 +42,7 @@ from .state import SessionState, asked_in, in_its_first_turn, saved_of
 if TYPE_CHECKING:
     from callboard.tracestore.nodes import Owner
 
-    from ..nodes.frames.retained import Retained
+    from ..nodes.frames.retained_turns import RetainedTurns
     from ..nodes.node import Node
     from ..nodes.ownership import Ownership
 
@@ -373,7 +373,7 @@ async def _begun_here(runtime: Runtime, store: Store, state: SessionState, epoch
     return state
 
 
-async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retained | None) -> None:
+async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: RetainedTurns | None) -> None:
     """Add a dead owner's messages that are not in the stored history, and end its interrupted turn."""
     if kept is None:
         return
@@ -394,12 +394,12 @@ async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retain
     await _end(node, state.id, turn.stream_id, turn.node, turn.epoch)
 
 
-async def _kept(node: Node, session_id: str) -> Retained | None:
+async def _kept(node: Node, session_id: str) -> RetainedTurns | None:
     """The content of a session's frames; None without a broker or while it can't be reached."""
     if node.frames is None:
         return None
     try:
-        return await node.frames.retained(session_id)
+        return await node.frames.retained_turns(session_id)
     except OSError as error:
         _opening_log.warning("frames_not_read", session_id=session_id, error=str(error))
         return None

@@ -22,14 +22,14 @@ from ..tools import Tool, ToolLike
 from ..tools.collect import collected
 
 if TYPE_CHECKING:
-    from ..nodes.frames.retained import Retained
+    from ..nodes.frames.retained_turns import RetainedTurns
     from ..nodes.ownership import Ownership
 
 
 _NO_OPTIONS: TurnOptions = {}
 
 
-class TurnUnderWay(Protocol):
+class TurnInProgress(Protocol):
     """The operations on a turn in progress that other parts may use."""
 
     def cancel(self, why: str = "") -> bool:
@@ -93,9 +93,9 @@ class SessionState:
         """These options as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
-        self.queue: list[TurnUnderWay] = []
+        self.queue: list[TurnInProgress] = []
         """The turns that have been started and not yet admitted, in the order in which they will run."""
-        self.running: TurnUnderWay | None = None
+        self.running: TurnInProgress | None = None
         self.announced = False
         """Whether the session's existence was published."""
         self.resumed = False
@@ -225,7 +225,7 @@ def asked_in(packed: bytes) -> AskedWith | None:
     return None if saved is None or saved.setup is None else asked_with_of(saved.setup.asked_with)
 
 
-def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:
+def in_its_first_turn(saved: SavedSession, kept: RetainedTurns) -> SavedSession:
     """A session whose owner died in its first turn. Its messages are in the frames."""
     turn = kept.unfinished
     begun = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)

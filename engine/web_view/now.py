@@ -185,11 +185,11 @@ async def _providers(subject: Subject) -> AsyncIterator[bytes]:
             looked = ns
             async with subject.reading() as store:
                 rejected = rejections(await store.calls(limit=ROUTED_CALLS))
-        state = {"ts_us": subject.clock.now_us(), "rejected": rejected, **await _standing(subject)}
+        state = {"ts_us": subject.clock.now_us(), "rejected": rejected, **await _availability(subject)}
         yield frame("providers", as_json(state))
 
 
-async def _standing(subject: Subject) -> dict[str, object]:
+async def _availability(subject: Subject) -> dict[str, object]:
     engine = subject.engine
     if engine is None:
         async with subject.reading() as store:

@@ -22,9 +22,9 @@ from rich.console import Console
 from callboard import Engine
 from callboard.bus import Cost, CostSource
 from callboard.engine import cli
-from callboard.engine.cli.common.sanitize import harmless_json, one_line, sanitize
-from callboard.engine.cli.common.screen import Flow
-from callboard.engine.cli.common.table import Column, FittingTable, cost_text, difference, figure, percent, usd
+from callboard.engine.cli.sanitize import harmless_json, one_line, sanitize
+from callboard.engine.cli.screen import Flow
+from callboard.engine.cli.table import Column, FittingTable, cost_text, difference, figure, percent, usd
 from callboard.engine.cli.traces import _stdout
 from tests.support.engines import keeping, registry
 from tests.support.scripted import Say

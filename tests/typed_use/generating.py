@@ -117,8 +117,8 @@ def plainly() -> None:
     assert_type(generate_sync("sonnet", "Hi").text, str)
     with stream_sync("sonnet", "Hi") as result:
         assert_type(result, SyncStreamResult)
-        for text in result.text_stream:
-            assert_type(text, str)
+        pieces: Iterator[str] = result.text_stream
+        assert_type(next(pieces), str)
         assert_type(result.text_stream(tree=True), Iterator[TreePiece])
         for event in result:
             assert_type(event, ViewEvent)

@@ -116,13 +116,13 @@ class PostgresOwnership:
     async def leave(self, node: str) -> None:
         await self._database.statement("DELETE FROM nodes WHERE node = ?", (node,))
 
-    async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
+    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | Held:
         def work(statements: Statements) -> Claimed | Held | None:
             owner = _owner(statements, session_id, lock=True)
             if owner is None:
                 return None  # it was deleted a moment ago
             if owner.node != node and owner.lives and not owner.released:
-                if wants:
+                if request_takeover:
                     statements.run(_WANT, (session_id,))
                 return Held(by=owner)
             ((epoch,),) = statements.run(_TAKE, (node, session_id))

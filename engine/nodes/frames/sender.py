@@ -21,7 +21,7 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
-from .retained import Retained, retained
+from .retained_turns import RetainedTurns, retained_turns
 from .wire import Appended, Assembly, Beginning, Ending, Frame, UnreadableFrame, chunks, pack_message, packets
 
 # --- Making and sending frames ---
@@ -368,7 +368,7 @@ class Frames:
         self._subjects = subjects
         self._asked = (subjects.asked(node), subjects.asked(""))
 
-    async def retained(self, session_id: str) -> Retained:
+    async def retained_turns(self, session_id: str) -> RetainedTurns:
         """The messages in the kept frames of a session, for the node that takes it over."""
         return await self._kept(self._subjects.of_session(session_id))
 
@@ -380,7 +380,7 @@ class Frames:
                     return message.metadata.usage.output_tokens
         return 0
 
-    async def _kept(self, subject: str) -> Retained:
+    async def _kept(self, subject: str) -> RetainedTurns:
         frames: list[Frame] = []
         assembly = Assembly()
         async for payload in self._broker.kept(subject):
@@ -390,7 +390,7 @@ class Frames:
                 continue
             if frame is not None:
                 frames.append(frame)
-        return retained(frames)
+        return retained_turns(frames)
 
     async def forget(self, session_id: str) -> None:
         """Delete all frames of a deleted session from the broker."""

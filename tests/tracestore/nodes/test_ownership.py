@@ -124,13 +124,13 @@ async def test_an_owner_is_told_what_others_wait_for(place: Place) -> None:
     await place.tables.renew(A, 0)
     for session in ("s", "t", "u"):
         await place.tables.claim(session, A.node)
-    await place.tables.claim("s", B.node, wants=True)
+    await place.tables.claim("s", B.node, request_takeover=True)
     await place.tables.claim("u", B.node)
     assert list(await place.tables.wanted(A.node)) == ["s"]
     assert list((await place.tables.renew(A, 0)).wanted) == ["s"]
     await place.tables.release(A.node, {"s": 1})
     assert list(await place.tables.wanted(A.node)) == []
-    await place.tables.claim("t", B.node, wants=True)
+    await place.tables.claim("t", B.node, request_takeover=True)
     await place.passes(31)
     assert list((await place.tables.renew(A, 0)).wanted) == []
 

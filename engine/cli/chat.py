@@ -20,19 +20,19 @@ from callboard.bus import CallboardError, ConfigurationError, Message, MessageMe
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.usage import CostSum
 
-from ... import Reply, Session, load_registry
-from ...calls.outcome import NOT_KNOWN
-from ...routing.model_choice import model_text
-from ...watching.preview import RequestLoss, RequestPreview
-from ..command_line import PAIR
-from ..common.options import add_key, add_models_file, command_name, repeated
-from ..common.sanitize import note, say
-from ..common.screen import Screen, complain, make_console, said
-from ..common.table import cost_text, plural, seconds, sum_text, usd
-from ..conversation_setup import LastSession, add_mcp_file, last_session, remember
-from ..inputs import attachment, content_of, options_of
-from .lines import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
-from .state import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
+from .. import Reply, Session, load_registry
+from ..calls.outcome import NOT_KNOWN
+from ..routing.model_choice import model_text
+from ..watching.preview import RequestLoss, RequestPreview
+from .chat_input import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
+from .chat_state import Backstage, Interrupts, ReplyInProgress, ReplyWriter, Setting
+from .command_line import PAIR
+from .conversation_setup import LastSession, add_mcp_file, last_session, remember
+from .inputs import attachment, content_of, options_of
+from .options import add_key, add_models_file, command_name, repeated
+from .sanitize import note, say
+from .screen import Screen, complain, make_console, said
+from .table import cost_text, plural, seconds, sum_text, usd
 
 
 class Chat:
@@ -80,7 +80,7 @@ class Chat:
     def _make_reader(self) -> Reader:
         if self._at_terminal:
             with contextlib.suppress(ImportError):
-                from .terminal import TerminalReader
+                from .chat_terminal import TerminalReader
 
                 return TerminalReader("you> ", self._names)
         return PlainReader("you> " if self._at_terminal else "")
@@ -218,7 +218,7 @@ class Chat:
         self._last = (len(self._session.messages), content)
         label = f"{model_text(self._session.model)}> " if self._at_terminal else ""
         writer = ReplyWriter(self._screen, label, before=self._screen.idle)
-        reply = ReplyUnderWay(self._session, content, self._setting.options, writer)
+        reply = ReplyInProgress(self._session, content, self._setting.options, writer)
         if self._at_terminal:
             self._screen.busy(f"{model_text(self._session.model)} ...")
         with self._interrupts.replying(lambda: self._portal.start_task_soon(reply.cancel)):
