@@ -239,8 +239,8 @@ class Turn(TurnContext):
                 tool_name=caller.tool_name,
                 depth=caller.node.depth + 1,
             )
+            caller.lend(self.id, self.runtime.streams)  # before a reader can hear of it
             caller.start(self, self.cancel, child)
-            caller.lend(self.id, self.runtime.streams)
         state.queue.append(self)
         self.log = self.runtime.streams.open(
             self.id,
@@ -358,6 +358,8 @@ class Turn(TurnContext):
             try:
                 if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
                     return reply
+                if tools.handed_to is not None:  # by a call that was approved
+                    models = self._hand_over(models, tools.handed_to)
                 return await self._converse(models, tools)
             finally:
                 models.adapters.end()
@@ -431,10 +433,11 @@ class Turn(TurnContext):
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
                     status = "awaiting_tools"
-                elif tools.handed_to is not None:
-                    models, tools = self._hand_over(models, tools.handed_to)
-                elif await tools.stops(self.steps):
-                    status = "stopped"
+                else:
+                    if tools.handed_to is not None:
+                        models = self._hand_over(models, tools.handed_to)
+                    if await tools.stops(self.steps):
+                        status = "stopped"
             self._finish_step()
             if status is not None and not (status == "completed" and self._is_steered()):
                 self.steering.close(_OVER)
@@ -442,8 +445,8 @@ class Turn(TurnContext):
                 return message
             held = status is None and provider_waits(message)
 
-    def _hand_over(self, models: TurnModels, agent: Handoff) -> tuple[TurnModels, TurnTools]:
-        """Give the conversation to another agent. Returns its models and tools, for the rest of the turn."""
+    def _hand_over(self, models: TurnModels, agent: Handoff) -> TurnModels:
+        """Give the conversation to another agent. Returns its models, for the rest of the turn."""
         state, sessions = self.state, self.runtime.sessions
         self._model = None
         if state.id:
@@ -452,9 +455,11 @@ class Turn(TurnContext):
         state.use_tools(agent.tools)
         if state.announced:
             sessions.publish_setup(state)
+        self.options = self.options.copy()
+        self.options.pop("tool_choice", None)  # it was made for the tools of the agent before
         fresh = TurnModels(self, agent.model, self.new)
         fresh.adapters = models.adapters
-        return fresh, TurnTools(self, self._keep_results)
+        return fresh
 
     def _take_steering(self, models: TurnModels) -> None:
         """Take the host's steering messages."""

@@ -307,7 +307,7 @@ class Reading:
                     self._chunk.read[path] = position
                 yield
         except OSError as error:
-            self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
+            self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
 
     def _position(
         self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, whole: bool

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from callboard.adapters import Message
 from callboard.bus import (
     CallboardError,
     ConfigurationError,
@@ -34,6 +35,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
+from ..tools.waiting_calls import agent_now
 from .open import costs_of, reprice_messages
 from .state import SessionState, asked_in, in_its_first_turn, saved_of
 
@@ -102,6 +104,7 @@ def state_of_saved(runtime: Runtime, settings: SessionToOpen, saved: SavedSessio
     """The state of a session as stored. Raises CallboardError or ConfigurationError."""
     setup = _whole(settings.session_id, saved, settings.system_prompt is not None)
     assert saved is not None
+    settings = _after_handoffs(settings, saved.messages)
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
     state = SessionState(
         settings.session_id,
@@ -270,6 +273,7 @@ async def _is_ours(runtime: Runtime, state: SessionState) -> bool:
 def _change(runtime: Runtime, state: SessionState, settings: SessionToOpen) -> None:
     """Apply the caller's settings to the next turns of a session."""
     sessions = runtime.sessions
+    settings = _after_handoffs(settings, state.messages)
     state.options = merged(state.options, settings.options)
     if settings.model is not None and settings.model != state.model:
         sessions.change_model(state, settings.model)
@@ -280,6 +284,16 @@ def _change(runtime: Runtime, state: SessionState, settings: SessionToOpen) -> N
         state.system_prompt = settings.system_prompt
     if state.announced and before != (state.system_prompt, state.definitions):
         sessions.publish_setup(state)
+
+
+def _after_handoffs(settings: SessionToOpen, messages: Sequence[Message]) -> SessionToOpen:
+    """The settings of the agent that has the conversation, if the caller passed those of the first agent."""
+    agent = None if settings.tools is None else agent_now(settings.tools, messages)
+    if agent is None:
+        return settings
+    return msgspec.structs.replace(
+        settings, model=agent.model, system_prompt=agent.system_prompt, tools=agent.tools
+    )
 
 
 # --- Taking over in a cluster ---

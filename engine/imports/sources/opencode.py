@@ -141,7 +141,7 @@ def _database(path: Path, *, content: bool) -> Iterator[Item]:
     for row in foreign_rows(path, "message", ("id", "session_id", "data"), ("time_created", "id")):
         data = row.get("data")
         if not row:
-            yield Unread(line=0, why="a row is too large")
+            yield UnreadablePart(line=0, why="a row is too large")
         if not isinstance(data, str | bytes):
             continue
         session = sessions.get(row.get("session_id"), {})
