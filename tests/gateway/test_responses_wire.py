@@ -42,6 +42,7 @@ from .responses_cases import (
 
 # --- Requests ---
 
+
 def items_of(body: JsonObject) -> list[JsonObject]:
     """The items of a body in one form.
 
@@ -108,7 +109,11 @@ def test_the_word_that_json_mode_needs_is_written_once() -> None:
     """The adapter adds a message that mentions JSON. Read again, it is one of the request's own."""
     hello = Message(Role.DEVELOPER, (TextBlock("Hi"),))
     request = CanonicalRequest(
-        request_id="", model="openai:gpt-5", messages=(hello,), max_output_tokens=16, output_schema={"type": "object"}
+        request_id="",
+        model="openai:gpt-5",
+        messages=(hello,),
+        max_output_tokens=16,
+        output_schema={"type": "object"},
     )
     body = build(request)
     assert items_of(build(read_again(body))) == items_of(body)
