@@ -28,6 +28,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.requests.content import of_provider
 from callboard.bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import Log
@@ -73,10 +74,12 @@ def request_for(
     asked["parallel_tool_calls"] = parallel_calls(
         entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
     )
-    caller = turn.given
+    caller, provider = turn.given, route.decision.provider
+    if option.speaks_client and caller is not None and caller.wire is not None:
+        messages = of_provider(messages, caller.wire.protocol, provider)
     return CanonicalRequest(
         request_id=ids.request_id,
-        messages=turn.state.refused_reasoning.without(route.decision.provider, messages),
+        messages=turn.state.refused_reasoning.without(provider, messages),
         model=route.decision.model,
         capabilities=capabilities,
         max_output_tokens=option.max_output_tokens,
