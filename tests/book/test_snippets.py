@@ -245,7 +245,6 @@ def run_console(block: Block, folder: Path) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    """And each says why."""
     told = [(page, block.line, block.not_run) for page in PAGES for block in blocks(DOCS / page) if block.not_run]
     assert len(told) <= NOT_RUN_AT_MOST, told
 

@@ -232,7 +232,6 @@ async def test_a_slice_of_which_the_node_never_heard_is_given_back(lost: str) ->
 
 
 async def test_what_the_store_did_not_hear_of_is_given_back_when_it_is_there_again() -> None:
-    """However long it was away."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     assert await a.reserve(100)
