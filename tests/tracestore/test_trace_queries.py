@@ -245,6 +245,7 @@ def test_a_column_that_gets_its_first_value_late_is_stored_and_null_before() -> 
     )
     insert = Insert("t", ("name", "first", "second"), keep_first)
     statements, seen = Statements(connection), []
+    statements.insert(insert, [])
     for rows in (["a", None, None, "b", None, None], ["a", None, 5], ["a", 7, None], ["c", 1, 2]):
         statements.insert(insert, rows)
         seen.append(statements.run("SELECT * FROM t ORDER BY name"))

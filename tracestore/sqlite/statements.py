@@ -203,10 +203,12 @@ class FilledColumns:
         """An INSERT and its rows in the flat list `values`, without the columns that are left out."""
         width = len(insert.columns)
         rows = len(values) // width
+        if not rows:
+            return insert, values
         narrow, places = self._known.get(insert, (insert, []))
         if len(places) < width:
             filled = [place for place in range(width) if values[place::width].count(None) < rows]
-            if not places or not set(filled).issubset(places):
+            if not set(filled).issubset(places):
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
                 self._known[insert] = narrow, places
