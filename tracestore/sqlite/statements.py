@@ -212,7 +212,7 @@ class FilledColumns:
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
                 self._known[insert] = narrow, places
-        if len(places) == width:
+        if not places or len(places) == width:
             return insert, values
         kept: list[SqlValue] = [None] * (rows * len(places))
         for at, place in enumerate(places):
