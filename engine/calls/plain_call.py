@@ -209,7 +209,7 @@ class PlainCalls(Generic[A]):
             if caller is None:
                 with runtime.in_flight.call():
                     return await work()
-            if caller.carried and runtime.node is not None:
+            if caller.carried:
                 runtime.node.reach(caller)
             with runtime.in_flight.call(PARENT_ENDED) as cancel:
                 caller.start(self, cancel)
@@ -282,7 +282,7 @@ class PlainCalls(Generic[A]):
             attempt,
             heals=heals,
             admit=admit,
-            may_go=self.runtime.may_go,
+            may_go=self.runtime.node.may_go,
         )
 
     async def ask(

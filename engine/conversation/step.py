@@ -519,7 +519,7 @@ class TurnTools:
             streamed=turn.streamed,
             key=lambda: idempotency_key(turn.state.id or None, history, call.id),
             tell=self._tell_child,
-            carry=None if turn.runtime.node is None else turn.runtime.node.carry,
+            carry=turn.runtime.node.carry,
         )
 
     def _tell_child(self, child: ChildTurn) -> None:
