@@ -101,6 +101,12 @@ def patterns(*, messages: bool = False) -> tuple[tuple[re.Pattern[str], str], ..
     )
 
 
+@cache
+def any_pattern(*, messages: bool) -> re.Pattern[str]:
+    """All wordings of the list at once: few sentences have one, and the others need no second look."""
+    return re.compile("|".join(pattern.pattern for pattern, _ in patterns(messages=messages)), re.IGNORECASE)
+
+
 def sentences(text: str) -> list[str]:
     """The sentences of a text. Code counts as one word, and so does a list of code."""
     plain = _CODES.sub("`code`", _TAG.sub("", _LINK.sub(r"\1", _CODE.sub("`code`", text))))
@@ -123,7 +129,9 @@ def offenders(texts: Iterable[Text]) -> list[Offender]:
             )
         for sentence in sentences(text.words):
             place = text.file, text.line
-            for pattern, use in patterns(messages=text.kind == "message"):
+            messages = text.kind == "message"
+            listed = any_pattern(messages=messages).search(sentence) is not None
+            for pattern, use in patterns(messages=messages) if listed else ():
                 match = pattern.search(sentence)
                 if match is not None and not (text.kind == "heading" and match[0].startswith("W")):  # "What is …"
                     found.append(Offender(*place, f'"{match[0]}" (write: {use})', sentence))
@@ -198,12 +206,19 @@ def of_docstrings(folders: Iterable[Path]) -> Iterator[Text]:
     """The paragraphs of all docstrings, and of the strings below fields."""
     for file in sorted(path for folder in folders for path in folder.rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            body = getattr(node, "body", None)
-            for statement in body if isinstance(body, list) else ():
-                match statement:
-                    case ast.Expr(value=ast.Constant(value=str(text))):
-                        yield from _of_docstring(text, name, statement.lineno)
+        for statement in _statements(ast.parse(file.read_text(encoding="utf-8"))):
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield from _of_docstring(text, name, statement.lineno)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements in a module, and those within them. The nodes of expressions, most by far, are left out."""
+    for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inner = getattr(node, field, None)
+        for statement in inner if isinstance(inner, list) else ():
+            yield statement
+            yield from _statements(statement)
 
 
 def _of_docstring(value: str, name: str, line: int) -> Iterator[Text]:
@@ -244,8 +259,9 @@ def _messages_of(source: str, name: str) -> Iterator[Text]:
                 pass
             case _:
                 continue
-        exempt = any(_EXEMPT_LINE.search(line) for line in lines[max(node.lineno - 2, 0) : node.end_lineno])
-        if len(_WORD.findall(text)) > 2 and not _SQL.search(text) and not exempt:
+        if len(_WORD.findall(text)) <= 2 or _SQL.search(text):
+            continue
+        if not any(_EXEMPT_LINE.search(line) for line in lines[max(node.lineno - 2, 0) : node.end_lineno]):
             yield Text(name, node.lineno, text, "message")
 
 

@@ -219,9 +219,23 @@ KEPT = frozenset(
         # ids
         *("forked_from", "batch_id", "call_id", "job_id", "response_id", "provider_request_id", "tool_use_id"),
         *("trace_parent", "node", "digest", "message_id", "id"),
+        *("parent_call_id", "parent_tool_use_id", "parent_turn_id", "root_turn_id"),
         # words of a fixed list
         *("operation", "reason", "stop_reason", "raw_stop_reason", "status", "error_class", "error_type", "code"),
-        *("provider_code", "warnings", "action", "scope", "why", "how", "kind", "size", "role", "type", "source"),
+        *(
+            "provider_code",
+            "warnings",
+            "action",
+            "scope",
+            "why",
+            "how",
+            "kind",
+            "size",
+            "role",
+            "type",
+            "source",
+            "origin",
+        ),
         # configuration
         *("pricing_version", "key", "guardrail"),
     )

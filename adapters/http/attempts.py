@@ -266,7 +266,7 @@ class HttpAttempts:
                 return "key"
             if self._key.name is not None and self._has_other_key(self._key.name, error):
                 return "key"
-        return "repair" if self.mend(error) else None
+        return "repair" if self.repair_request(error) else None
 
     async def _has_new_key(self) -> bool:
         """Look for a new value of a refused key, once in a call."""
@@ -283,7 +283,7 @@ class HttpAttempts:
     def _has_other_key(self, name: str, error: AdapterError) -> bool:
         """Pause the key that caused a failure. True if another key of the pool replaces it."""
         now_us = self.client.clock.now_us()
-        if not self.client.keys.rests.failed(name, self._terms.wire_model, error, now_us):
+        if not self.client.keys.cooldowns.failed(name, self._terms.wire_model, error, now_us):
             return False
         self._tried_keys.add(name)
         other = self._choose_key()
@@ -310,7 +310,7 @@ class HttpAttempts:
     def key_was_taken(self) -> None:
         """Record that the provider accepted the key of the current attempt."""
         if self._key.name is not None:
-            self.client.keys.rests.taken(self._key.name, self._terms.wire_model)
+            self.client.keys.cooldowns.taken(self._key.name, self._terms.wire_model)
 
     def _failed(self, error: AdapterError, delay: float) -> NextAttempt | None:
         self.sent = False
@@ -320,7 +320,7 @@ class HttpAttempts:
         if next_attempt is not None:
             await self.wait(next_attempt, what="another attempt's turn")
 
-    def mend(self, error: AdapterError) -> bool:
+    def repair_request(self, error: AdapterError) -> bool:
         """Change the next attempt's request, if the error shows how. Returns whether it was changed."""
         return False
 
@@ -333,7 +333,7 @@ class HttpAttempts:
         error.request_id = self._terms.request_id
         error.provider = self.client.name
         if error.usage is None:
-            error.usage = usage_of_failure(error, self.usage_so_far, heard=self.heard)
+            error.usage = usage_of_failure(error, self.usage_so_far, received=self.received)
         mask_error(error, self.client.secrets)
 
     def _out_of_time_error(self) -> AdapterError:
@@ -349,7 +349,7 @@ class HttpAttempts:
         return error
 
     @property
-    def heard(self) -> bool:
+    def received(self) -> bool:
         """Whether any part of a reply has arrived in this attempt."""
         return False
 

@@ -337,7 +337,7 @@ class Assembler:
         return usage_until_now(self.usage, self._estimate_usage(self.partial_text()))
 
     @property
-    def heard(self) -> bool:
+    def received(self) -> bool:
         """Whether any part of the reply has arrived, usage included."""
         return self.started or bool(self._held) or self.usage is not None
 

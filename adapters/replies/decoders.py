@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from callboard.bus.values.base import Json, JsonObject
 
-from ..requests.content import mend_json
+from ..requests.content import repair_json
 from ..transport.transport import MAX_REPLY_BYTES, too_large
 
 
@@ -96,7 +96,7 @@ def _may_become_token(rest: str, expected: str) -> bool:
 
 def _parse(text: str) -> Json:
     try:
-        value: Json = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
+        value: Json = json.loads(repair_json(text.encode()), strict=False, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return None
     return value
@@ -110,7 +110,7 @@ _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL
 """A string, which is not changed, or a number that JSON doesn't have."""
 
 
-class Mended(NamedTuple):
+class RepairedBody(NamedTuple):
     """A repaired body that may decode."""
 
     text: bytes
@@ -118,20 +118,20 @@ class Mended(NamedTuple):
     """A text about the replaced parts."""
 
 
-def mend_body(text: bytes) -> Mended | None:
+def repair_body(text: bytes) -> RepairedBody | None:
     """The body with everything invalid in JSON replaced; None if there is none."""
     replaced: list[str] = []
     steps = (
         ("invalid UTF-8", _as_utf8),
         ("NaN or Infinity", _without_constants),
-        ("half a surrogate pair", mend_json),
+        ("half a surrogate pair", repair_json),
     )
-    for what, mend in steps:
-        mended = mend(text)
-        if mended != text:
+    for what, repair_request in steps:
+        repaired = repair_request(text)
+        if repaired != text:
             replaced.append(what)
-            text = mended
-    return Mended(text, tuple(replaced)) if replaced else None
+            text = repaired
+    return RepairedBody(text, tuple(replaced)) if replaced else None
 
 
 def _as_utf8(text: bytes) -> bytes:

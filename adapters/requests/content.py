@@ -41,15 +41,15 @@ _ESCAPE = re.compile(
 )
 
 
-def mend_json(text: bytes) -> bytes:
+def repair_json(text: bytes) -> bytes:
     """JSON text without half pairs in its escapes; the same object if there are none."""
     if b"\\u" not in text:
         return text
-    mended = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
-    return text if mended == text else mended
+    repaired = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+    return text if repaired == text else repaired
 
 
-def mend_text(text: str) -> str:
+def repair_text(text: str) -> str:
     """Text that UTF-8 can encode: pairs joined, halves replaced; the same object if already valid."""
     if text.isascii():
         return text
@@ -60,26 +60,26 @@ def mend_text(text: str) -> str:
     return text
 
 
-def mend_object(value: JsonObject) -> JsonObject:
+def repair_object(value: JsonObject) -> JsonObject:
     """A JSON object with valid texts; the same object if already valid."""
     try:
         msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return {mend_text(name): mend_json_value(inner) for name, inner in value.items()}
+        return {repair_text(name): repair_json_value(inner) for name, inner in value.items()}
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass  # the writer of the body handles values that are not JSON
     return value
 
 
-def mend_json_value(value: Json) -> Json:
+def repair_json_value(value: Json) -> Json:
     """A JSON value with valid texts."""
     match value:
         case str():
-            return mend_text(value)
+            return repair_text(value)
         case list():
-            return [mend_json_value(item) for item in value]
+            return [repair_json_value(item) for item in value]
         case dict():
-            return {mend_text(name): mend_json_value(item) for name, item in value.items()}
+            return {repair_text(name): repair_json_value(item) for name, item in value.items()}
         case _:
             return value
 
@@ -90,7 +90,7 @@ def encode_json(value: Json) -> bytes:
         try:
             return msgspec.json.encode(value)
         except UnicodeEncodeError:
-            return msgspec.json.encode(mend_json_value(value))
+            return msgspec.json.encode(repair_json_value(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequestError(f"the request is not JSON: {error}") from error
 

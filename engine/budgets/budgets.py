@@ -357,7 +357,7 @@ class Budgets:
             return refusals
         if self._shared is not None:
             self._shared.reserved(self._shared_accounts(payer), asked)
-        if self._bus.is_heard(BudgetReserved):
+        if self._bus.has_subscribers(BudgetReserved):
             self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
         return None
 
@@ -512,7 +512,7 @@ class Budgets:
             accounts = self.ledger.settle(end.name, end.spent, counted)
         if not accounts:
             return
-        if self._bus.is_heard(BudgetSettled):
+        if self._bus.has_subscribers(BudgetSettled):
             settled = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
             self._tell(settled, end.name or "", end.payer)
         self._tell_low(accounts, end.name or "", end.payer)

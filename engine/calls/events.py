@@ -269,8 +269,8 @@ class CallEvents:
             node.admit_call(levels=1)
         elif node is not None:
             node.admit_call()
-        if node is not None and (far := node.far or node.far_above) is not None:
-            await far.known()
+        if node is not None and (remote := node.remote or node.remote_above) is not None:
+            await remote.known()
         if not runtime.budgets and (node is None or not node.accounts):
             return
         try:
@@ -540,14 +540,14 @@ class CallEvents:
         await self.context.runtime.host.secure(self.context.turn_id)
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether an attempt is in progress. Some adapters don't report their attempts."""
         return self._attempt_open or (self.asked and not self._attempt)
 
     def account(self, error: AdapterError) -> None:
         """Put the usage of the call on its error, unless the adapter has done so."""
-        if error.usage is None and self.under_way:
-            error.usage = usage_of_failure(error, self.used, heard=False)
+        if error.usage is None and self.in_progress:
+            error.usage = usage_of_failure(error, self.used, received=False)
         elif error.usage is None and isinstance(error, CancelledError):  # it waited, for a slot or a new attempt
             error.usage = NOTHING_USED
 

@@ -25,7 +25,7 @@ from ..calls.outcome import NOT_KNOWN
 from ..routing.model_choice import model_text
 from ..watching.preview import RequestLoss, RequestPreview
 from .chat_input import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
-from .chat_state import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
+from .chat_state import Backstage, Interrupts, ReplyInProgress, ReplyWriter, Setting
 from .command_line import PAIR
 from .conversation_setup import LastSession, add_mcp_file, last_session, remember
 from .inputs import attachment, content_of, options_of
@@ -218,7 +218,7 @@ class Chat:
         self._last = (len(self._session.messages), content)
         label = f"{model_text(self._session.model)}> " if self._at_terminal else ""
         writer = ReplyWriter(self._screen, label, before=self._screen.idle)
-        reply = ReplyUnderWay(self._session, content, self._setting.options, writer)
+        reply = ReplyInProgress(self._session, content, self._setting.options, writer)
         if self._at_terminal:
             self._screen.busy(f"{model_text(self._session.model)} ...")
         with self._interrupts.replying(lambda: self._portal.start_task_soon(reply.cancel)):

@@ -126,7 +126,7 @@ class Backstage:
         self.saved = True
 
 
-class ReplyUnderWay:
+class ReplyInProgress:
     """One turn, as the event loop runs it. The main thread may cancel it at any time."""
 
     def __init__(

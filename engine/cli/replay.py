@@ -8,7 +8,7 @@ import sys
 
 import anyio
 
-from callboard.adapters.requests.content import mend_json
+from callboard.adapters.requests.content import repair_json
 from callboard.bus import Bus, ConfigurationError, Envelope, Lossless
 from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line
@@ -110,7 +110,7 @@ class _JsonLines:
     """For programs: envelopes whole."""
 
     def show(self, envelope: Envelope) -> None:
-        write_json(mend_json(encode_line(envelope)).decode().rstrip("\n"))
+        write_json(repair_json(encode_line(envelope)).decode().rstrip("\n"))
         sys.stdout.flush()
 
     def end(self) -> None:

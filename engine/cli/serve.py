@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from callboard.adapters.providers.local.child import what_to_install
 from callboard.bus import ConfigurationError
 
 from .. import Cluster, Engine, ModelRegistry, load_registry
@@ -63,6 +64,11 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         default="cancel",
         help="cancel or finish the call of a client that leaves (default: cancel)",
     )
+    parser.add_argument(
+        "--private-media",
+        action="store_true",
+        help="allow clients to name images and files at addresses that are not public",
+    )
     parser.add_argument("--no-web", action="store_true", help="serve no live view")
     parser.add_argument(
         "--capture-content", action="store_true", help="keep the content of messages in the trace, too"
@@ -108,7 +114,12 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
         cluster = Cluster(store=place.dsn)
     content = arguments.capture_content
     async with Engine(models=registry, store=store, cluster=cluster, capture_content=content) as engine:
-        app = gateway(engine, keyless=keyless, on_disconnect=arguments.on_disconnect)
+        app = gateway(
+            engine,
+            keyless=keyless,
+            on_disconnect=arguments.on_disconnect,
+            private_media=arguments.private_media,
+        )
         if arguments.log:
             app.on_request = lambda served: note(log_line(served))
         view = None if arguments.no_web else _view(engine, arguments)
@@ -186,6 +197,8 @@ def greeting(address: str, registry: ModelRegistry, *, keyless: bool) -> Iterato
     if registry.client_names.get("*") == (LOCAL_MODEL,):
         yield "No provider is configured, so the local model serves every request. Set a key to use a provider,"
         yield "for example with: callboard keys set ANTHROPIC_API_KEY"
+        if (command := what_to_install()) is not None:
+            yield f"The local model is not installed, so all requests fail. Install it with: {command}"
     if not keyless:
         yield "Clients need a key. Make one with: callboard clients add NAME"
     yield ""

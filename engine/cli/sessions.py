@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from callboard import adapters
-from callboard.adapters.requests.content import mend_json
+from callboard.adapters.requests.content import repair_json
 from callboard.bus import CallboardError
 from callboard.bus.clock import to_us
 from callboard.bus.files import write_private
@@ -149,7 +149,7 @@ def as_json_line(message: adapters.Message) -> str:
             "metadata": None if message.metadata is None else msgspec.Raw(encode_metadata(message.metadata)),
         }
     )
-    return mend_json(written).decode()
+    return repair_json(written).decode()
 
 
 def _speaker(message: adapters.Message) -> str:

@@ -191,11 +191,23 @@ def options_among(
         if name in advice or not (name in _ALL or name in others):
             raise TypeError(f"{name}= is not an argument: {_hint(name, {*_ALL, *others} - advice.keys(), advice)}")
     options = {name: value for name, value in given.items() if name in _ALL}
+    require_in_range(options)
     if isinstance(limit := options.get("timeout"), TimeoutConfig):
         options["timeout"] = limit.total
         if options.get("call_timeout") is None:
             options["call_timeout"] = limit.per_step
     return cast("TurnOptions", options)
+
+
+_LEAST = {"max_output_tokens": 1, "max_tool_rounds": 0, "retry_empty": 0, "max_retries": 0}
+
+
+def require_in_range(options: Mapping[str, Any]) -> None:
+    """Refuse a negative limit, which some servers read as no limit. Raises ValueError."""
+    for name in _LEAST.keys() & options.keys():
+        value = options[name]
+        if value is not None and value < _LEAST[name]:
+            raise ValueError(f"{name}={value}: must be at least {_LEAST[name]}")
 
 
 def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:

@@ -241,6 +241,7 @@ class Turn(TurnContext):
                 depth=caller.node.depth + 1,
             )
             caller.start(self, self.cancel, child)
+            caller.lend(self.id, self.runtime.streams)
         state.queue.append(self)
         self.log = self.runtime.streams.open(
             self.id,

@@ -46,7 +46,7 @@ from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
 from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
@@ -64,7 +64,7 @@ from ..routing.candidates import (
     deployment_of_last_reply,
     expand,
 )
-from ..routing.model_choice import Asked, Model, check, check_tool_choice, overridden
+from ..routing.model_choice import Asked, Model, Requirements, check, check_tool_choice, overridden
 from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
@@ -492,10 +492,11 @@ class TurnModels:
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
         most = limit
+        as_it_is = _sends_as_it_is(adapter, self._turn.given)
         lowered: tuple[CallWarning, ...] = ()
         if named.listed and limit > capabilities.max_output_tokens and self._turn.of_client:
             most = capabilities.max_output_tokens
-            if not _sends_as_it_is(adapter, self._turn.given):
+            if not as_it_is:
                 lowered = (_lowered(limit, most, named.model),)
                 limit = most
         too_dear: Refusal | None = None
@@ -518,7 +519,9 @@ class TurnModels:
                 )
             )
         except CapabilityError as error:
-            obstacle = error
+            # A client's own body may say more than our tables know, and there is no other model to choose.
+            if not as_it_is or len(self.plan.named) > 1 or self.plan.requires != Requirements():
+                obstacle = error
         return Option(
             named=named,
             capabilities=capabilities,
@@ -540,9 +543,11 @@ class TurnModels:
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
-        fees = tool_fees(turn.options.get("provider_options", {}), adapter=adapter.name, adapter_type=adapter.type)
+        options = turn.options.get("provider_options", {})
+        fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
+            output = most_output(output, options, adapter=adapter.name, adapter_type=adapter.type)
             return worst_case_of_reply(priced, estimate, output, fees)
 
         limit = budgets.shortened(payer, asked, limit)

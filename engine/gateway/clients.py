@@ -33,6 +33,7 @@ from ..budgets.budgets import loader
 from ..budgets.ledger import Ledger
 from ..routing.rate_limits import AsyncRateLimiter, RateLimitLease
 from ..routing.rate_slots import RateLimiter
+from .http import RateHeaders
 from .wire import Failure, FailureKind
 
 if TYPE_CHECKING:
@@ -179,19 +180,6 @@ async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[
 
 
 # --- Rates ---
-
-
-class RateHeaders(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a client by the minute, after a request was admitted. None: there is no such limit."""
-
-    limit_requests: int | None = None
-    remaining_requests: int | None = None
-    reset_requests: float = 0.0
-    """Seconds until all requests are left again."""
-    limit_tokens: int | None = None
-    remaining_tokens: int | None = None
-    reset_tokens: float = 0.0
-    """Seconds until all tokens are left again."""
 
 
 NO_RATES = RateHeaders()

@@ -22,7 +22,7 @@ import anyio
 import msgspec
 
 from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse, MessageStart, TokenUsage
-from callboard.adapters.contract import WireRequest
+from callboard.adapters.contract import RateLimitInfo, WireRequest
 from callboard.bus import CallboardError, ConfigurationError, Cost, Log
 from callboard.bus.values.base import JsonObject
 
@@ -30,7 +30,20 @@ from ..conversation.turn import Turn, own
 from ..generation.arguments import turn_of
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
-from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
+from .http import (
+    ClientGone,
+    GatewayLimits,
+    Headers,
+    Incoming,
+    RateHeaders,
+    StreamedAnswer,
+    answer,
+    header,
+    passed_rates,
+    provider_rates,
+    rate_headers,
+    retry_headers,
+)
 from .passing import PassedReply, TooFarBehind
 from .streams import StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
@@ -102,6 +115,8 @@ class Exchange:
         """Further headers of the answer."""
         self.revoked: anyio.Event | None = None
         """Is set when the client's key is revoked, which ends the call."""
+        self._provider_headers: Mapping[str, str] = {}
+        self._provider_rates: RateHeaders | None = None
         self.session_id = canonical.session_id
         """The session of the conversation."""
         self._runtime = runtime
@@ -132,9 +147,25 @@ class Exchange:
             body=self.body,
             headers=self.asked.headers,
             on_event=self.passed.take_in,
+            on_headers=self._take_headers,
         )
         request = msgspec.structs.replace(self._canonical, wire=sent)
         return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
+
+    def _take_headers(self, headers: Mapping[str, str], told: RateLimitInfo | None) -> None:
+        self._provider_headers = headers
+        self._provider_rates = None if told is None else provider_rates(told, self._runtime.clock.now_us())
+
+    def _rates(self) -> Headers:
+        """The provider's limits: its own headers if the reply passes through. Limits of the client come first."""
+        if self.passed.seen:
+            told = passed_rates(self._provider_headers)
+        elif self._provider_rates is not None:
+            told = rate_headers(self.wire.name, self._provider_rates)
+        else:
+            return []
+        own = {name for name, _ in self.more_headers}
+        return [each for each in told if each[0] not in own]
 
     def _is_array(self) -> bool:
         return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
@@ -223,7 +254,8 @@ class Exchange:
         assert self.response is not None
         if self._gone:
             return
-        headers = [*self._headers(self._warnings(self.response.warnings)), *cost_header(self.turn.cost)]
+        headers = [*self._headers(self._warnings(self.response.warnings)), *self._rates()]
+        headers += cost_header(self.turn.cost)
         try:
             async with asyncio.timeout(self._limits.write_seconds):
                 await answer(self.request.send, 200, self.whole_body(), headers)
@@ -295,7 +327,8 @@ class Exchange:
                 if start is None:
                     continue  # the end of a turn that failed before its reply
                 if not out.started:
-                    out.headers = [*out.headers, *warnings_header(self._warnings(start.warnings))]
+                    told = warnings_header(self._warnings(start.warnings))
+                    out.headers = [*out.headers, *told, *self._rates()]
             if data := writer.write(batch):
                 await out.write(data)
         response = self.turn.steps[-1].response

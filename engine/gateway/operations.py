@@ -23,7 +23,7 @@ from ..engine import Engine
 from ..imports.importer import Importer
 from ..imports.source import ImportedCall, Item, Unread
 from ..imports.sources.otlp import read_otlp
-from ..operations.embeddings import EmbeddingResult
+from ..operations.embeddings import EmbeddingResult, ImageOptions
 from . import gemini_embeddings, openai_extras
 from .exchange import models_of
 from .wire import BadRequest
@@ -90,11 +90,10 @@ def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence
 
 
 async def openai_images(engine: Engine, asked: openai_extras.AskedImages, tags: Tags) -> Made:
-    """``POST /v1/images/generations``."""
+    """``POST /v1/images/generations`` and ``/v1/images/edits``."""
     request = asked.request
-    result = await engine.generate_image(
-        request.prompt,
-        model=models_of(engine._runtime, asked.model),
+    models = models_of(engine._runtime, asked.model)
+    options = ImageOptions(
         n=request.n,
         size=request.size,
         aspect_ratio=request.aspect_ratio,
@@ -104,6 +103,12 @@ async def openai_images(engine: Engine, asked: openai_extras.AskedImages, tags: 
         provider_options=request.provider_options,
         tags=tags,
     )
+    if request.images:
+        result = await engine.edit_image(
+            request.prompt, request.images, mask=request.mask, model=models, **options
+        )
+    else:
+        result = await engine.generate_image(request.prompt, model=models, **options)
     created = engine.clock.now_us() // 1_000_000
     warnings = (*asked.losses, *result.warnings)
     if asked.stream:

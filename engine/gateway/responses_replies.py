@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from callboard.adapters import CanonicalResponse
-from callboard.adapters.requests.content import encode_json, mend_text
+from callboard.adapters.requests.content import encode_json, repair_text
 from callboard.adapters.requests.settings import INPUT
 from callboard.bus.streams.events import (
     ProviderBlock,
@@ -176,7 +176,7 @@ class ResponsesWriter:
         try:
             written = msgspec.json.encode(text)
         except UnicodeEncodeError:
-            written = msgspec.json.encode(mend_text(text))
+            written = msgspec.json.encode(repair_text(text))
         return b"%b%d%b%b}\n\n" % (self._before, number, self._after, written)
 
     def _deltas_of(self, kind: str, place: JsonObject) -> None:

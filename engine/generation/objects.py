@@ -189,15 +189,15 @@ class Unfit(Exception):
     Args:
         reason: As in `NoObjectGeneratedError`.
         detail: As in `NoObjectGeneratedError`.
-        may_be_mended: Whether it is useful to ask again. A reply that was too long would be too long again, and a
+        repairable: Whether it is useful to ask again. A reply that was too long would be too long again, and a
             refusal is an answer.
     """
 
-    def __init__(self, reason: NoObjectReason, detail: str, *, may_be_mended: bool = True) -> None:
+    def __init__(self, reason: NoObjectReason, detail: str, *, repairable: bool = True) -> None:
         super().__init__(detail)
         self.reason: NoObjectReason = reason
         self.detail = detail
-        self.may_be_mended = may_be_mended and reason in ("not_json", "invalid")
+        self.repairable = repairable and reason in ("not_json", "invalid")
 
 
 def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
@@ -375,10 +375,10 @@ class ObjectTask(Generic[T]):
         response = turn.steps[-1].response
         try:
             if turn.status != "completed":
-                raise Unfit("not_json", _open_calls(turn), may_be_mended=False)
+                raise Unfit("not_json", _open_calls(turn), repairable=False)
             output, repaired = read_reply(response, self.schema, may_repair=self.may_repair)
         except Unfit as unfit:
-            if unfit.may_be_mended and self._reasks > 0:
+            if unfit.repairable and self._reasks > 0:
                 self._reasks -= 1
                 return turn.followed_by(Message.user(_correction(unfit)))
             steps = self._steps()

@@ -76,20 +76,41 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
         """
         tokens = 0 if self.usage is None else self.usage.total_tokens
         ended = self.stop_reason is not None or self.error_class is not None
-        return 4 * tokens + 2 * ended + (self.stated_cost_nano_usd is not None)
+        return (
+            8 * tokens + 4 * ended + 2 * (self.stated_cost_nano_usd is not None) + (self.parent_turn is not None)
+        )
+
+
+class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The tool call that started a turn. A source gives it when it learns this after the calls of the turn."""
+
+    session: str | None
+    """The session of the turn."""
+    turn: str
+    """The turn's name."""
+    parent: str | None
+    """The identity of the call whose tool started the turn."""
+    parent_tool_use_id: str | None
+    """The tool call that started it."""
+    parent_turn: str
+    """The name of the turn that ran this tool."""
+    root_turn: str
+    """The name of the turn at the root of the tree."""
+    depth: int
+    """The number of turns above."""
 
 
 class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a session, only if the importer asked for content."""
 
-    line: int
-    """The line of the file, from 1. It is the message's place in the session."""
+    identity: str
+    """The message's name, unique within its session."""
     session: str
     """The session's id in its source."""
     at: int
     """The time of the message, in microseconds since the epoch."""
     message: Message
-    """The message."""
+    """The message. The messages of a session are in the order in which they are given."""
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +135,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 START: Final = Mark()
 
-Item: TypeAlias = ImportedCall | ImportedMessage | Unread | Mark
+Item: TypeAlias = ImportedCall | ImportedLink | ImportedMessage | Unread | Mark
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):

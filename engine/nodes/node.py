@@ -48,15 +48,15 @@ from ..tree import Caller
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
 from .bridge import EventBridge
 from .broker import Broker
-from .broker_streams import KeptEvents, KeptFrames
+from .broker_streams import BrokerEvents, BrokerFrames
 from .budgets import BudgetSlices
 from .frames.exchange import Subjects
-from .frames.retained import NothingStored, StoredTurns
+from .frames.retained_turns import NoStoredTurns, StoredTurns
 from .frames.sender import Frames
 from .ownership import Ownership, TakeoverRequests
 from .rate_limits import RateLimitShares
 from .takeover import SharedSessions
-from .trees import FarTrees
+from .trees import RemoteTrees
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The form of a cluster's name, which is a part of subjects."""
@@ -325,14 +325,14 @@ class Node(Alone):
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
         """The shared, learned rate limits; None without a broker."""
-        self.trees: FarTrees | None = None
+        self.trees: RemoteTrees | None = None
         """The trees of turns across several nodes; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self.streams = self._frames(self.broker, streams)
             shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
             self.learned = LearnedLimits(self.id, cluster.name, self.broker)
-            self.trees = FarTrees(self.id, cluster.name, self.broker)
+            self.trees = RemoteTrees(self.id, cluster.name, self.broker)
             self.parts = [*self.parts, self.broker, self.frames, shared, self.learned, self.trees]
             if self.ownership is not None:
                 self.parts = [*self.parts, TakeoverRequests(self.broker, Subjects(cluster.name), self.ownership)]
@@ -378,7 +378,7 @@ class Node(Alone):
         """The limits of the engine's adapters. All nodes share declared limits, and hear of learned ones."""
         share: Callable[[AsyncRateLimiter], None] | None = None
         if self.shared is not None:
-            shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._living)
+            shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._live_nodes)
             self.parts = [*self.parts, shares]
             share = shares.join
         limits = RateLimits(share)
@@ -409,7 +409,7 @@ class Node(Alone):
     def statistics(self) -> OwnershipStatistics | None:
         return None if self.ownership is None else self.ownership.statistics()
 
-    async def _living(self) -> int:
+    async def _live_nodes(self) -> int:
         assert self.ownership is not None
         nodes = await self.ownership.tables.nodes()
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
@@ -453,7 +453,7 @@ class Node(Alone):
         return broker
 
     def _bridge(self, broker: Broker, store: Store) -> EventBridge:
-        events = KeptEvents(broker, self.cluster.name)
+        events = BrokerEvents(broker, self.cluster.name)
         bridge = EventBridge(self.id, store, events, content=self.cluster.content)
         broker.on_reconnect(bridge.connected)
         return bridge
@@ -471,8 +471,8 @@ class Node(Alone):
         return Ownership(PostgresOwnership(shared), info, bus, clock)
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
-        kept = KeptFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
-        source = NothingStored() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
+        kept = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
+        source = NoStoredTurns() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
         return Frames(
             *(self.cluster.name, self.id, kept, streams, self.epoch_of, source, self._clock.now_us),
             patience=self.cluster.lease_seconds + 5.0,

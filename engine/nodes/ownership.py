@@ -185,7 +185,7 @@ class Ownership:
         self._bus = bus
         self._clock = clock
         self._renewing = anyio.Lock()
-        self._told_over = False
+        self._reported_loss = False
         self._reason = ""
         self._unheld: set[str] = set()  # Sessions that were without a holder here at the last check.
         self._wanted: tuple[str, ...] = ()
@@ -271,7 +271,7 @@ class Ownership:
             self._deleted.add(session_id)
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The end of a turn with a lost owner, see `frames.retained.Endings`."""
+        """The end of a turn with a lost owner, see `frames.retained_turns.TurnEndings`."""
         found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
         if found is None:
             return None
@@ -366,9 +366,9 @@ class Ownership:
     def _note_lease(self) -> None:
         """Report when the lease expires, and when the node has a lease again."""
         lives = self.holding.lives(self._clock.monotonic_ns())
-        if lives != self._told_over:
+        if lives != self._reported_loss:
             return
-        self._told_over = not lives
+        self._reported_loss = not lives
         _log.warning("lease_changed", lives=lives, reason=self._reason)
         self._bus.publish(
             NodeLeaseChanged(
@@ -461,13 +461,13 @@ class TakeoverRequests:
     def _tell(self, node: str) -> None:
         self._broker.publish(self._subjects.wanted(node), b"")
 
-    def _heard(self, _subject: str, _payload: bytes, _reply: str) -> None:
+    def _announced(self, _subject: str, _payload: bytes, _reply: str) -> None:
         self._ownership.hurry()
 
     async def run(self) -> None:
         """Hear until cancelled."""
         own = self._subjects.wanted(self._ownership.info.node)
-        subscription = await self._broker.subscribe(own, self._heard)
+        subscription = await self._broker.subscribe(own, self._announced)
         try:
             await anyio.sleep_forever()
         finally:

@@ -77,7 +77,7 @@ class SharedLimit:
         sizes = {limit.kind: int(limit.limit) for limit in self.declared}
         self.scope = LimitScope(live.name, live.key, (sizes.get("requests"), sizes.get("tokens")))
         self.granted: Allotment = (0, 0)
-        self.told_us = 0
+        self.granted_us = 0
         """The time of the last update of the share in the store, in microseconds since the epoch."""
 
     def used(self) -> Allotment:
@@ -121,19 +121,19 @@ class RateLimitShares:
         node: The node.
         bus: The engine's bus.
         clock: The engine's clock.
-        living: Returns the number of running nodes. Raises StoreError.
+        running_life: Returns the number of running nodes. Raises StoreError.
     """
 
     name = "shared rate limits"
 
     def __init__(
-        self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, living: Callable[[], Awaitable[int]]
+        self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, running_life: Callable[[], Awaitable[int]]
     ) -> None:
         self._tables = tables
         self._node = node
         self._bus = bus
         self._clock = clock
-        self._living = living
+        self._live_nodes = running_life
         self._limits: dict[AsyncRateLimiter, SharedLimit] = {}
         self._nodes = 1
         self._number = 0
@@ -162,7 +162,7 @@ class RateLimitShares:
                     await self._balance(limit)
                 if self._limits and anyio.current_time() - counted > NODES_SECONDS:
                     counted = anyio.current_time()
-                    self._nodes = max(1, await self._living())
+                    self._nodes = max(1, await self._live_nodes())
                 self._become(degraded=False)
             except StoreError as error:
                 self._become(degraded=True, reason=str(error))
@@ -183,7 +183,7 @@ class RateLimitShares:
         if _exceeds(all_of_them, granted):
             if not await self._ask(limit, all_of_them):
                 await self._ask(limit, first)
-        elif now_us - limit.told_us > REFRESH_US and any(granted):
+        elif now_us - limit.granted_us > REFRESH_US and any(granted):
             await self._ask(limit, granted)
         elif _exceeds(granted, used) and limit.live.limiter.waiting == 0 and any(granted):
             await self._give_back(limit)
@@ -198,7 +198,7 @@ class RateLimitShares:
             return [SliceRequest(limit.scope, limit.scope.slot(now_us), up_to)]
 
         answer = await self._tables.grant(self._node, self._number, requests)
-        limit.told_us = self._clock.now_us()
+        limit.granted_us = self._clock.now_us()
         limit.granted = answer.balances[0].granted
         limit.use(limit.granted)
         return not _exceeds(up_to, limit.granted)

@@ -19,7 +19,7 @@ from callboard.tracestore.nodes import Owner
 from ..runtime.adapters import Host
 from ..sessions.open import OpenSessions, Restored, TurnRight, require_nothing_lost, show_costs
 from ..sessions.state import SessionState
-from .frames.retained import Retained, asked_in, in_its_first_turn, saved_of
+from .frames.retained_turns import RetainedTurns, asked_in, in_its_first_turn, saved_of
 from .frames.sender import Frames
 from .ownership import Ownership
 
@@ -276,7 +276,7 @@ class SharedSessions(OpenSessions):
         await self._host.share()
         return state
 
-    async def _go_on(self, state: SessionState, kept: Retained | None) -> None:
+    async def _go_on(self, state: SessionState, kept: RetainedTurns | None) -> None:
         """Add a dead owner's messages that are not in the stored history, and end its interrupted turn."""
         if kept is None:
             return
@@ -296,12 +296,12 @@ class SharedSessions(OpenSessions):
                     self.append(state, message, turn.stream_id)
         await self._end(state.id, turn.stream_id, turn.node, turn.epoch)
 
-    async def _kept(self, session_id: str) -> Retained | None:
+    async def _kept(self, session_id: str) -> RetainedTurns | None:
         """The content of a session's frames; None without a broker or while it can't be reached."""
         if self._frames is None:
             return None
         try:
-            return await self._frames.retained(session_id)
+            return await self._frames.retained_turns(session_id)
         except OSError as error:
             _log.warning("frames_not_read", session_id=session_id, error=str(error))
             return None

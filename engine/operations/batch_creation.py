@@ -27,7 +27,7 @@ from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFou
 from callboard.tracestore import StoredBatch, StoredSubmission
 
 from ..budgets.ledger import Amount
-from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
 from ..calls.outcome import texts_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
@@ -470,7 +470,8 @@ class _Creation:
                 request.messages, request.tools, request.system_prompt, model=request.wire_model
             )
             fees = tool_fees(request.provider_options)
-            most = worst_case_of_reply(at_batch_prices, estimate, request.max_output_tokens, fees)
+            output = most_output(request.max_output_tokens, request.provider_options)
+            most = worst_case_of_reply(at_batch_prices, estimate, output, fees)
             money = None if money is None or most.nano_usd is None else money + most.nano_usd
             tokens += most.tokens
         return Amount(money, tokens)

@@ -479,11 +479,11 @@ def readiness_of_key(
     if key is None and keys.unnamed is not None:
         return readiness
     keys.check(key)
-    rest = keys.rest(key, wire_model, now_us)
-    if rest is None or readiness.kind == "closed":
+    cooldown = keys.cooldown(key, wire_model, now_us)
+    if cooldown is None or readiness.kind == "closed":
         return readiness
-    wait = max(rest.until_us - now_us, 0) / 1e6
-    return Readiness("closed" if rest.weight == "refused" else "later", rest.in_words(), wait)
+    wait = max(cooldown.until_us - now_us, 0) / 1e6
+    return Readiness("closed" if cooldown.weight == "refused" else "later", cooldown.in_words(), wait)
 
 
 # --- The actor ---

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from ..conversation.context import ContextPolicy
-from ..conversation.options import TurnOptions, merged
+from ..conversation.options import TurnOptions, merged, require_in_range
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
@@ -269,4 +269,5 @@ def _options(
         "max_output_tokens": max_output_tokens,
         "max_tool_rounds": max_tool_rounds,
     }
+    require_in_range(given)
     return merged(cast("TurnOptions", given))

@@ -405,9 +405,9 @@ class Session:
             ValueError: The content is empty.
         """
         state = self._state
-        under_way = (state.running, *state.queue)
+        in_progress = (state.running, *state.queue)
         refused: NoTurnRunning | None = None
-        for turn in under_way:
+        for turn in in_progress:
             try:
                 if turn is not None:
                     return turn.steer(content)

@@ -21,7 +21,7 @@ from ..tools.collect import collected
 _NO_OPTIONS: TurnOptions = {}
 
 
-class TurnUnderWay(Protocol):
+class TurnInProgress(Protocol):
     """The operations on a turn in progress that other parts may use."""
 
     def cancel(self, why: str = "") -> bool:
@@ -85,9 +85,9 @@ class SessionState:
         """These options as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
-        self.queue: list[TurnUnderWay] = []
+        self.queue: list[TurnInProgress] = []
         """The turns that have been started and not yet admitted, in the order in which they will run."""
-        self.running: TurnUnderWay | None = None
+        self.running: TurnInProgress | None = None
         self.announced = False
         """Whether the session's existence was published."""
         self.resumed = False

@@ -180,9 +180,9 @@ async def _readied(
         repaired = await _repaired(call, tool, error, shared)
         if repaired is None:
             raise Refused(f"{error}; call the tool again with arguments that follow its schema.") from error
-    mended = msgspec.structs.replace(call, input=repaired, raw_arguments=None, incomplete=False)
+    changed = msgspec.structs.replace(call, input=repaired, raw_arguments=None, incomplete=False)
     try:
-        return repaired, _read(mended, handler)
+        return repaired, _read(changed, handler)
     except InvalidToolCallError as error:
         raise Refused(f"{error}; call the tool again with arguments that follow its schema.") from error
 

@@ -12,7 +12,7 @@ import pytest
 from callboard.adapters import AdapterConfig, CanonicalRequest, ProviderAdapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.bus import Clock
-from callboard.engine import Engine
+from callboard.engine import Budget, Engine
 from callboard.engine.gateway import gateway
 from callboard.engine.gateway.application import Gateway
 from callboard.engine.gateway.passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind, replaced
@@ -101,6 +101,49 @@ async def test_the_body_reaches_the_provider_as_it_was(wire: Wire) -> None:
     assert provider.sent == expected
 
 
+@pytest.mark.parametrize(("wire", "more", "needed"), [
+    (WIRES[2], {"max_tokens": 40, "n": 3}, 120), (WIRES[2], {"max_tokens": -1}, 16_384),
+    (WIRES[2], {"max_tokens": 40, "max_completion_tokens": 20}, 40),
+    (WIRES[3], {"generationConfig": {"maxOutputTokens": 40, "candidateCount": 2}}, 80),
+])  # fmt: skip
+async def test_a_budget_reserves_all_that_the_clients_body_asks_for(
+    wire: Wire, more: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider gets the client's own body, and bills each choice up to the highest limit in it."""
+    monkeypatch.setitem(BODIES, wire.type_name, BODIES[wire.type_name] | more)  # type: ignore[arg-type]
+    for room, admitted in ((needed, False), (needed + 1_000, True)):
+        provider = Provider(wire, wire.whole("Hello"))
+        async with provider.gateway(budgets=[Budget(max_tokens=room, unpriced="allow")]) as app:
+            if admitted:
+                await provider.ask(app, streamed=False)
+            else:  # there is no room for the input
+                with pytest.raises(AssertionError, match="tokens left"):
+                    await provider.ask(app, streamed=False)
+
+
+SOUND: Any = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+DEMANDS: Mapping[str, Any] = {
+    "anthropic": {
+        "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+        "tool_choice": {"type": "any"},
+    },
+    "openai": {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+    "openai_compatible": {"messages": [{"role": "user", "content": [SOUND]}]},
+    "gemini": {"tools": [{"googleSearch": {}}], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+}
+"""What a provider can do beyond our words and tables: a forced call of its own tools, and sound."""
+
+
+@each_wire
+async def test_the_provider_judges_what_a_body_asks_for(wire: Wire) -> None:
+    provider = Provider(wire, wire.whole("Hello"))
+    asked = {**BODIES[wire.type_name], **DEMANDS[wire.type_name]}
+    async with provider.gateway() as app:
+        answer = await post(app, {"model": "mine", **asked}, path=PATHS[wire.type_name])
+    assert answer.status == 200, answer.data
+    assert provider.sent.items() >= DEMANDS[wire.type_name].items()
+
+
 @each_wire
 async def test_a_whole_reply_is_the_providers_with_the_clients_name_of_the_model(wire: Wire) -> None:
     provider = Provider(wire, wire.whole("Hello"))
@@ -150,6 +193,62 @@ async def test_the_key_of_the_provider_is_in_no_answer(wire: Wire) -> None:
     assert answer.status == 403
     assert b"sk-of" not in answer.data
     assert "sk-of" not in str(answer.headers)
+
+
+# --- Limits ---
+
+LIMITS = {
+    "anthropic": {
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": "49",
+        "anthropic-ratelimit-requests-reset": "2020-01-01T00:00:00Z",
+        "anthropic-ratelimit-input-tokens-limit": "9000",
+        "anthropic-ratelimit-input-tokens-remaining": "8000",
+    },
+    "openai_compatible": {
+        "x-ratelimit-limit-requests": "50",
+        "x-ratelimit-remaining-requests": "49",
+        "x-ratelimit-reset-requests": "1m0s",
+        "x-ratelimit-limit-tokens": "9000",
+    },
+}
+"""The limits of a provider, in the headers of its replies."""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "asked", "expected"),
+    [
+        ("anthropic", "anthropic", LIMITS["anthropic"]),
+        ("openai_compatible", "openai_compatible", LIMITS["openai_compatible"]),
+        # Tokens of the input alone are no limit that OpenAI has a header for.
+        ("anthropic", "openai_compatible", {
+            "x-ratelimit-limit-requests": "50", "x-ratelimit-remaining-requests": "49",
+            "x-ratelimit-reset-requests": "0.000s",
+        }),
+        ("openai_compatible", "anthropic", {
+            "anthropic-ratelimit-requests-limit": "50", "anthropic-ratelimit-requests-remaining": "49",
+            "anthropic-ratelimit-requests-reset": "…", "anthropic-ratelimit-tokens-limit": "9000",
+        }),
+        ("openai_compatible", "gemini", {}),
+    ],
+)  # fmt: skip
+async def test_the_providers_limits_are_told_in_the_clients_words(
+    kind: str, asked: str, expected: Mapping[str, str], streamed: bool
+) -> None:
+    wire = next(each for each in WIRES if each.type_name == kind)
+    provider = Provider(wire, wire.streamed("Hello") if streamed else wire.whole("Hello"))
+    (reply,) = provider.transport.replies
+    reply.headers = {**reply.headers, **LIMITS[kind], "x-ratelimit-key": provider.key}
+    body = {"model": "mine", **BODIES[asked], "stream": streamed}
+    path = PATHS[asked].replace("generateContent", "streamGenerateContent") if streamed else PATHS[asked]
+    async with provider.gateway() as app:
+        answer = await post(app, body, path=path)
+    assert answer.status == 200
+    told = {name: value for name, value in answer.headers.items() if "ratelimit" in name}
+    assert provider.key not in str(told)
+    told.pop("x-ratelimit-key", None)
+    assert {name: (expected.get(name) == "…" and "…") or value for name, value in told.items()} == expected
 
 
 # --- The bytes themselves ---

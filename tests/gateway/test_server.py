@@ -118,6 +118,24 @@ async def test_a_flood_or_a_smuggled_request_is_refused_and_its_connection_close
         assert await client.answers() in ([status], [])
 
 
+@pytest.mark.parametrize("depth", [300, 900, 1_000, 100_000])
+async def test_deep_json_is_the_clients_fault(depth: int) -> None:
+    """However deep: what can be decoded may still be too deep for what follows."""
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth},
+    }
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": "x"}]  # fmt: skip
+    bodies = (msgspec.json.encode({"model": "s:m", "messages": messages}), b"[" * depth + b"]" * depth)
+    async with serving(Say("Hello")) as (_, port):
+        for body in bodies:
+            async with connected(port) as client:
+                client.send(request(body))
+                assert await client.status() in (200, 400)
+
+
 async def test_a_body_without_an_end_is_refused_when_it_is_too_large() -> None:
     limits = GatewayLimits(body_bytes=1000)
     async with serving(limits=limits) as (_, port), connected(port) as client:

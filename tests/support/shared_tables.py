@@ -74,13 +74,13 @@ class OwnershipModel:
     async def leave(self, node: str) -> None:
         self._leases.pop(node, None)
 
-    async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
+    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | Held:
         row = self._owned.get(session_id)
         if row is None:
             return Claimed(epoch=self._own(session_id, node).epoch)
         owner = self._owner(row)
         if row.node != node and owner.lives and not row.released:
-            if wants:
+            if request_takeover:
                 row.wanted_at = self.now
             return Held(by=owner)
         del self._of_node[row.node][session_id]

@@ -116,7 +116,8 @@ def plainly() -> None:
     assert_type(generate_sync("sonnet", "Hi").text, str)
     with stream_sync("sonnet", "Hi") as result:
         assert_type(result, SyncStreamResult)
-        assert_type(result.text_stream, Iterator[str])
+        pieces: Iterator[str] = result.text_stream
+        assert_type(next(pieces), str)
         for event in result:
             assert_type(event, ViewEvent)
     assert_type(result.response(), CanonicalResponse)

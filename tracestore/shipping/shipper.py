@@ -59,13 +59,13 @@ class Send(msgspec.Struct, frozen=True):
     """The largest number of events."""
 
 
-class Rest(msgspec.Struct, frozen=True):
+class Pause(msgspec.Struct, frozen=True):
     """Do nothing for this time, or until `hurry`."""
 
     seconds: float
 
 
-Step: TypeAlias = Ask | Send | Rest
+Step: TypeAlias = Ask | Send | Pause
 
 
 class ShippingPlan:
@@ -85,7 +85,7 @@ class ShippingPlan:
         """The next step at this time."""
         if self.state in ("resting", "retrying"):
             if now < self._until:
-                return Rest(self._until - now)
+                return Pause(self._until - now)
             self.state = "shipping" if self.state == "resting" and now < self._ask_at else "asking"
         if self.state == "asking":
             self._ask_at = now + self._options.ask_seconds
@@ -322,7 +322,7 @@ class TraceShipper:
     async def _step(self, *, at_once: bool = False) -> float:
         """Do the next step. Returns the seconds to wait before the one after it."""
         step = self._course.next(anyio.current_time())
-        if isinstance(step, Rest):
+        if isinstance(step, Pause):
             return step.seconds
         if not (at_once or self._wanted > self._served or self._turn.take()):
             self._source.recent.forget()

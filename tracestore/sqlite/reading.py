@@ -44,7 +44,7 @@ from ..writing.overflow import (
     warn_of,
 )
 from .database import Database
-from .files import is_at_rest
+from .files import is_immutable
 from .schema import SCHEMA_VERSION, check
 from .statements import BUSY_TIMEOUT_MS, Statements, uri
 from .trace_file import TraceFile
@@ -220,7 +220,7 @@ async def _unchecked(_: Database) -> None:
 
 def _copied(source: Path, target: Path) -> None:
     target.touch(0o600)
-    copy_snapshot(source, target, _PAGES_AT_ONCE, lambda _done, _all: None, immutable=is_at_rest(source))
+    copy_snapshot(source, target, _PAGES_AT_ONCE, lambda _done, _all: None, immutable=is_immutable(source))
 
 
 def copy_snapshot(

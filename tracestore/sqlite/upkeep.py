@@ -18,7 +18,7 @@ from ..reports import StoreCondition
 from ..sql import pruning
 from ..writing.overflow import leftovers
 from .database import Database
-from .files import escaped, free_run_lock, is_at_rest, refuse_missing
+from .files import escaped, free_run_lock, is_immutable, refuse_missing
 from .reading import copy_snapshot
 from .trace_file import open_runs
 
@@ -160,7 +160,7 @@ def _copy(source: Path, target: Path, told: Callable[[int, int], object]) -> Non
         raise StoreError(f"{target} already exists, and a backup never overwrites a file. Use another path")
     unfinished = UnfinishedFile(target)
     try:
-        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, told, immutable=is_at_rest(source))
+        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, told, immutable=is_immutable(source))
         if os.path.lexists(target):
             raise StoreError(f"{target} was created by another process. Use another path")
         unfinished.keep()

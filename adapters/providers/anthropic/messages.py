@@ -31,7 +31,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from ...requests.content import is_remote, media_bytes, media_type_of, mend_text
+from ...requests.content import is_remote, media_bytes, media_type_of, repair_text
 from ...requests.fitted import FittedHistory, Loss, encoded_form, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from .response import CONTAINER, FALLBACK
@@ -457,7 +457,7 @@ class _Writer:
             self._lose(home, source, kind="document")
             return
         wire_block: JsonObject = {"type": "document", "source": source}
-        title = mend_text(document.name or "").strip()[:_MAX_TITLE]
+        title = repair_text(document.name or "").strip()[:_MAX_TITLE]
         if title:
             wire_block["title"] = title
         yield {**wire_block, **self._fields(document.provider_raw, "citations", "context", "title")}

@@ -20,7 +20,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...replies.assembler import Assembler
-from ...replies.decoders import SseDecoder, mend_body, parse_object
+from ...replies.decoders import SseDecoder, parse_object, repair_body
 from ...replies.normaliser import EventNormaliser, image_of_base64
 from . import contents, wire
 from .contents import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, raw_parts, said_of
@@ -368,10 +368,10 @@ class ReplyReader:
         try:
             return bytes(raw).decode()
         except UnicodeDecodeError:
-            mended = mend_body(bytes(raw))
-            assert mended is not None
-            self.assembler.replaced(mended.replaced)
-            return mended.text.decode()
+            repaired = repair_body(bytes(raw))
+            assert repaired is not None
+            self.assembler.replaced(repaired.replaced)
+            return repaired.text.decode()
 
     def _end_partial(self) -> None:
         partial, self._partial = self._partial, None

@@ -31,7 +31,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, cached_form
 
-from ...requests.content import encode_json, media_bytes, mend_text, write_data_url
+from ...requests.content import encode_json, media_bytes, repair_text, write_data_url
 from ...requests.fitted import RECENT, FittedHistory, Loss
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
@@ -446,5 +446,5 @@ def _file_part(block: DocumentBlock) -> JsonObject:
     url = block.url if found is None else write_data_url(*found)
     assert url is not None
     media_type = found[0] if found is not None else block.media_type or ""
-    name = mend_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
+    name = repair_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
     return {"type": "input_file", "filename": name, "file_data": url}

@@ -28,7 +28,7 @@ from ...requests.settings import SharedOptions
 from ...requests.tools import input_cleaner
 from ...transport.transport import HttpReply
 from .data import ERROR_CODES, REPAIRS, error_in_body
-from .messages import AUDIO_FORMATS, document_types, encode_body, hears
+from .messages import AUDIO_FORMATS, accepts_audio, document_types, encode_body
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import ChatNormaliser, read_whole
@@ -181,7 +181,7 @@ class ChatCompletionsWire(ChatWire):
         )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        if not hears(self.quirks, model.partition(":")[2] or model):
+        if not accepts_audio(self.quirks, model.partition(":")[2] or model):
             return self.capabilities
         return msgspec.structs.replace(self.capabilities, supports_audio=True)
 

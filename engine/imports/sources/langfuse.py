@@ -17,6 +17,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from .messages import conversation
 from .records import (
     Record,
     amount_of,
@@ -72,8 +73,13 @@ class Langfuse:
                 yield Unread(line=record.line, why=why_not(error))
                 continue
             found = _call({_snake(key): value for key, value in row.items()}, record.line)
-            if found is not None:
-                yield found
+            if not content or not isinstance(found, ImportedCall):
+                if found is not None:
+                    yield found
+                continue
+            session = found.session or found.turn or found.identity
+            yield msgspec.structs.replace(found, session=session)
+            yield from conversation(session, found.started_at, row.get("input"), row.get("output"))
 
 
 def _call(row: JsonObject, line: int) -> ImportedCall | Unread | None:

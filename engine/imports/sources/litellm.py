@@ -19,6 +19,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from ..source import LONGEST_LINE, START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from .messages import conversation
 from .records import (
     Record,
     amount_of,
@@ -69,7 +70,7 @@ class LiteLlm:
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
         if file.path.suffix == ".csv":
-            yield from _csv(stream)
+            yield from _csv(stream, content=content)
             return
         for record in json_records(stream, start):
             if not isinstance(record, Record):
@@ -80,10 +81,10 @@ class LiteLlm:
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 yield Unread(line=record.line, why=why_not(error))
             else:
-                yield call_of(row, record.line)
+                yield from items_of(row, record.line, content=content)
 
 
-def _csv(stream: BinaryIO) -> Iterator[Item]:
+def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
     """The rows of a CSV file with a heading."""
     csv.field_size_limit(LONGEST_LINE)
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
@@ -96,12 +97,29 @@ def _csv(stream: BinaryIO) -> Iterator[Item]:
         except csv.Error:
             yield Unread(line=rows.line_num, why="not valid CSV")
             continue
-        yield call_of(dict(row), rows.line_num)
+        yield from items_of(dict(row), rows.line_num, content=content)
     text.detach()
 
 
-def call_of(row: JsonObject, line: int) -> ImportedCall | Unread:
-    """A row of the table. Its times are UTC."""
+def items_of(row: JsonObject, line: int, *, content: bool) -> Iterator[Item]:
+    """The call of a row of the table, and its messages if LiteLLM stored them."""
+    call = _call(row, line)
+    if not content or isinstance(call, Unread):
+        yield call
+        return
+    session = call.session or call.identity
+    yield msgspec.structs.replace(call, session=session)
+    asked = _stored(row.get("messages")) or object_of(row.get("proxy_server_request")).get("messages")
+    yield from conversation(session, call.started_at, asked, _stored(row.get("response")))
+
+
+def _stored(value: Json) -> Json:
+    """A column with content. LiteLLM writes an empty object if it stores no content."""
+    return None if value in ("", "{}", "[]", {}, []) else value
+
+
+def _call(row: JsonObject, line: int) -> ImportedCall | Unread:
+    """A row of the table as a call. Its times are UTC."""
     mine = text_of(row.get("request_id"))
     began = moment_of(row.get("startTime"))
     if mine is None or began is None:

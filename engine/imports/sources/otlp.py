@@ -20,6 +20,7 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 
 from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from .messages import conversation
 from .records import (
     LARGEST_FILE,
     Record,
@@ -27,6 +28,7 @@ from .records import (
     count_of,
     json_records,
     object_of,
+    read_whole,
     stop_reason,
     text_of,
     tokens,
@@ -66,6 +68,13 @@ _REASONING = (
 )
 _COST = ("gen_ai.usage.cost.amount", "gen_ai.usage.cost", "llm.cost.total", "operation.cost")
 _SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
+_ASKED = (
+    *("gen_ai.input.messages", "llm.input_messages", "gen_ai.prompt", "ai.prompt.messages", "ai.prompt"),
+    "input.value",
+)
+_SAID = (
+    *("gen_ai.output.messages", "llm.output_messages", "gen_ai.completion", "ai.response.text", "output.value"),
+)
 _AROUND: Final = frozenset(
     (
         "invoke_agent",
@@ -102,22 +111,29 @@ class Otlp:
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
         if file.path.suffix in (".pb", ".binpb"):
-            yield from read_otlp(stream.read(LARGEST_FILE), "application/x-protobuf")
+            data = read_whole(stream)
+            if data is None:
+                yield Unread(line=0, why="the file is too large")
+            else:
+                yield from read_otlp(data, "application/x-protobuf", content=content)
             return
         for record in json_records(stream, start):
             if isinstance(record, Record):
-                yield from _of_json(bytes(record.data), record.line)
+                yield from _of_json(bytes(record.data), record.line, content=content)
             else:
                 yield record
 
 
-def read_otlp(body: bytes, content_type: str, encoding: str | None = None) -> Iterator[ImportedCall | Unread]:
+def read_otlp(
+    body: bytes, content_type: str, encoding: str | None = None, *, content: bool = False
+) -> Iterator[Item]:
     """The calls in the body of a request to ``/v1/traces``.
 
     Args:
         body: The body, an ``ExportTraceServiceRequest``.
         content_type: ``application/json`` or ``application/x-protobuf``.
         encoding: ``gzip`` or ``deflate`` if the body is compressed. It must not hold more than 64 MiB.
+        content: Whether to give the messages, too.
     """
     if encoding in ("gzip", "deflate"):
         try:
@@ -130,14 +146,14 @@ def read_otlp(body: bytes, content_type: str, encoding: str | None = None) -> It
             yield Unread(line=0, why="the body can't be decompressed")
             return
     if content_type.partition(";")[0].strip() == "application/json":
-        yield from _of_json(body, 0)
+        yield from _of_json(body, 0, content=content)
         return
     try:
         spans = list(_spans_of_protobuf(body))
     except (ValueError, IndexError, struct.error):
         yield Unread(line=0, why="not valid Protobuf")
         return
-    yield from _calls(spans, 0)
+    yield from _calls(spans, 0, content=content)
 
 
 # --- Spans ---
@@ -155,11 +171,31 @@ class Span(NamedTuple):
     resource: Attributes
 
 
-def _calls(spans: Iterable[Span], line: int) -> Iterator[ImportedCall | Unread]:
+def _calls(spans: Iterable[Span], line: int, *, content: bool) -> Iterator[Item]:
     for span in spans:
         found = _call(span, line)
-        if found is not None:
-            yield found
+        if found is None:
+            continue
+        if content and isinstance(found, ImportedCall):
+            session = found.session or found.turn or found.identity
+            found = msgspec.structs.replace(found, session=session)
+            yield from conversation(session, found.started_at, _told(span, _ASKED), _told(span, _SAID))
+        yield found
+
+
+def _told(span: Span, names: Sequence[str]) -> Json:
+    """The messages in attributes: as one value, or each part under a name with a number."""
+    told = span.attributes
+    whole = next((told[each] for each in names if each in told), None)
+    if whole is not None:
+        return whole
+    found: dict[int, JsonObject] = {}
+    for key, value in told.items():
+        start = next((each for each in names if key.startswith(f"{each}.")), None)
+        number, _, field = key[len(start or "") + 1 :].removesuffix(".message").partition(".")
+        if start is not None and number.isdecimal():
+            found.setdefault(int(number), {})[field.removeprefix("message.")] = value
+    return [found[number] for number in sorted(found)] or None
 
 
 def _call(span: Span, line: int) -> ImportedCall | Unread | None:
@@ -225,7 +261,7 @@ def _first(told: Attributes, names: Sequence[str]) -> str | None:
 _decode = msgspec.json.Decoder(Json).decode
 
 
-def _of_json(data: bytes, line: int) -> Iterator[ImportedCall | Unread]:
+def _of_json(data: bytes, line: int, *, content: bool) -> Iterator[Item]:
     try:
         value = _decode(data)
         spans = list(_spans_of_json(value))
@@ -235,7 +271,7 @@ def _of_json(data: bytes, line: int) -> Iterator[ImportedCall | Unread]:
     except (ValueError, TypeError, AttributeError):
         yield Unread(line=line, why="unexpected form")
         return
-    yield from _calls(spans, line)
+    yield from _calls(spans, line, content=content)
 
 
 def _spans_of_json(value: Json) -> Iterator[Span]:

@@ -25,7 +25,7 @@ from ...runtime.alone import LocalStreams
 from ...sessions.state import SessionState
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
-from .retained import Retained, packed_opening, retained
+from .retained_turns import RetainedTurns, packed_opening, retained_turns
 from .wire import Appended, Assembly, Beginning, Ending, Frame, UnreadableFrame, chunks, pack_message, packets
 
 # --- Making and sending frames ---
@@ -413,7 +413,7 @@ class Frames(LocalStreams):
 
     # --- Stored frames ---
 
-    async def retained(self, session_id: str) -> Retained:
+    async def retained_turns(self, session_id: str) -> RetainedTurns:
         """The messages in the kept frames of a session, for the node that takes it over."""
         return await self._kept(self._subjects.of_session(session_id))
 
@@ -425,7 +425,7 @@ class Frames(LocalStreams):
                     return message.metadata.usage.output_tokens
         return 0
 
-    async def _kept(self, subject: str) -> Retained:
+    async def _kept(self, subject: str) -> RetainedTurns:
         frames: list[Frame] = []
         assembly = Assembly()
         async for payload in self._broker.kept(subject):
@@ -435,7 +435,7 @@ class Frames(LocalStreams):
                 continue
             if frame is not None:
                 frames.append(frame)
-        return retained(frames)
+        return retained_turns(frames)
 
     async def forget(self, session_id: str) -> None:
         """Delete all frames of a deleted session from the broker."""

@@ -23,7 +23,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.cassettes import RecordingTransport
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.keys import PAUSE_US, REFUSED_US, TRIAL_US, KeyPool, KeyRests
+from callboard.adapters.keys import PAUSE_US, REFUSED_US, TRIAL_US, KeyCooldowns, KeyPool
 from callboard.adapters.videos import VideoJob, VideoTerms
 from callboard.bus.errors import (
     AccessDeniedError,
@@ -41,7 +41,7 @@ from callboard.bus.errors import (
 
 from ...support.fake_http import request
 from ...support.virtual_time import FakeClock
-from .sources import NEW, OLD, ROWS, RateLimiter, Vault, adapter_of
+from .sources import NEW, OLD, ROWS, Gate, Vault, adapter_of
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +67,7 @@ async def end_together(adapter: HttpAdapter, count: int, error: type[AdapterErro
 async def test_a_refused_key_is_asked_for_again_and_the_attempt_repeated(row: str) -> None:
     """On every wire that sends a key, and with no retry left: a new key is no retry."""
     kind, ask = ROWS[row]
-    vault, gate = Vault(OLD, NEW), RateLimiter(NEW)
+    vault, gate = Vault(OLD, NEW), Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=vault)
     for _ in range(2):
         with pytest.raises(InvalidRequestError) as raised:
@@ -81,7 +81,7 @@ async def test_a_refused_key_is_asked_for_again_and_the_attempt_repeated(row: st
 async def test_a_key_that_stays_the_same_is_refused_for_good(row: str) -> None:
     """It is asked for once more in each call, and nothing is sent twice."""
     kind, ask = ROWS[row]
-    vault, gate = Vault(OLD), RateLimiter(NEW)
+    vault, gate = Vault(OLD), Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=vault)
     with pytest.raises(AuthError):
         await ask(adapter)
@@ -92,7 +92,7 @@ async def test_a_key_that_stays_the_same_is_refused_for_good(row: str) -> None:
 async def test_a_new_key_that_is_refused_too_ends_the_call(row: str) -> None:
     """A call looks for a new key once, so that a broken vault can't keep it going."""
     kind, ask = ROWS[row]
-    vault, gate = Vault(OLD, "sk-second", "sk-third", NEW), RateLimiter(NEW)
+    vault, gate = Vault(OLD, "sk-second", "sk-third", NEW), Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=vault)
     with pytest.raises(AuthError):
         await ask(adapter)
@@ -101,7 +101,7 @@ async def test_a_new_key_that_is_refused_too_ends_the_call(row: str) -> None:
 
 async def test_calls_that_are_refused_together_ask_once() -> None:
     """Ten calls with the old key, refused at the same moment."""
-    vault, gate = Vault(OLD, NEW), RateLimiter(NEW)
+    vault, gate = Vault(OLD, NEW), Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=vault)
 
     await end_together(adapter, 10)
@@ -111,7 +111,7 @@ async def test_calls_that_are_refused_together_ask_once() -> None:
 
 async def test_calls_that_are_refused_together_ask_once_also_where_the_key_stays_the_same() -> None:
     """The answer counts for all of them, whatever it is."""
-    vault, gate = Vault(OLD), RateLimiter(NEW)
+    vault, gate = Vault(OLD), Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=vault)
 
     await end_together(adapter, 10, AuthError)
@@ -141,7 +141,7 @@ async def test_what_keeps_a_key_from_coming_names_the_adapter_and_never_the_valu
 ) -> None:
     """Neither in the text nor in what the exception drags along."""
     kind, ask = ROWS[row]
-    gate = RateLimiter(NEW)
+    gate = Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=source)
     with pytest.raises(AuthError) as raised:
         await ask(adapter)
@@ -158,7 +158,7 @@ async def test_a_key_that_does_not_come_counts_against_the_call_s_time() -> None
         await anyio.sleep_forever()
         raise AssertionError
 
-    adapter = adapter_of("anthropic", RateLimiter(), api_key=never, timeout_seconds=3.0)
+    adapter = adapter_of("anthropic", Gate(), api_key=never, timeout_seconds=3.0)
     await ends(adapter, RequestTimeoutError)
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_soon, adapter)
@@ -172,7 +172,7 @@ async def _cancel_soon(adapter: HttpAdapter) -> None:
 
 async def test_a_call_that_leaves_while_it_asks_lets_the_next_one_ask() -> None:
     """No waiter hangs on a question whose asker was cancelled."""
-    vault, gate = Vault(NEW), RateLimiter(NEW)
+    vault, gate = Vault(NEW), Gate(NEW)
     adapter = adapter_of("anthropic", gate, api_key=vault)
 
     async def call() -> None:
@@ -189,7 +189,7 @@ async def test_a_file_is_read_again_when_its_key_is_refused(tmp_path: Path) -> N
     """As a secret that is mounted into a container is replaced. White space around the key is taken off."""
     file = tmp_path / "key"
     file.write_text(f"{OLD}\n")
-    gate = RateLimiter(OLD)
+    gate = Gate(OLD)
     adapter = adapter_of("anthropic", gate, api_key=KeyFile(str(file)))
     for taken in (OLD, OLD, NEW, NEW):
         file.write_text(f"{taken}\n")
@@ -201,7 +201,7 @@ async def test_a_file_is_read_again_when_its_key_is_refused(tmp_path: Path) -> N
 async def test_the_attempt_with_a_new_key_says_so() -> None:
     """An observer sees the refused attempt end, and the next one begin for its reason."""
     reports: list[AttemptReport] = []
-    adapter = adapter_of("anthropic", RateLimiter(NEW), api_key=Vault(OLD, NEW))
+    adapter = adapter_of("anthropic", Gate(NEW), api_key=Vault(OLD, NEW))
     await ends(adapter, on_attempt=reports.append)
     assert [report.reason for report in reports if isinstance(report, AttemptStarted)] == ["first", "key"]
     assert OLD not in repr(reports)
@@ -210,7 +210,7 @@ async def test_the_attempt_with_a_new_key_says_so() -> None:
 @pytest.mark.parametrize("kind", ["anthropic", "openai", "gemini", "ollama", "tgi", "openai_compatible"])
 async def test_a_health_check_asks_for_the_key_and_for_a_new_one(kind: str) -> None:
     """Its finding is about the key that calls would use now."""
-    gate = RateLimiter(NEW, status=200)
+    gate = Gate(NEW, status=200)
     adapter = adapter_of(kind, gate, api_key=Vault(OLD, NEW))
     assert await adapter.health_check()
     assert gate.sent == [OLD, NEW]
@@ -223,7 +223,7 @@ async def test_a_health_check_asks_for_the_key_and_for_a_new_one(kind: str) -> N
 
 async def test_a_download_asks_for_a_new_key() -> None:
     """The file of a job is fetched with the key as it is now."""
-    gate = RateLimiter(NEW)
+    gate = Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=Vault(OLD, NEW))
     job = VideoJob(id="video_1", model="mine:sora-2", provider="mine", status="completed")
     with pytest.raises(InvalidRequestError) as raised:
@@ -239,7 +239,7 @@ async def test_a_key_that_came_while_it_worked_is_seen_nowhere(
     """Neither in an error that repeats it, nor in a log, nor on a cassette."""
     caplog.set_level(logging.DEBUG)
     kind, ask = ROWS[row]
-    recording = RecordingTransport(RateLimiter(NEW), tmp_path / "cassette.json")
+    recording = RecordingTransport(Gate(NEW), tmp_path / "cassette.json")
     config = AdapterConfig(api_key=Vault(OLD, NEW), base_url="https://x.test", max_retries=0)
     adapter = create_adapter(kind, config, name="mine", transport=recording)
     assert isinstance(adapter, HttpAdapter)
@@ -262,7 +262,7 @@ KEYS = {"a": A, "b": B, "c": C}
 POOL = ("a", "b", "c")
 
 
-def pooled(gate: RateLimiter, kind: str = "openai", **config: object) -> HttpAdapter:
+def pooled(gate: Gate, kind: str = "openai", **config: object) -> HttpAdapter:
     return adapter_of(kind, gate, **{"keys": KEYS, "key_pool": POOL, **config})
 
 
@@ -280,34 +280,34 @@ def test_a_refused_key_rests_as_long_as_its_kind_of_refusal_says(
     error: AdapterError, model: str, rest_us: int
 ) -> None:
     """Then one call tries it, and its success makes it ready for all."""
-    rests = KeyRests()
-    assert rests.failed("a", "m", error, 1000)
-    assert rests.rest("a", model, 999 + rest_us) is not None
-    assert rests.rest("b", model, 1000) is None
+    cooldowns = KeyCooldowns()
+    assert cooldowns.failed("a", "m", error, 1000)
+    assert cooldowns.rest("a", model, 999 + rest_us) is not None
+    assert cooldowns.rest("b", model, 1000) is None
     end = 1000 + rest_us
-    assert rests.rest("a", model, end) is None
-    rests.begin("a", model, end)
-    assert rests.rest("a", model, end) is not None  # for all but the call that tries it
-    assert rests.rest("a", model, end + TRIAL_US) is None
-    rests.taken("a", model)
-    assert rests.rest("a", model, end) is None
+    assert cooldowns.rest("a", model, end) is None
+    cooldowns.begin("a", model, end)
+    assert cooldowns.rest("a", model, end) is not None  # for all but the call that tries it
+    assert cooldowns.rest("a", model, end + TRIAL_US) is None
+    cooldowns.taken("a", model)
+    assert cooldowns.rest("a", model, end) is None
 
 
 @pytest.mark.parametrize("error", [NetworkError("x"), OverloadedError("x"), InvalidRequestError("x")])
 def test_what_is_not_the_key_s_fault_rests_no_key(error: AdapterError) -> None:
     """A server in trouble would be in trouble with another key, too."""
-    rests = KeyRests()
-    assert not rests.failed("a", "m", error, 0)
-    assert rests.rest("a", "m", 0) is None
+    cooldowns = KeyCooldowns()
+    assert not cooldowns.failed("a", "m", error, 0)
+    assert cooldowns.rest("a", "m", 0) is None
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("x"), RateLimitError("x")])
 def test_what_is_about_one_model_rests_the_key_for_that_model(error: AdapterError) -> None:
     """Providers count, and allow, for each model."""
-    rests = KeyRests()
-    rests.failed("a", "m", error, 0)
-    assert rests.rest("a", "m", 0) is not None
-    assert rests.rest("a", "another", 0) is None
+    cooldowns = KeyCooldowns()
+    cooldowns.failed("a", "m", error, 0)
+    assert cooldowns.rest("a", "m", 0) is not None
+    assert cooldowns.rest("a", "another", 0) is None
 
 
 _FAILURES = st.sampled_from((AuthError, AccessDeniedError, RateLimitError, QuotaExceededError))
@@ -325,14 +325,14 @@ _STEPS = st.lists(
 @given(_STEPS)
 def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[object, ...]]) -> None:
     """And a session stays where it is as long as its key is ready; a resting key is used only if all rest."""
-    rests = KeyRests()
-    pool, now = KeyPool(POOL, rests), 0
+    cooldowns = KeyCooldowns()
+    pool, now = KeyPool(POOL, cooldowns), 0
     turns: list[str] = []
     at: dict[str, str] = {}
     for step in steps:
         match step:
             case ("call", str(session)):
-                ready = [name for name in POOL if rests.rest(name, "m", now) is None]
+                ready = [name for name in POOL if cooldowns.rest(name, "m", now) is None]
                 name = pool.choose(session, "m", now)
                 assert name is not None
                 if ready:
@@ -348,16 +348,16 @@ def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[objec
                 if session:
                     at[session] = name
             case ("fail", str(name), kind):
-                rests.failed(name, "m", kind("x"), now)  # type: ignore[operator]
+                cooldowns.failed(name, "m", kind("x"), now)  # type: ignore[operator]
             case ("taken", str(name)):
-                rests.taken(name, "m")
+                cooldowns.taken(name, "m")
             case ("wait", int(us)):
                 now += us
 
 
 def test_turns_go_round() -> None:
     """In the order in which the pool names its keys."""
-    pool = KeyPool(POOL, KeyRests())
+    pool = KeyPool(POOL, KeyCooldowns())
     assert [pool.choose("", "m", 0) for _ in range(6)] == ["a", "b", "c"] * 2
 
 
@@ -371,7 +371,7 @@ async def test_a_refused_key_rests_and_the_others_go_on(row: str, status: int) -
     kind, ask = ROWS[row]
     if row.endswith("job"):
         pytest.skip("a question about a job is asked with the job's own key")
-    gate = RateLimiter(B, C, statuses={A: status})
+    gate = Gate(B, C, statuses={A: status})
     adapter = pooled(gate, kind)
     for _ in range(3):
         with pytest.raises(InvalidRequestError):
@@ -381,7 +381,7 @@ async def test_a_refused_key_rests_and_the_others_go_on(row: str, status: int) -
 
 async def test_all_keys_refused_is_the_last_one_s_error() -> None:
     """Each was tried once; the next call tries the one whose rest ends first, and no other."""
-    gate = RateLimiter()
+    gate = Gate()
     adapter = pooled(gate)
     await ends(adapter, AuthError)
     assert gate.sent == [A, B, C]
@@ -391,7 +391,7 @@ async def test_all_keys_refused_is_the_last_one_s_error() -> None:
 
 async def test_a_key_comes_back_after_its_rest() -> None:
     """One call tries it; meanwhile the others go on."""
-    gate, clock = RateLimiter(B, C, statuses={A: 429}), FakeClock()
+    gate, clock = Gate(B, C, statuses={A: 429}), FakeClock()
     adapter = adapter_of("openai", gate, clock=clock, keys=KEYS, key_pool=POOL)
     for _ in range(4):
         await ends(adapter)
@@ -405,7 +405,7 @@ async def test_a_key_comes_back_after_its_rest() -> None:
 
 async def test_a_session_stays_with_its_key_and_leaves_it_at_once_when_it_is_down() -> None:
     """Its prompt is cached for that account; another session's is elsewhere."""
-    gate = RateLimiter(A, B, C)
+    gate = Gate(A, B, C)
     adapter = pooled(gate)
 
     for session in ("s1", "s2", "s1", "s1", "s2", "s3", "s1"):
@@ -419,7 +419,7 @@ async def test_a_session_stays_with_its_key_and_leaves_it_at_once_when_it_is_dow
 
 async def test_many_calls_at_once_are_spread_evenly() -> None:
     """Also while one key of three is limited."""
-    gate = RateLimiter(A, B, C)
+    gate = Gate(A, B, C)
     adapter = pooled(gate)
 
     await end_together(adapter, 30)
@@ -428,7 +428,7 @@ async def test_many_calls_at_once_are_spread_evenly() -> None:
 
 async def test_a_vault_in_a_pool_is_asked_again_before_the_next_key_takes_over() -> None:
     """A rotated key is no refused one."""
-    gate = RateLimiter("sk-a-new-0123456789", B)
+    gate = Gate("sk-a-new-0123456789", B)
     adapter = adapter_of("openai", gate, keys={"a": Vault(A, "sk-a-new-0123456789"), "b": B}, key_pool=("a", "b"))
     reports: list[AttemptReport] = []
     await ends(adapter, on_attempt=reports.append)
@@ -447,7 +447,7 @@ TENANTS = {"acme": ACME, "beta": BETA}
 async def test_a_call_is_sent_with_the_key_that_it_names(row: str) -> None:
     """On every wire that sends a key, and with the adapter's own key where it names none."""
     kind, ask = ROWS[row]
-    gate = RateLimiter(ACME, BETA, OLD)
+    gate = Gate(ACME, BETA, OLD)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS)
     for key in ("acme", "beta", None, "acme"):
         with pytest.raises(InvalidRequestError):
@@ -459,7 +459,7 @@ async def test_a_call_is_sent_with_the_key_that_it_names(row: str) -> None:
 async def test_an_unknown_name_is_told_with_those_that_there_are(row: str) -> None:
     """Before anything is sent."""
     kind, ask = ROWS[row]
-    gate = RateLimiter(ACME)
+    gate = Gate(ACME)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS)
     with pytest.raises(ConfigurationError) as raised:
         await ask(adapter, "gamma")
@@ -471,7 +471,7 @@ async def test_an_unknown_name_is_told_with_those_that_there_are(row: str) -> No
 async def test_a_refused_tenant_is_not_served_with_another_s_key(row: str) -> None:
     """Whatever other keys there are, and whether or not they stand in a pool."""
     kind, ask = ROWS[row]
-    gate = RateLimiter(BETA, OLD)
+    gate = Gate(BETA, OLD)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS, key_pool=("beta", "acme"))
     for _ in range(2):
         with pytest.raises(AuthError):
@@ -481,7 +481,7 @@ async def test_a_refused_tenant_is_not_served_with_another_s_key(row: str) -> No
 
 async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
     """No tenant's key serves a call that is nobody's."""
-    gate = RateLimiter(ACME)
+    gate = Gate(ACME)
     adapter = adapter_of("anthropic", gate, keys=TENANTS)
     with pytest.raises(ConfigurationError, match="pass key=; its keys are acme, beta"):
         await adapter.complete(request(model="mine:m"))
@@ -491,7 +491,7 @@ async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
 def test_a_pool_of_keys_that_are_not_there_is_refused_at_once() -> None:
     """When the adapter is made."""
     with pytest.raises(ConfigurationError, match="mine has no key 'gamma': its keys are acme, beta"):
-        adapter_of("anthropic", RateLimiter(), keys=TENANTS, key_pool=("acme", "gamma"))
+        adapter_of("anthropic", Gate(), keys=TENANTS, key_pool=("acme", "gamma"))
 
 
 async def test_what_keeps_a_named_key_from_coming_says_its_name() -> None:
@@ -500,7 +500,7 @@ async def test_what_keeps_a_named_key_from_coming_says_its_name() -> None:
     def broken() -> str:
         raise OSError(ACME)
 
-    adapter = adapter_of("openai", RateLimiter(), keys={"acme": broken})
+    adapter = adapter_of("openai", Gate(), keys={"acme": broken})
     with pytest.raises(
         AuthError, match=r"^mine: can't get a key from keys\['acme'\]: it raised OSError"
     ) as raised:
@@ -511,7 +511,7 @@ async def test_what_keeps_a_named_key_from_coming_says_its_name() -> None:
 async def test_each_attempt_tells_the_name_of_its_key() -> None:
     """The name, and never the value."""
     reports: list[AttemptReport] = []
-    adapter = adapter_of("openai", RateLimiter(ACME, OLD), api_key=OLD, keys=TENANTS)
+    adapter = adapter_of("openai", Gate(ACME, OLD), api_key=OLD, keys=TENANTS)
     for key in ("acme", None):
         await ends(adapter, key=key, on_attempt=reports.append)
     assert [report.key for report in reports if isinstance(report, AttemptStarted)] == ["acme", None]
@@ -520,7 +520,7 @@ async def test_each_attempt_tells_the_name_of_its_key() -> None:
 
 async def test_a_job_is_fetched_with_the_key_that_it_was_created_with() -> None:
     """Its file belongs to that account."""
-    gate = RateLimiter(ACME)
+    gate = Gate(ACME)
     adapter = adapter_of("openai", gate, api_key=OLD, keys=TENANTS)
     job = VideoJob(
         id="video_1", model="mine:sora-2", provider="mine", status="completed", terms=VideoTerms(key="acme")

@@ -22,7 +22,7 @@ from tests.support.engines import keeping, registry, running
 from tests.support.programs import ended
 from tests.support.scripted import Say
 
-from .rounds import LimitAnnouncement, call, run
+from .rounds import Told, call, run
 
 keys: list[str] = []
 
@@ -200,7 +200,7 @@ async def test_a_denied_call_does_not_run_and_the_model_hears_why(approve: objec
 async def test_what_nobody_decided_waits_and_the_rest_runs() -> None:
     """A pending call has no result and no event; the others are done."""
     ran: list[str] = []
-    told: LimitAnnouncement = []
+    told: Told = []
 
     async def approve(request: ApprovalRequest) -> Approval:
         return Pending() if request.arguments["path"] == "b" else Approved()

@@ -47,7 +47,7 @@ from ...support.engines import keeping, registry, requests_of, running, talking,
 from ...support.present import present
 from ...support.programs import ended
 from ...support.scripted import Say
-from .rounds import LimitAnnouncement, call, result_of, run
+from .rounds import Told, call, result_of, run
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO")
 
@@ -105,7 +105,7 @@ async def test_an_abandoned_thread_is_told_and_forgotten() -> None:
         finally:
             over.set()
 
-    told: LimitAnnouncement = []
+    told: Told = []
     result = await result_of(slow, told=told)
     assert "longer than 0.01 s" in result.text
     assert await anyio.to_thread.run_sync(over.wait, 10)
@@ -186,7 +186,7 @@ async def test_progress_is_told_between_start_and_end(plain: bool) -> None:
     async def work_async(context: ToolContext) -> str:
         return work(context)
 
-    told: LimitAnnouncement = []
+    told: Told = []
     await result_of(tool(work if plain else work_async, name="work"), told=told)
     assert [type(event) for event in told] == [ToolStarted, ToolProgress, ToolProgress, ToolFinished]
     assert told[1] == ToolProgress(tool_use_id="tu_1", tool_name="work", message="half", fraction=0.5)

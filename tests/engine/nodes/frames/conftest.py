@@ -34,7 +34,7 @@ def nats() -> Iterator[NatsServer]:
         yield server
 
 
-class RateLimiter:
+class Gate:
     """Lets a scripted reply take so many steps."""
 
     def __init__(self, steps: int = 0) -> None:

@@ -14,7 +14,7 @@ from tests.support.cluster_engines import node_of
 from tests.support.nats_server import NatsServer
 from tests.support.scripted import ADD, CALLS_ADD, Say
 
-from .conftest import RateLimiter, connected, nodes
+from .conftest import Gate, connected, nodes
 
 WORDS = [f"word{number} " for number in range(40)]
 Seen = list[tuple[int, TurnEvent | StreamReset[TurnEvent]]]
@@ -36,8 +36,8 @@ async def read(
 
 async def test_two_readers_on_other_nodes_get_what_the_owner_s_get(nats: NatsServer) -> None:
     """While it is said, and with a tool round between two messages."""
-    limiter = RateLimiter()
-    async with nodes(nats, 3, CALLS_ADD, Say(*WORDS, pause=limiter.step)) as (owner, *others):
+    gate = Gate()
+    async with nodes(nats, 3, CALLS_ADD, Say(*WORDS, pause=gate.step)) as (owner, *others):
         results: dict[int, Seen] = {}
 
         async def follow(number: int, engine: Engine, stream_id: str) -> None:
@@ -47,9 +47,9 @@ async def test_two_readers_on_other_nodes_get_what_the_owner_s_get(nats: NatsSer
             for number, engine in enumerate([owner, *others]):
                 group.start_soon(follow, number, engine, turn.stream_id)
             for _ in range(len(WORDS)):
-                limiter.open(1)
+                gate.open(1)
                 await anyio.sleep(0.002)
-            limiter.open()
+            gate.open()
             await turn.message()
     assert results[0] == results[1] == results[2]
     assert isinstance(results[0][-1][1], TurnComplete)
@@ -58,20 +58,20 @@ async def test_two_readers_on_other_nodes_get_what_the_owner_s_get(nats: NatsSer
 
 async def test_a_reader_goes_on_elsewhere_where_another_stopped(nats: NatsServer) -> None:
     """As a browser does with Last-Event-ID: nothing twice, nothing missing."""
-    limiter = RateLimiter(20)
-    async with nodes(nats, 3, Say(*WORDS, pause=limiter.step)) as (owner, one, other):
+    gate = Gate(20)
+    async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, one, other):
         async with owner.session("s:m").stream("Hi") as turn:
             turn.detach()
         first = await read(one, turn.stream_id, at_most=10)
-        limiter.open()
+        gate.open()
         rest = await read(other, turn.stream_id, first[-1][0] + 1)
         assert [*first, *rest] == await read(owner, turn.stream_id)
 
 
 async def test_the_tail_is_what_comes_from_now_on(nats: NatsServer) -> None:
     """On another node, too."""
-    limiter = RateLimiter(11)
-    async with nodes(nats, 2, Say(*WORDS, pause=limiter.step)) as (owner, other):
+    gate = Gate(11)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
             turn.detach()
         early = await read(other, turn.stream_id, at_most=11)
@@ -86,7 +86,7 @@ async def test_the_tail_is_what_comes_from_now_on(nats: NatsServer) -> None:
             with anyio.fail_after(10):
                 while reader.seq < 0:  # noqa: ASYNC110
                     await anyio.sleep(0.005)
-            limiter.open()
+            gate.open()
         assert tail[0][0] > 0
         whole = await read(owner, turn.stream_id)
         assert tail == whole[tail[0][0] :]
@@ -111,8 +111,8 @@ async def test_a_stream_that_is_over_is_read_from_its_frames(nats: NatsServer, w
 @pytest.mark.deep("another fault of the broker")
 async def test_a_broker_that_is_wiped_mid_stream_costs_no_event(nats: NatsServer) -> None:
     """A reader that is there goes on, and one that comes later gets all of it."""
-    limiter = RateLimiter(20)
-    async with nodes(nats, 3, Say(*WORDS, pause=limiter.step)) as (owner, other, late):
+    gate = Gate(20)
+    async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, late):
         seen: Seen = []
 
         async def follow(stream_id: str) -> None:
@@ -125,11 +125,11 @@ async def test_a_broker_that_is_wiped_mid_stream_costs_no_event(nats: NatsServer
             await read(late, turn.stream_id, at_most=15)
             nats.stop()
             nats.wipe()
-            limiter.open(10)
+            gate.open(10)
             nats.start()
             for engine in (owner, other, late):
                 await connected(engine)
-            limiter.open()
+            gate.open()
         whole = await read(owner, turn.stream_id)
         assert seen == whole
         assert await read(late, turn.stream_id) == whole
@@ -166,8 +166,8 @@ async def test_an_unknown_stream_is_told_when_it_is_read(nats: NatsServer) -> No
 
 async def test_a_turn_is_cancelled_from_any_node(nats: NatsServer) -> None:
     """Its readers everywhere see the one end."""
-    limiter = RateLimiter(10)
-    async with nodes(nats, 3, Say(*WORDS, pause=limiter.step)) as (owner, other, third):
+    gate = Gate(10)
+    async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, third):
         async with owner.session("s:m").stream("Hi") as turn, anyio.create_task_group() as group:
             seen: dict[str, Seen] = {}
 
@@ -199,23 +199,23 @@ async def test_a_call_without_a_session_is_read_elsewhere_too(nats: NatsServer) 
 
 async def test_a_mirror_that_nobody_reads_is_let_go(nats: NatsServer) -> None:
     """A part of a stream must not pass for the whole."""
-    limiter = RateLimiter(11)
-    async with nodes(nats, 2, Say(*WORDS, pause=limiter.step)) as (owner, other):
+    gate = Gate(11)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
             turn.detach()
         await read(other, turn.stream_id, at_most=5)
-        limiter.open(1)
+        gate.open(1)
         with anyio.fail_after(10):
             while turn.stream_id in other.streams:  # noqa: ASYNC110
                 await anyio.sleep(0.005)
-        limiter.open()
+        gate.open()
         assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
 
 
 async def test_closing_the_reader_s_engine_ends_its_readers(nats: NatsServer) -> None:
     """With an error, since the stream goes on."""
-    limiter = RateLimiter(11)
-    async with nodes(nats, 2, Say(*WORDS, pause=limiter.step)) as (owner, other):
+    gate = Gate(11)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
             turn.detach()
         reader = other.attach(turn.stream_id)
@@ -246,16 +246,16 @@ async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -
             async with session.stream("Hi") as turn:
                 await turn.message()
             with anyio.fail_after(10):
-                while not (await frames.retained(session.id)).turns:  # noqa: ASYNC110
+                while not (await frames.retained_turns(session.id)).turns:  # noqa: ASYNC110
                     await anyio.sleep(0.01)
         await owner.delete_session(sessions[0].id)
-        assert [len((await frames.retained(session.id)).turns) for session in sessions] == [0, 1]
+        assert [len((await frames.retained_turns(session.id)).turns) for session in sessions] == [0, 1]
 
 
 async def test_a_stream_of_another_node_is_read_by_its_owner_only(nats: NatsServer) -> None:
     """While it is said, when it is over, from its first event and from a later one; the mirror is shared."""
-    limiter = RateLimiter(20)
-    async with nodes(nats, 2, Say(*WORDS, pause=limiter.step)) as (owner, other):
+    gate = Gate(20)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m", tags={"owner": "ada"}).stream("Hi") as turn:
             turn.detach()
         stream_id = turn.stream_id
@@ -266,7 +266,7 @@ async def test_a_stream_of_another_node_is_read_by_its_owner_only(nats: NatsServ
                 with anyio.fail_after(20), pytest.raises(UnknownStream):
                     await anext(other.attach(stream_id, from_seq=from_seq, **options))  # type: ignore[call-overload]
         assert not await other.cancel(stream_id, owner="bob")
-        limiter.open()
+        gate.open()
         rest = [event async for event in reader]
         assert rest[-1] == TurnComplete("completed")
         await owner.aclose()

@@ -77,7 +77,7 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-class Retained(msgspec.Struct, frozen=True):
+class RetainedTurns(msgspec.Struct, frozen=True):
     """The kept messages of a session."""
 
     turns: tuple[RetainedTurn, ...]
@@ -126,7 +126,7 @@ class Retained(msgspec.Struct, frozen=True):
         return max(reversed(tuple(turns)), key=lambda turn: turn.epoch, default=None)
 
 
-def retained(frames: Iterable[Frame]) -> Retained:
+def retained_turns(frames: Iterable[Frame]) -> RetainedTurns:
     """The messages in the frames of one session.
 
     Turns are in the order of their start: by the millisecond in their ids, then by the number of messages before
@@ -137,8 +137,8 @@ def retained(frames: Iterable[Frame]) -> Retained:
         if frame.stream_id not in by_stream:
             by_stream[frame.stream_id] = _Turn(frame.stream_id)
         by_stream[frame.stream_id].take(frame)
-    turns = [turn.told() for turn in by_stream.values()]
-    return Retained(tuple(sorted(turns, key=lambda turn: (begun_us(turn.stream_id) or 0, turn.history or 0))))
+    turns = [turn.result() for turn in by_stream.values()]
+    return RetainedTurns(tuple(sorted(turns, key=lambda turn: (begun_us(turn.stream_id) or 0, turn.history or 0))))
 
 
 class _Turn:
@@ -162,7 +162,7 @@ class _Turn:
             self._appended.update((each.position, each.message) for each in frame.appended)
         self._mirror.receive(frame)
 
-    def told(self) -> RetainedTurn:
+    def result(self) -> RetainedTurn:
         events = (*self._log.snapshot, *self._log.since(0))
         beginning = self._beginning
         appended = {
@@ -237,14 +237,14 @@ def _message(packed: Packed) -> Message | None:
 _MINUTE_US = 60_000_000
 
 
-class Endings(Protocol):
+class TurnEndings(Protocol):
     """The interface for deciding how a dead node's turn ended."""
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
         """The ending of a turn. It is decided now, if the lease of its node has expired."""
 
 
-class NothingStored:
+class NoStoredTurns:
     """A cluster without a store."""
 
     async def turn(self, _stream_id: str, _session_id: str, _node: str, _epoch: int) -> StoreAnswer:
@@ -259,7 +259,7 @@ class StoredTurns:
         endings: Where endings are decided.
     """
 
-    def __init__(self, trace: Callable[[], Awaitable[Store]], endings: Endings) -> None:
+    def __init__(self, trace: Callable[[], Awaitable[Store]], endings: TurnEndings) -> None:
         self._trace = trace
         self._endings = endings
 
@@ -395,7 +395,7 @@ def asked_in(packed: bytes) -> AskedWith | None:
     return None if saved is None or saved.setup is None else asked_with_of(saved.setup.asked_with)
 
 
-def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:
+def in_its_first_turn(saved: SavedSession, kept: RetainedTurns) -> SavedSession:
     """A session whose owner died in its first turn. Its messages are in the frames."""
     turn = kept.unfinished
     begun = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
