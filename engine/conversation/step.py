@@ -40,9 +40,9 @@ from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
+from ..tools.calls import not_executed
 from ..tools.context import idempotency_key
 from ..tools.handler import Handoff
-from ..tools.rounds import not_executed
 from ..tree import Caller, ChildTurn
 from .context import answer_as_text
 from .options import TurnOptions, for_requests
