@@ -67,7 +67,7 @@ from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
 from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn
-from .options import DEFAULTS, AskedWith, TurnOptions, merged
+from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
 from .step import Step, TurnTools
 from .turn_models import (
@@ -123,12 +123,12 @@ class Turn(TurnContext):
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
-        asked: AskedWith | None = None,
+        asked: StoredTurnOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
         levels = merged(DEFAULTS, state.options_for(model), options)
         super().__init__(runtime, state, levels, streamed=streamed, caller=caller)
-        self._asked = AskedWith(model=model, options=options) if asked is None else asked
+        self._asked = StoredTurnOptions(model=model, options=options) if asked is None else asked
         self.new = tuple(new)
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
@@ -232,7 +232,7 @@ class Turn(TurnContext):
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
-        if (caller := self.caller) is not None and not caller.beside:
+        if (caller := self.caller) is not None and not caller.internal:
             child = ChildTurn(
                 turn_id=self.id,
                 model=model_text(self.model),
@@ -240,8 +240,8 @@ class Turn(TurnContext):
                 tool_name=caller.tool_name,
                 depth=caller.node.depth + 1,
             )
+            caller.lend(self.id, self.runtime.streams)  # before a reader can hear of it
             caller.start(self, self.cancel, child)
-            caller.lend(self.id, self.runtime.streams)
         state.queue.append(self)
         self.log = self.runtime.streams.open(
             self.id,
@@ -250,7 +250,7 @@ class Turn(TurnContext):
             model=model_text(self.model),
         )
         if self.streamed or state.id:
-            self.runtime.node.streams.follow(self.log, state.id, self.cancel)
+            self.runtime.cluster.streams.follow(self.log, state.id, self.cancel)
         self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
         self.runtime.sessions.announce(state)
 
@@ -320,7 +320,7 @@ class Turn(TurnContext):
                     await self.runtime.sessions.commit()
             finally:
                 self._close_log(error)
-                await self.runtime.node.streams.hand_over(self.id)
+                await self.runtime.cluster.streams.hand_over(self.id)
 
     async def _end_children(self, error: BaseException | None) -> None:
         assert self.node is not None
@@ -352,6 +352,8 @@ class Turn(TurnContext):
             try:
                 if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
                     return reply
+                if tools.handed_to is not None:  # by a call that was approved
+                    models = self._hand_over(models, tools.handed_to)
                 return await self._converse(models, tools)
             finally:
                 models.adapters.end()
@@ -369,7 +371,7 @@ class Turn(TurnContext):
         self.publish(started)
         self._history.begin(self.new)
         if self.state.id:
-            self.runtime.node.streams.begin(self.id, self.state, self._asked, self._history.pending)
+            self.runtime.cluster.streams.begin(self.id, self.state, self._asked, self._history.pending)
         return TurnModels(self, model, self._history.pending), TurnTools(self, self._keep_results)
 
     async def _waiting_reply(self, tools: TurnTools, answers: Mapping[str, Answer]) -> Reply | None:
@@ -422,10 +424,11 @@ class Turn(TurnContext):
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
                     status = "awaiting_tools"
-                elif tools.handed_to is not None:
-                    models, tools = self._hand_over(models, tools.handed_to)
-                elif await tools.stops(self.steps):
-                    status = "stopped"
+                else:
+                    if tools.handed_to is not None:
+                        models = self._hand_over(models, tools.handed_to)
+                    if await tools.stops(self.steps):
+                        status = "stopped"
             self._finish_step()
             if status is not None and not (status == "completed" and self._is_steered()):
                 self.steering.close(_OVER)
@@ -433,8 +436,8 @@ class Turn(TurnContext):
                 return message
             held = status is None and provider_waits(message)
 
-    def _hand_over(self, models: TurnModels, agent: Handoff) -> tuple[TurnModels, TurnTools]:
-        """Give the conversation to another agent. Returns its models and tools, for the rest of the turn."""
+    def _hand_over(self, models: TurnModels, agent: Handoff) -> TurnModels:
+        """Give the conversation to another agent. Returns its models, for the rest of the turn."""
         state, sessions = self.state, self.runtime.sessions
         self._model = None
         if state.id:
@@ -443,9 +446,11 @@ class Turn(TurnContext):
         state.use_tools(agent.tools)
         if state.announced:
             sessions.publish_setup(state)
+        self.options = self.options.copy()
+        self.options.pop("tool_choice", None)  # it was made for the tools of the agent before
         fresh = TurnModels(self, agent.model, self.new)
         fresh.adapters = models.adapters
-        return fresh, TurnTools(self, self._keep_results)
+        return fresh
 
     def _take_steering(self, models: TurnModels) -> None:
         """Take the host's steering messages."""
@@ -511,15 +516,15 @@ class Turn(TurnContext):
     async def _ask(self, text: str) -> str:
         """The reply to a helper call for the conversation, such as a summary. The turn pays for it."""
         state = self.state
-        beside: TurnOptions = {"fallback": state.options.get("fallback")}
+        fallback: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
             runtime=self.runtime,
-            state=SessionState("", self._model or state.model, None, (), self.tags, options=beside),
+            state=SessionState("", self._model or state.model, None, (), self.tags, options=fallback),
             new=(Message.user(text),),
             model=None,
             options=TurnOptions(max_tool_rounds=0),
             streamed=False,
-            caller=Caller(self.in_tree(), beside=True),
+            caller=Caller(self.in_tree(), internal=True),
         )
         turn._trace_parent = self._trace_parent
         try:

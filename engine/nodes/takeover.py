@@ -224,15 +224,15 @@ class SharedSessions(OpenSessions):
                 if saved is not None and kept is not None:
                     saved = in_its_first_turn(saved, kept)
                 if saved is None and fresh is not None and died is None:
-                    return await self._begun_here(store, fresh(), claimed.epoch)
+                    return await self._resumed_here(store, fresh(), claimed.epoch)
                 state = restored(saved)
                 await show_costs(store, state)
                 state.epoch, state.resumed = claimed.epoch, True
                 if died is not None:
                     self.announce(state)
-                    await self._go_on(state, kept)
+                    await self._continue(state, kept)
                     ended = set() if kept is None else {turn.stream_id for turn in kept.turns}
-                    for turn_id in await _begun(store, session_id, died.node):
+                    for turn_id in await _open_turns(store, session_id, died.node):
                         if turn_id not in ended:
                             await self._end(session_id, turn_id, died.node, died.epoch)
             except (CallboardError, LookupError, ValueError):
@@ -268,7 +268,7 @@ class SharedSessions(OpenSessions):
                 f"start the session again"
             )
 
-    async def _begun_here(self, store: Store, state: SessionState, epoch: int) -> SessionState:
+    async def _resumed_here(self, store: Store, state: SessionState, epoch: int) -> SessionState:
         """A new session. If possible now, it is shared before its first message."""
         require_nothing_lost(state.id, await store.was_answered(state.id))
         state.epoch = epoch
@@ -276,7 +276,7 @@ class SharedSessions(OpenSessions):
         await self._host.share()
         return state
 
-    async def _go_on(self, state: SessionState, kept: RetainedTurns | None) -> None:
+    async def _continue(self, state: SessionState, kept: RetainedTurns | None) -> None:
         """Add a dead owner's messages that are not in the stored history, and end its interrupted turn."""
         if kept is None:
             return
@@ -334,11 +334,11 @@ class SharedSessions(OpenSessions):
                 await ownership.release(session_id)
 
 
-async def _begun(store: Store, session_id: str, run_id: str) -> list[str]:
+async def _open_turns(store: Store, session_id: str, run_id: str) -> list[str]:
     """The turns of a session that a run started and never ended, according to the store."""
     events = await store.events(run_id=run_id, session_id=session_id, topic="session.turn_*", limit=None)
-    begun = dict.fromkeys(each.turn_id for each in events if each.topic == "session.turn_started")
+    started = dict.fromkeys(each.turn_id for each in events if each.topic == "session.turn_started")
     for each in events:
         if each.topic == "session.turn_completed":
-            begun.pop(each.turn_id, None)
-    return [turn_id for turn_id in begun if turn_id is not None]
+            started.pop(each.turn_id, None)
+    return [turn_id for turn_id in started if turn_id is not None]

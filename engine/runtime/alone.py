@@ -17,7 +17,7 @@ from callboard.tracestore import Store
 
 from ..budgets.budget import Budget
 from ..budgets.budgets import SharedBudgets
-from ..conversation.options import AskedWith
+from ..conversation.options import StoredTurnOptions
 from ..routing.rate_limits import RateLimits
 from ..sessions.open import OpenSessions
 from ..sessions.state import SessionState
@@ -55,7 +55,7 @@ class LocalStreams:
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
         """Send a stream to other nodes, from its start."""
 
-    def begin(self, turn_id: str, state: SessionState, asked: AskedWith, said: Sequence[Message]) -> None:
+    def begin(self, turn_id: str, state: SessionState, asked: StoredTurnOptions, said: Sequence[Message]) -> None:
         """Note the start of a session's turn, with the messages that wait for a reply."""
 
     def appended(self, turn_id: str, position: int, message: Message) -> None:

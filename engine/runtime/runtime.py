@@ -109,9 +109,9 @@ class Runtime:
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )
         self.availability = AvailabilityTable()
-        self.node = Alone()
+        self.cluster = Alone()
         if cluster is not None:
-            self.node = cluster.join(
+            self.cluster = cluster.join(
                 bus=self.bus,
                 clock=clock,
                 store=store,
@@ -119,11 +119,11 @@ class Runtime:
                 availability=self.availability,
             )
         self.in_flight = InFlight()
-        self.rate_limits = self.node.rate_limits(self.bus, clock)
+        self.rate_limits = self.cluster.rate_limits(self.bus, clock)
         self.host = make_host(self)
         self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
-        self.sessions = self.node.open_sessions(self.bus, store, self.host, captures=capture is not None)
-        shared = self.node.share_budgets(budgets, clock)
+        self.sessions = self.cluster.open_sessions(self.bus, store, self.host, captures=capture is not None)
+        shared = self.cluster.share_budgets(budgets, clock)
         self.budgets = Budgets(
             budgets,
             self.bus,

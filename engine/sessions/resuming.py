@@ -16,6 +16,7 @@ from typing import cast
 
 import msgspec
 
+from callboard.adapters import Message
 from callboard.bus import (
     CallboardError,
     ConfigurationError,
@@ -26,11 +27,12 @@ from callboard.bus import (
 )
 from callboard.tracestore import Redact, SavedSession, Store
 
-from ..conversation.options import TurnOptions, asked_with_of, merged
+from ..conversation.options import TurnOptions, merged, stored_turn_options
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
+from ..tools.calls import agent_now
 from .open import require_nothing_lost, show_costs
 from .state import SessionState
 
@@ -49,7 +51,7 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
         raise ConfigurationError("redact must be a sync function: it runs between an event and its commit")
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class SessionToOpen(msgspec.Struct, frozen=True, kw_only=True):
     """A stored session to open, and the settings that replace stored ones."""
 
     session_id: str
@@ -62,12 +64,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
 
 
-async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
+async def resumed(runtime: Runtime, settings: SessionToOpen) -> SessionState:
     """The state of a stored session, as `Engine.resume` describes it. It raises the errors of `stored_state`."""
-    claimed = await runtime.sessions.taken_over(wanted.session_id, partial(state_of_saved, runtime, wanted))
+    claimed = await runtime.sessions.taken_over(settings.session_id, partial(state_of_saved, runtime, settings))
     if claimed is not None:
         return claimed
-    state = await stored_state(runtime, wanted)
+    state = await stored_state(runtime, settings)
     store = runtime.store
     assert store is not None
     state.resumed = True
@@ -77,7 +79,7 @@ async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
     return state
 
 
-async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
+async def stored_state(runtime: Runtime, settings: SessionToOpen) -> SessionState:
     """The state of a stored session for reading only. No other process notices.
 
     Raises CallboardError, ConfigurationError or StoreError.
@@ -85,28 +87,31 @@ async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
     store = await runtime.sessions.trace() if runtime.store is not None else None
     if store is None:
         raise CallboardError("this engine keeps no trace (trace=False), so it can't resume a session")
-    return state_of_saved(runtime, wanted, await store.saved_session(wanted.session_id))
+    return state_of_saved(runtime, settings, await store.saved_session(settings.session_id))
 
 
-def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None) -> SessionState:
+def state_of_saved(runtime: Runtime, settings: SessionToOpen, saved: SavedSession | None) -> SessionState:
     """The state of a session as stored. Raises CallboardError or ConfigurationError."""
-    setup = _whole(wanted.session_id, saved, wanted.system_prompt is not None)
+    setup = _whole(settings.session_id, saved, settings.system_prompt is not None)
     assert saved is not None
+    settings = _after_handoffs(settings, saved.messages)
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
     state = SessionState(
-        wanted.session_id,
+        settings.session_id,
         model_of(setup.model),
-        setup.system_prompt if wanted.system_prompt is None else wanted.system_prompt,
-        [Tool(definition) for definition in setup.tools] if wanted.tools is None else wanted.tools,
+        setup.system_prompt if settings.system_prompt is None else settings.system_prompt,
+        [Tool(definition) for definition in setup.tools] if settings.tools is None else settings.tools,
         saved.tags,
-        options=merged({"fallback": setup.fallback, **cast("TurnOptions", setup.defaults or {})}, wanted.options),
+        options=merged(
+            {"fallback": setup.fallback, **cast("TurnOptions", setup.defaults or {})}, settings.options
+        ),
         requires=requires,
         name=saved.name,
     )
-    model = state.model if wanted.model is None else wanted.model
+    model = state.model if settings.model is None else settings.model
     expand(runtime.registry, model, state.options.get("fallback"))
     state.messages.extend(saved.messages)
-    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
+    state.asked, state.asked_stored = stored_turn_options(setup.asked_with), setup.asked_with
     return state
 
 
@@ -153,8 +158,8 @@ def require_kept(runtime: Runtime) -> None:
         )
 
 
-class New(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that only a new session takes; all others are in `Wanted`."""
+class NewSession(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that only a new session takes; all others are in `SessionToOpen`."""
 
     tags: dict[str, str] | None = None
     requires: Requirements | None = None
@@ -162,52 +167,54 @@ class New(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """Its name, for people."""
 
-    def state(self, wanted: Wanted) -> SessionState:
-        if wanted.model is None:
-            raise ConfigurationError(f"session {wanted.session_id!r} is new: pass model=")
+    def state(self, settings: SessionToOpen) -> SessionState:
+        if settings.model is None:
+            raise ConfigurationError(f"session {settings.session_id!r} is new: pass model=")
         return SessionState(
-            wanted.session_id,
-            wanted.model,
-            wanted.system_prompt,
-            wanted.tools or (),
+            settings.session_id,
+            settings.model,
+            settings.system_prompt,
+            settings.tools or (),
             self.tags or {},
-            options=wanted.options,
+            options=settings.options,
             requires=self.requires,
             name=self.name,
         )
 
 
-async def opened(runtime: Runtime, wanted: Wanted, new: New) -> SessionState:
+async def opened(runtime: Runtime, settings: SessionToOpen, new: NewSession) -> SessionState:
     """The state of a session that this engine owns, as `Engine.open_session` describes it."""
-    fresh = partial(new.state, wanted)
+    fresh = partial(new.state, settings)
     sessions = runtime.sessions
     await runtime.host.start()
-    async with sessions.one_at_a_time(wanted.session_id):
-        state = sessions.states.get(wanted.session_id)
+    async with sessions.one_at_a_time(settings.session_id):
+        state = sessions.states.get(settings.session_id)
         if state is not None and await _is_ours(runtime, state):
-            _change(runtime, state, wanted)
+            _change(runtime, state, settings)
             state.commits = sessions.commits
             return state
         await runtime.host.settle()
-        restored = partial(state_of_saved, runtime, wanted)
-        state = await sessions.taken_over(wanted.session_id, restored, fresh)
+        restored = partial(state_of_saved, runtime, settings)
+        state = await sessions.taken_over(settings.session_id, restored, fresh)
         if state is None:
-            state = await _created(runtime, wanted, fresh) or await resumed(runtime, wanted)
+            state = await _created(runtime, settings, fresh) or await resumed(runtime, settings)
         if sessions.states.get(state.id) is not state:
             sessions.open(state)
-        _change(runtime, state, wanted)
+        _change(runtime, state, settings)
         state.commits = sessions.commits
         return state
 
 
-async def _created(runtime: Runtime, wanted: Wanted, fresh: Callable[[], SessionState]) -> SessionState | None:
+async def _created(
+    runtime: Runtime, settings: SessionToOpen, fresh: Callable[[], SessionState]
+) -> SessionState | None:
     """A new session of this engine; None if a part of it is stored, or another engine was faster."""
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
-    answered = await store.was_answered(wanted.session_id)  # asked first, as others may start it meanwhile
-    if await store.saved_session(wanted.session_id) is not None:
+    answered = await store.was_answered(settings.session_id)  # asked first, as others may start it meanwhile
+    if await store.saved_session(settings.session_id) is not None:
         return None
-    require_nothing_lost(wanted.session_id, answered)
+    require_nothing_lost(settings.session_id, answered)
     state = fresh()
     sessions.open(state)
     sessions.announce(state, begins=False)
@@ -233,16 +240,27 @@ async def _is_ours(runtime: Runtime, state: SessionState) -> bool:
     return True
 
 
-def _change(runtime: Runtime, state: SessionState, wanted: Wanted) -> None:
+def _change(runtime: Runtime, state: SessionState, settings: SessionToOpen) -> None:
     """Apply the caller's settings to the next turns of a session."""
     sessions = runtime.sessions
-    state.options = merged(state.options, wanted.options)
-    if wanted.model is not None and wanted.model != state.model:
-        sessions.change_model(state, wanted.model)
+    settings = _after_handoffs(settings, state.messages)
+    state.options = merged(state.options, settings.options)
+    if settings.model is not None and settings.model != state.model:
+        sessions.change_model(state, settings.model)
     before = state.system_prompt, state.definitions
-    if wanted.tools is not None:
-        state.use_tools(wanted.tools)
-    if wanted.system_prompt is not None:
-        state.system_prompt = wanted.system_prompt
+    if settings.tools is not None:
+        state.use_tools(settings.tools)
+    if settings.system_prompt is not None:
+        state.system_prompt = settings.system_prompt
     if state.announced and before != (state.system_prompt, state.definitions):
         sessions.publish_setup(state)
+
+
+def _after_handoffs(settings: SessionToOpen, messages: Sequence[Message]) -> SessionToOpen:
+    """The settings of the agent that has the conversation, if the caller passed those of the first agent."""
+    agent = None if settings.tools is None else agent_now(settings.tools, messages)
+    if agent is None:
+        return settings
+    return msgspec.structs.replace(
+        settings, model=agent.model, system_prompt=agent.system_prompt, tools=agent.tools
+    )

@@ -13,7 +13,7 @@ from callboard.bus.backend import LoopLock
 from callboard.bus.values.base import JsonObject
 
 from ..conversation.context import WHOLE, RefusedReasoning
-from ..conversation.options import NOTHING, AskedWith, TurnOptions, merged
+from ..conversation.options import NOTHING, StoredTurnOptions, TurnOptions, merged
 from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike
 from ..tools.collect import collected
@@ -79,7 +79,7 @@ class SessionState:
         self.context = WHOLE
         """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
-        self.asked: AskedWith = NOTHING
+        self.asked: StoredTurnOptions = NOTHING
         """The options of the last turn with tool calls, for the turn that answers them."""
         self.asked_stored: JsonObject | None = None
         """These options as last published for the store."""
@@ -141,7 +141,7 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 
-def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetup:
+def setup_of(state: SessionState, asked: StoredTurnOptions | None = None) -> SessionSetup:
     asked = state.asked if asked is None else asked
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(

@@ -21,6 +21,6 @@ def node_engine(
 
 def node_of(engine: Engine) -> Node:
     """The node that an engine is in its cluster."""
-    node = engine._runtime.node
+    node = engine._runtime.cluster
     assert isinstance(node, Node)
     return node
