@@ -107,7 +107,7 @@ def server_rows(
         from psycopg import sql
     except ModuleNotFoundError:
         raise ConfigurationError("a server needs psycopg: pip install 'callboard[postgres]'") from None
-    from .postgres.connection import address_of, said
+    from .postgres.connection import address_of, error_text
 
     address = address_of(_NOT_LIBPQS.sub("", dsn).rstrip("?&"))
     name = sql.Identifier(address.schema, table) if address.schema else sql.Identifier(table)
@@ -134,4 +134,4 @@ def server_rows(
                 for row in cursor:
                     yield dict(zip(wanted, row, strict=True))
     except psycopg.Error as error:
-        raise OSError(_EIO, f"not readable: {said(error)}") from None
+        raise OSError(_EIO, f"not readable: {error_text(error)}") from None
