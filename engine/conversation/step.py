@@ -41,10 +41,9 @@ from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
+from ..tools.calls import handoff_in, not_executed, results_in
 from ..tools.context import idempotency_key
 from ..tools.handler import Handoff
-from ..tools.rounds import not_executed
-from ..tools.waiting_calls import handoff_in, results_in
 from ..tree import Caller, ChildTurn
 from .context import answer_as_text
 from .options import TurnOptions, for_requests
@@ -528,7 +527,7 @@ class TurnTools:
             streamed=turn.streamed,
             key=lambda: idempotency_key(turn.state.id or None, history, call.id),
             tell=self._report_child,
-            carry=None if turn.runtime.node is None else turn.runtime.node.carry,
+            carry=turn.runtime.cluster.carry,
         )
 
     def _report_child(self, child: ChildTurn) -> None:

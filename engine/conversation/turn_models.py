@@ -132,8 +132,8 @@ class TurnContext:
         """The route of the turn's last call."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
-        if self.caller is not None and self.caller.carried and runtime.node is not None:
-            runtime.node.reach(self.caller)
+        if self.caller is not None and self.caller.carried:
+            runtime.cluster.reach(self.caller)
         """The run of a tool that has started the turn; None for a root."""
         own = {**state.tags, **(options.get("tags") or {})}
         self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
@@ -314,8 +314,7 @@ class TurnHistory:
         if state.id:
             if not stored:
                 self._publish(len(state.messages) - 1, message)
-            if (frames := self._runtime.frames) is not None:
-                frames.sender.appended(self._turn_id, len(state.messages) - 1, message)
+            self._runtime.cluster.streams.appended(self._turn_id, len(state.messages) - 1, message)
 
     def _publish(self, position: int, message: Message) -> None:
         self._runtime.bus.publish(
@@ -436,7 +435,7 @@ class TurnModels:
             failed=self.failed,
             stay_with=self.answered_by,
             cached_at=self._cached_at,
-            may_go=self._turn.runtime.may_go,
+            may_go=self._turn.runtime.cluster.may_go,
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:
