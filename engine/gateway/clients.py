@@ -290,7 +290,7 @@ class Clients:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
-                    self._looks = started  # those that wait try it themselves
+                    self._looks = started  # waiting callers try it themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()

@@ -120,7 +120,7 @@ class StreamWriter:
             return self._passed.take()
         assert self._writer is not None
         write = self._writer.write
-        # no tool runs, and nobody steers
+        # No tool runs, and no message steers the turn.
         events = [
             cast("StreamEvent", event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
         ]

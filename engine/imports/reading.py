@@ -384,7 +384,7 @@ class _Hashed(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         place = self._file.tell()
         found = self._file.seek(offset, whence)
-        if found != place:  # What is read out of order has no hash.
+        if found != place:  # Parts that are read out of order have no hash.
             self._to, self._held = sys.maxsize, []
         return found
 
