@@ -261,7 +261,7 @@ def of_comments(folders: Iterable[Path]) -> Iterator[Text]:
             words, number = token.string[1:], token.start[0]
             text = "" if _TOOL_COMMENT.match(token.string) or words.startswith("   ") else words.strip()
             alone = token.line.lstrip().startswith("#")
-            if lines and (not text or not alone or number != last + 1 or _LIST_ITEM.match(text + " ")):
+            if lines and (not text or not alone or number != last + 1 or _DOCSTRING_ITEM.match(text)):
                 yield _docstring_text(lines, place, first)
                 lines = []
             if text:
