@@ -193,7 +193,7 @@ class Admission:
         self._lease = lease
 
     def over(self, usage: TokenUsage | None = None) -> None:
-        """Replace the estimate by the tokens that were used. None: they are unknown, and the estimate stays."""
+        """Replace the estimate with the used tokens. If they are unknown (None), the estimate stays."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end(None, usage)

@@ -241,7 +241,7 @@ class Reading:
             yield from self._file(path, file, status)
 
     def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
-        """Whether an earlier reading gave what this one is to give. It may have left out the content."""
+        """Whether an earlier reading has returned the same data. It may have left out the content."""
         if known is None or (self._content and not known.digest.startswith(WITH_CONTENT)):
             return False
         return status is None or status == (known.size, known.mtime_ns, known.inode)

@@ -366,7 +366,7 @@ async def all_pages(method: Callable[..., Awaitable[Any]], field: str) -> list[A
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """The error in nested groups of one error."""
+    """The single error within nested exception groups."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
