@@ -590,7 +590,7 @@ def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
     if calls is depth is children is nano is seconds is None:
         return None
     return TurnLimits(
-        # What is carried is left for a child. The node stands for its parent, one level higher.
+        # The carried facts are for a child. The node stands for its parent, one level higher.
         max_calls=None if calls is None else calls + 1,
         max_depth=None if depth is None else depth + 1,
         max_children=None if children is None else max(children, 0),

@@ -248,21 +248,28 @@ def _docstring_text(lines: list[str], name: str, line: int) -> Text:
 
 
 def of_comments(folders: Iterable[Path]) -> Iterator[Text]:
-    """All comments, without marks for tools and heads of sections. Comments on consecutive lines are one text."""
+    """All comments, without marks for tools, heads of sections, and drawings.
+
+    Comments on consecutive lines are one text, up to an empty one or a list item.
+    """
     for file in sorted(path for folder in folders for path in folder.rglob("*.py")):
-        lines, last = list[str](), 0
-        first = 0
         with file.open("rb") as source:
-            comments = [token for token in tokenize.tokenize(source.readline) if token.type == tokenize.COMMENT]
-        for token in (*comments, None):
-            alone = token is not None and token.line.lstrip().startswith("#")
-            if lines and not (alone and token is not None and token.start[0] == last + 1):
-                yield Text(file.relative_to(ROOT).as_posix(), first, "\n".join(lines))
+            found = [token for token in tokenize.tokenize(source.readline) if token.type == tokenize.COMMENT]
+        lines: list[str] = []
+        first, last, place = 0, 0, file.relative_to(ROOT).as_posix()
+        for token in found:
+            words, number = token.string[1:], token.start[0]
+            text = "" if _TOOL_COMMENT.match(token.string) or words.startswith("   ") else words.strip()
+            alone = token.line.lstrip().startswith("#")
+            if lines and (not text or not alone or number != last + 1 or _DOCSTRING_ITEM.match(text)):
+                yield _docstring_text(lines, place, first)
                 lines = []
-            if token is not None and not _TOOL_COMMENT.match(token.string):
-                first = first if lines else token.start[0]
-                lines.append(token.string.lstrip("# "))
-                last = token.start[0] if alone else 0
+            if text:
+                first = first if lines else number
+                lines.append(text)
+                last = number if alone else 0
+        if lines:
+            yield _docstring_text(lines, place, first)
 
 
 def of_messages(folders: Iterable[Path]) -> Iterator[Text]:

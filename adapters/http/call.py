@@ -201,7 +201,7 @@ class HttpCall(HttpAttempts):
                 assembler.relay.body(body)
         try:
             try:
-                body.decode()  # before any content is accepted: msgspec does not check what is kept raw
+                body.decode()  # before any content is accepted: msgspec does not check raw parts
                 wire.read_reply(body, reply.headers, assembler)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 repaired = repair_body(body)

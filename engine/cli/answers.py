@@ -284,7 +284,7 @@ def answer(question: Question, registry: ModelRegistry) -> int:
 
 class _Answering:
     def __init__(self, question: Question, registry: ModelRegistry) -> None:
-        self.reply_output = ReplyOutput(self._nobody_reads)
+        self.reply_output = ReplyOutput(self._on_closed_output)
         self._question = question
         self._registry = registry
         self._schema: ObjectSchema[Json] | None = None
@@ -411,8 +411,8 @@ class _Answering:
             cost = reduce(add, (each.cost for each in replies))
             note(usage_line(reply.model, usage, cost, pace, replies=len(replies)))
 
-    def _nobody_reads(self) -> None:
-        """Called in the outlet's thread."""
+    def _on_closed_output(self) -> None:
+        """Handle a closed output. This runs in the output's thread."""
         self._loop_calls(self._stop, 0)
 
     def _loop_calls(self, function: Callable[[int], None], number: int) -> None:

@@ -96,7 +96,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     budgeting.add_argument(
         "budget", type=budget, metavar="USD[/WINDOW]", help="the budget, such as 10/month, or `none` for no limit"
     )
-    budgeting.add_argument("--zone", metavar="ZONE", help="the time zone of the window, such as Europe/Zurich")
+    budgeting.add_argument("--zone", metavar="ZONE", help="set the time zone of the window, such as Europe/Zurich")
     rotating = add_action(
         inner,
         "rotate",
@@ -137,7 +137,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens-per-minute", type=positive, metavar="N", help="limit its tokens in any minute")
     if not parser.prog.endswith("change"):
-        parser.add_argument("--zone", metavar="ZONE", help="the time zone of the window, such as Europe/Zurich")
+        parser.add_argument(
+            "--zone", metavar="ZONE", help="set the time zone of the window, such as Europe/Zurich"
+        )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--refuse-unpriced",

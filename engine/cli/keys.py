@@ -52,7 +52,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     listing = add_action(
         inner, "list", list_keys, "List the names of the keys", "List the names of the keys, never the keys."
     )
-    listing.add_argument("--json", action="store_true", help="one JSON object a line for each key")
+    listing.add_argument("--json", action="store_true", help="print one JSON object a line for each key")
     get = add_action(
         inner,
         "get",

@@ -268,9 +268,14 @@ def add_sql(parser: argparse.ArgumentParser) -> None:
         "Run one read-only SQL statement. Times are in microseconds since the epoch (UTC), money in "
         "nano-USD. The view call_rows uses the names of Python, JSON and exports. --schema shows all tables."
     )
-    parser.add_argument("statement", nargs="?", help="the SQL statement, or - for stdin; with --schema, a table")
+    parser.add_argument(
+        "statement",
+        nargs="?",
+        metavar="STATEMENT",
+        help="the SQL statement, or - for stdin; with --schema, a table",
+    )
     parser.add_argument("--schema", action="store_true", help="describe the tables and their columns")
-    add_trace(parser, "read this trace file, as for traces")
+    add_trace(parser)
     parser.add_argument(
         "--limit", type=positive, default=1000, metavar="N", help="show at most N rows (default: 1000)"
     )

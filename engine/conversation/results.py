@@ -226,7 +226,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """The decision that brought the call to its model."""
+        """The routing decision of the call."""
         return self.metadata.routing
 
     @property

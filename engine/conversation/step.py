@@ -205,7 +205,7 @@ class Step:
         self._caused_by = caused_by
         self._message_id = first_ids.message_id or turn.runtime.clock.new_id("msg")
         self._request_id = first_ids.request_id  # until the first call
-        if not first_ids.request_id and not first_ids.message_id:  # the call and its message share what follows
+        if not first_ids.request_id and not first_ids.message_id:  # call and message share the id's rest
             self._request_id = "req" + self._message_id.removeprefix("msg")
         self._sent: list[Route] = []  # of the calls that one attempt has made
         self._outcome: CallOutcome | None = None  # of the last of them

@@ -193,7 +193,7 @@ class Admission:
         self._lease = lease
 
     def over(self, usage: TokenUsage | None = None) -> None:
-        """Replace the estimate by the tokens that were used. None: they are unknown, and the estimate stays."""
+        """Replace the estimate with the used tokens. If they are unknown (None), the estimate stays."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end(None, usage)
@@ -290,7 +290,7 @@ class Clients:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
-                    self._looks = started  # those that wait try it themselves
+                    self._looks = started  # waiting callers try it themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()

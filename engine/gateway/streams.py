@@ -124,7 +124,7 @@ class StreamWriter:
             return self._passed.take()
         assert self._writer is not None
         write = self._writer.write
-        # no tool runs, and nobody steers
+        # No tool runs, and no message steers the turn.
         events: list[StreamEvent] = [
             self._own_words(event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
         ]

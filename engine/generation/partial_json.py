@@ -38,7 +38,7 @@ class JsonString:
         self.grew = False
         self._lenient = lenient
         self._pieces: list[str] = []
-        self._high = ""  # the first half of a surrogate pair, held back until it is known what follows
+        self._high = ""  # the first half of a surrogate pair, held until the next character
         self._digits = ""
         self._state: _StringState = self._plain
 

@@ -246,7 +246,7 @@ class Reading:
                 yield from self._server(place)
 
     def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
-        """Whether an earlier reading gave what this one is to give. It may have left out the content."""
+        """Whether an earlier reading has returned the same data. It may have left out the content."""
         if known is None or (self._content and not known.digest.startswith(WITH_CONTENT)):
             return False
         return status is None or status == (known.size, known.mtime_ns, known.inode)
@@ -413,7 +413,7 @@ class _Hashed(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         place = self._file.tell()
         found = self._file.seek(offset, whence)
-        if found != place:  # What is read out of order has no hash.
+        if found != place:  # Parts that are read out of order have no hash.
             self._to, self._held = sys.maxsize, []
         return found
 

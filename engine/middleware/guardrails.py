@@ -184,7 +184,7 @@ class _Block:
         self.window = TextWindow(window)
         self.kept = ""  # of the piece before, to be looked at again
         self.passed: list[str] = []
-        self.before = ""  # the end of what has passed
+        self.before = ""  # the end of the passed text
         self.changed = False
         self.signature: str | None = None
 

@@ -173,7 +173,7 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value without a JSON form, converted to one that has it."""
+    """Convert a value without a JSON form to a value that has one."""
     dump = getattr(value, "model_dump", None)  # pydantic's, without depending on pydantic
     if callable(dump):
         return dump(mode="json")

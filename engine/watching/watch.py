@@ -150,7 +150,7 @@ def _ended(
 #     an engine's loop                      any thread
 #     subscription of its bus ─ pump ─▶     the cursor: at most so many calls, the oldest dropped and counted
 #                                           │
-#                                           ▼ take, when somebody reads
+#                                           ▼ take, when a reader asks
 #
 # Each engine has a reader of its own bus, on its own loop, so that the calls of one engine keep their order.
 # Nothing runs within a publisher.

@@ -33,12 +33,11 @@ cancel, reprice, undo."""
 
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
-# -- What a live view shows: an engine, a trace that another process writes, or both
+# --- The subject: an engine, a trace that another process writes, or both ---
 #
-# Questions about the past go to a store of our own that only reads, opened for the question and closed behind it,
-# so that no question waits in the queue of the engine's writer. What changes the trace goes through the engine,
-# which then shows it in its sessions and on its bus; without an engine, through a store that is opened for the
-# change.
+# Queries about the past use a read-only store. It is opened for the query and closed after it, so that no query
+# waits in the queue of the engine's writer. A change of the trace goes through the engine, which shows it in its
+# sessions and on its bus. Without an engine, a store is opened for the change.
 
 
 LOOK_SECONDS = 1.0

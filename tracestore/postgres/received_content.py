@@ -28,7 +28,7 @@ from .statements import Statements, clean_text
 # Deletions in a trace file are repeated here, and later shipments don't bring the content back.
 #
 # - A file sends its deletions before later events. Each is done once, also if it is sent again or the file was
-# renamed. It affects only content from that file: a session of the same name from elsewhere stays.
+# renamed. It affects only content from that file. A session of the same name from another file stays.
 # - A session that was deleted here is rejected until a session of that name starts again. From then on it is
 # accepted, and so are messages of other runs (``SESSION.RUN``) from after the deletion.
 # - If a shipment was read before a deletion in its file and arrives after it, the deleted content is left out.

@@ -162,7 +162,7 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
 # --- Storing a shipment ---
 # The direct way writes straight into the tables, because events behind the file's position are new. They may not
 # be new if the file is a copy of another, was renamed, or its events were stored otherwise. Then a unique index
-# fails, the transaction is undone as a whole, and `staged` repeats it: into a temporary table, and from there
+# fails, and the whole transaction is undone. `staged` repeats it into a temporary table, and copies from there
 # every row that is new by (run, seq).
 
 

@@ -234,7 +234,7 @@ def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequen
 
 
 class _SignInText(Exception):
-    """A text contains one of the signs used as separators."""
+    """A text contains a character that is used as a separator."""
 
 
 def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:

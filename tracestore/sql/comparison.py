@@ -179,8 +179,8 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
 
 # --- Comparing the last priced calls ---
 # The costs before are looked up with the calls. A run of all calls over one other run, its base, skips most
-# look-ups: its sums start with those of the base, and the run adds the costs at call time. Only calls with a price
-# on one side are then looked at one by one.
+# look-ups. Its sums start with the sums of the base, and the run adds the costs at call time. Only calls with a
+# price on one side are then looked at one by one.
 
 
 _TABLES = (

@@ -115,7 +115,7 @@ class WholeTrace(Database):
         """The events that are not shown, because they could be neither stored nor merged."""
         self._ready = False
         self._looking = anyio.Lock()
-        self._mark: _Mark | None = None  # of what was merged, or could not be
+        self._mark: _Mark | None = None  # of the events that were merged, or could not be
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
         """Open the file, and add the events next to it."""

@@ -221,7 +221,7 @@ class ProbeHost:
     @property
     def waits(self) -> float | None:
         """Seconds until a call with a choice may go there; 0 if it may now."""
-        standing = self.table.standing("p", "p:m", self.now)
+        standing = self.table.readiness("p", "p:m", self.now)
         return 0.0 if standing.kind != "closed" else standing.retry_after_seconds
 
 
@@ -278,7 +278,7 @@ def test_a_node_goes_by_what_it_found_itself() -> None:
     table = AvailabilityTable()
     table.crashed("p", 0)
     assert table.found_elsewhere("p", None, "available", "", None, 0, "other") == ()
-    assert table.standing("p", "p:m", 0).kind == "closed"
+    assert table.readiness("p", "p:m", 0).kind == "closed"
     table.begin("p", "p:m", "req_1", 40 * SECOND)
     assert table.found_elsewhere("p", None, "unavailable", REASON, 90 * SECOND, 40 * SECOND, "other") == ()
     assert table.state("p") == "probing"
@@ -295,7 +295,7 @@ def test_the_latest_time_counts_in_whatever_order(said: list[tuple[str, int]], d
         table = AvailabilityTable()
         for state, seconds in order:
             table.found_elsewhere("p", None, state, REASON, seconds * SECOND, 0, "other")
-        return table.standing("p", "p:m", 0).retry_after_seconds if table.state("p") == "unavailable" else None
+        return table.readiness("p", "p:m", 0).retry_after_seconds if table.state("p") == "unavailable" else None
 
     times = [seconds for state, seconds in said if state == "unavailable"]
     shuffled = data.draw(st.permutations(said)) + data.draw(st.lists(st.sampled_from(said), max_size=3))
