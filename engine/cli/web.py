@@ -14,8 +14,8 @@ from callboard.bus import ConfigurationError
 
 from .. import Engine, load_registry
 from ..stores import TracePlace, store_to_read
-from .common.options import add_models_file, add_trace, chosen_trace, named_trace, repeated
-from .common.screen import make_console
+from .options import add_models_file, add_trace, chosen_trace, named_trace, repeated
+from .screen import make_console
 
 if TYPE_CHECKING:
     from ..web_view.app import WebView

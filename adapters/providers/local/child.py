@@ -229,7 +229,7 @@ class Child:
                 f"local model: xllamacpp is installed but can't be loaded ({answer.error}); "
                 f"reinstall it: {INSTALL_RUNTIME}"
             )
-        words = await self._hear_last_words()
+        words = await self._read_last_error()
         if answer.kind == "init":
             # The same file and settings will fail again.
             raise ServerError(f"llama.cpp refused to serve the model: {words or answer.error}", retryable=False)
@@ -289,7 +289,7 @@ class Child:
                 return
             await anyio.sleep(0.01)
 
-    async def _hear_last_words(self) -> str:
+    async def _read_last_error(self) -> str:
         """llama.cpp's last output after the end of its pipe: each line once, without its time stamp."""
         await self._listened()
         lines = self._last_words.decode(errors="replace").splitlines()
