@@ -51,7 +51,9 @@ for (const [client, model] of Object.entries(models)) {
   for (const [name, [expected, task]] of Object.entries(tasks)) {
     try {
       const said = await task(model);
-      told[name] = said === expected ? "ok" : JSON.stringify(said).slice(0, 300);
+      // Google's form wraps the result of a tool.
+      const good = said === expected || (name === "tool" && said.startsWith("The tool said:") && said.includes("code-4711"));
+      told[name] = good ? "ok" : JSON.stringify(said).slice(0, 300);
     } catch (error) {
       told[name] = String(error).slice(0, 300);
     }
