@@ -427,7 +427,7 @@ class Caller:
         there.
         """
         self._key = key
-        self._tell = tell
+        self._report = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
         self._refusal = ""
 
@@ -470,20 +470,20 @@ class Caller:
     def note(self, turn: ChildTurn) -> None:
         """Record and publish a turn that the tool has started, here or on another node."""
         self.node.children.append(turn)
-        if self._tell is not None and self._home is not None:
+        if self._report is not None and self._home is not None:
             loop, thread = self._home
             if threading.get_ident() == thread:
-                self._tell(turn)
+                self._report(turn)
             else:
                 _on_loop(loop, thread, partial(self._publish, turn))
 
     def _publish(self, turn: ChildTurn) -> None:
-        if self._tell is not None:
-            self._tell(turn)
+        if self._report is not None:
+            self._report(turn)
 
     def end(self, refusal: str = "") -> None:
         """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
-        self._tell = self._key = self.runtime = self.carry = (
+        self._report = self._key = self.runtime = self.carry = (
             None  # Tasks that it has left behind keep this object.
         )
         if refusal:

@@ -150,8 +150,8 @@ def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
 @functools.lru_cache(maxsize=1024)
 def _is_stored_as_it_is(kind: type[Event]) -> bool:
     config = kind.__struct_config__
-    says_its_topic = config.tag_field == "type" and not config.array_like
-    return says_its_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
+    has_topic = config.tag_field == "type" and not config.array_like
+    return has_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
 
 
 def _encode_line_the_hard_way(stored: StoredEnvelope) -> bytes:

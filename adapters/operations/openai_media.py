@@ -309,8 +309,8 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         status = _STATUSES.get(video.status, "in_progress")
         warnings: tuple[CallWarning, ...] = ()
         if video.status not in _STATUSES:
-            said_so = f"the job's status is {video.status!r}, which is unknown. It is treated as in progress"
-            warnings = (CallWarning(WarningCode.UNKNOWN_STATUS, said_so),)
+            warning_text = f"the job's status is {video.status!r}, which is unknown. It is treated as in progress"
+            warnings = (CallWarning(WarningCode.UNKNOWN_STATUS, warning_text),)
         named = video.model or model
         said = VideoTerms(_seconds(video.seconds) or terms.seconds, video.size or terms.size, terms.audio)
         made = known_terms(said, self.capabilities(named))

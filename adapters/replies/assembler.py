@@ -286,8 +286,8 @@ class Assembler:
     def provider_event(self, kind: str, raw: Json) -> None:
         """Add the provider's other data. They are held until the reply starts."""
         if not self.complete:
-            told = ProviderEvent(kind, raw, self.message_id)
-            (self._ready if self.started else self._early).append(told)
+            reported = ProviderEvent(kind, raw, self.message_id)
+            (self._ready if self.started else self._early).append(reported)
 
     def warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
@@ -369,7 +369,7 @@ class Assembler:
             if not any(warning.message == message for warning in self.warnings):
                 self.warn(WarningCode.BODY_MENDED, message)
 
-    def end_unsaid(self) -> None:
+    def warn_no_stop_reason(self) -> None:
         """Warn that the reply gives no stop reason."""
         self.warn(WarningCode.NO_STOP_REASON, "the provider sent no stop reason")
 

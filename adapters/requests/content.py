@@ -389,23 +389,23 @@ def _is_signed(extra: Json) -> bool:
 # --- Exchanges of tools in words ---
 
 
-def tell_tools(
-    messages: Iterable[Message], told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
+def tools_as_text(
+    messages: Iterable[Message], calls: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
 ) -> Iterator[Message]:
     """The messages with these calls and their results as text."""
     for message in messages:
         match message.role:
             case Role.ASSISTANT:
-                kept = tuple(block for block in message.content if not _is_told(block, told, wire_ids))
+                kept = tuple(block for block in message.content if not _is_text(block, calls, wire_ids))
                 if kept != message.content:  # reasoning is bound to the blocks after it
                     kept = tuple(
                         block for block in kept if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
                     )
             case Role.TOOL:
                 results = [block for block in message.content if isinstance(block, ToolResultBlock)]
-                kept = tuple(block for block in results if block.tool_use_id not in told)
+                kept = tuple(block for block in results if block.tool_use_id not in calls)
                 yield from (
-                    _told(told[block.tool_use_id], block) for block in results if block.tool_use_id in told
+                    _as_text(calls[block.tool_use_id], block) for block in results if block.tool_use_id in calls
                 )
             case _:
                 kept = message.content
@@ -415,17 +415,17 @@ def tell_tools(
             yield msgspec.structs.replace(message, content=kept)
 
 
-def _is_told(block: ContentBlock, told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]) -> bool:
+def _is_text(block: ContentBlock, calls: Mapping[str, ToolUseBlock], wire_ids: Collection[str]) -> bool:
     match block:
         case ToolUseBlock():
-            return block.id in told
+            return block.id in calls
         case OpaqueBlock():
             return block.provider_raw.data.get("call_id") in wire_ids
         case _:
             return False
 
 
-def _told(call: ToolUseBlock, result: ToolResultBlock) -> Message:
+def _as_text(call: ToolUseBlock, result: ToolResultBlock) -> Message:
     arguments = msgspec.json.encode(call.input, order="deterministic").decode()
     how = "failed" if result.is_error else "answered"
     said = TextBlock(f"The tool {call.name} was called with {arguments} and {how}:")

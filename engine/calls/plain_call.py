@@ -273,14 +273,14 @@ class PlainCalls(Generic[A]):
                 caused_by = request_id
                 raise
 
-        def heals(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
+        def may_retry_elsewhere(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
             return may_fall_back(error) and not isinstance(error, ContextOverflowError)
 
         return await first_that_works(
             self.plan,
             lambda named: self.examine(named, check),
             attempt,
-            heals=heals,
+            may_retry_elsewhere=may_retry_elsewhere,
             admit=admit,
             may_go=self.runtime.may_go,
         )

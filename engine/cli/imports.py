@@ -81,7 +81,7 @@ async def _import(place: TracePlace, arguments: argparse.Namespace) -> ImportRep
         report = await importer.run()
         if arguments.watch:
             _show(report, arguments.format, place)
-            await importer.watch(changed=_tell_change)
+            await importer.watch(changed=_print_change)
         return report
 
 
@@ -102,7 +102,7 @@ def _progress(report: ImportReport) -> None:
     show_progress(f"{report.bytes_read / 1e6:,.0f} MB, {plural(report.new, 'new call')}")
 
 
-def _tell_change(report: ImportReport) -> None:
+def _print_change(report: ImportReport) -> None:
     cost = usd(sum(each.nano_usd for each in report.models.values()))
     corrected = f", {report.corrected:,} corrected" if report.corrected else ""
     make_console().print(f"{plural(report.new, 'new call')}{corrected}, {cost}", soft_wrap=True)

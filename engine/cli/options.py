@@ -336,7 +336,7 @@ def on_engine(
     return anyio.run(run)
 
 
-def tell_warnings(warnings: Iterable[CallWarning]) -> None:
+def print_warnings(warnings: Iterable[CallWarning]) -> None:
     """Write the warnings of a call to stderr."""
     for warning in warnings:
         note(f"{warning.code}: {warning.message}")

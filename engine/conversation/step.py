@@ -211,9 +211,9 @@ class Step:
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
         """The assistant's message, and the outcome of its call. Raises CallboardError."""
-        return self._models.first_that_works(self._messages, self._attempt, self._heals)
+        return self._models.first_that_works(self._messages, self._attempt, self._may_retry_elsewhere)
 
-    def _heals(self, error: AdapterError) -> bool:
+    def _may_retry_elsewhere(self, error: AdapterError) -> bool:
         silent = not self._delivered and not error.content
         return silent and not self._turn.scope.cancelled and may_fall_back(error)
 
@@ -495,7 +495,7 @@ class TurnTools:
 
         shared = ToolRoundContext(
             clock=self._turn.runtime.clock,
-            tell=self._tell,
+            tell=self._report,
             messages=history,
             session_id=self._turn.state.id or None,
             turn_id=self._turn.id,
@@ -524,16 +524,16 @@ class TurnTools:
             tags=turn.tags,
             streamed=turn.streamed,
             key=lambda: idempotency_key(turn.state.id or None, history, call.id),
-            tell=self._tell_child,
+            tell=self._report_child,
             carry=None if turn.runtime.node is None else turn.runtime.node.carry,
         )
 
-    def _tell_child(self, child: ChildTurn) -> None:
+    def _report_child(self, child: ChildTurn) -> None:
         if not self._turn.log.closed:
-            self._tell(
+            self._report(
                 ToolProgress(tool_use_id=child.tool_use_id, tool_name=child.tool_name, stream_id=child.turn_id)
             )
 
-    def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
+    def _report(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._turn.log.append(event)
         self._turn.publish(event)

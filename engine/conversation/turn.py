@@ -66,7 +66,7 @@ from ..sessions.state import SessionState, TurnLease, packed_opening
 from ..tools import Answer, last_reply
 from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn
-from .options import DEFAULTS, AskedWith, TurnOptions, merged
+from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
 from .step import Step, TurnTools
 from .turn_models import (
@@ -122,12 +122,12 @@ class Turn(TurnContext):
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
-        asked: AskedWith | None = None,
+        asked: StoredTurnOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
         levels = merged(DEFAULTS, state.options_for(model), options)
         super().__init__(runtime, state, levels, streamed=streamed, caller=caller)
-        self._asked = AskedWith(model=model, options=options) if asked is None else asked
+        self._asked = StoredTurnOptions(model=model, options=options) if asked is None else asked
         self.new = tuple(new)
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""

@@ -64,7 +64,7 @@ from ..routing.candidates import (
     deployment_of_last_reply,
     expand,
 )
-from ..routing.model_choice import Asked, Model, Requirements, check, check_tool_choice, overridden
+from ..routing.model_choice import Model, Requirements, TurnRequirements, check, check_tool_choice, overridden
 from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
@@ -223,8 +223,8 @@ def provider_waits(reply: Message) -> bool:
     The provider continues when it gets the results of the host's tools. Before that it accepts no other message.
     """
     kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
-    begun = sum(kind.endswith("tool_use") for kind in kinds)
-    return begun > sum(kind.endswith("tool_result") for kind in kinds)
+    started = sum(kind.endswith("tool_use") for kind in kinds)
+    return started > sum(kind.endswith("tool_result") for kind in kinds)
 
 
 # --- The turn's history ---
@@ -410,7 +410,7 @@ class TurnModels:
         """The model that has answered in this turn. It is tried before all others."""
         self._turn = turn
         self._cached_at = deployment_of_last_reply(turn.state.messages, self.plan)
-        self._asked = _asked_of(turn, self.plan, said)
+        self._asked = _requirements_of(turn, self.plan, said)
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
@@ -425,14 +425,14 @@ class TurnModels:
         self,
         messages: tuple[Message, ...],
         attempt: Callable[[Route], Awaitable[T]],
-        heals: Callable[[AdapterError], bool],
+        may_retry_elsewhere: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
         """The result of the first model that can and does answer, see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
             attempt,
-            heals=heals,
+            may_retry_elsewhere=may_retry_elsewhere,
             failed=self.failed,
             stay_with=self.answered_by,
             cached_at=self._cached_at,
@@ -501,7 +501,7 @@ class TurnModels:
                 lowered = (_lowered(limit, most, named.model),)
                 limit = most
         too_dear: Refusal | None = None
-        if self._turn.runtime.budgets.choosy:
+        if self._turn.runtime.budgets.may_change_calls:
             limit, too_dear = self._afforded(named, estimate, limit)
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
@@ -573,10 +573,10 @@ def _lowered(limit: int, most: int, model: str) -> CallWarning:
     )
 
 
-def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
+def _requirements_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> TurnRequirements:
     """The requirements of a turn on any model."""
     state, options = turn.state, turn.options
-    return Asked(
+    return TurnRequirements(
         new=current_turn(tuple(said)),
         tools=state.definitions,
         tool_choice=options.get("tool_choice"),

@@ -281,16 +281,16 @@ class Clients:
 
     async def _look_again(self) -> None:
         """Read the clients. Requests that come together share a look that begins after them."""
-        begun = self._looks
+        started = self._looks
         async with self._looking:
-            if self._looks > begun:
+            if self._looks > started:
                 return
             self._looks += 1
             try:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
-                    self._looks = begun  # those that wait try it themselves
+                    self._looks = started  # those that wait try it themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()
@@ -306,7 +306,7 @@ class Clients:
             keys = {each.hash: each for each in await tables.client_keys() if each.client in clients}
             # The counts are read first: what changes meanwhile is read again by the next look.
             self._known = _Known(seen, clients, keys)
-            self._tell_revoked()
+            self._report_revoked()
             await self._use_budgets()
         self._known = msgspec.structs.replace(self._known, changes=changes)
 
@@ -396,7 +396,7 @@ class Clients:
         finally:
             self._in_progress -= 1
 
-    def _tell_revoked(self) -> None:
+    def _report_revoked(self) -> None:
         for name in self._revoked.keys() - self._known.clients.keys():
             self._revoked.pop(name).set()
 

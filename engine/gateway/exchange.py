@@ -44,7 +44,7 @@ from .http import (
     rate_headers,
     retry_headers,
 )
-from .passing import PassedReply, TooFarBehind
+from .passing import ClientTooSlow, PassedReply
 from .streams import StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
@@ -304,7 +304,7 @@ class Exchange:
                 await self._deliver(events, writer, out)
             except ClientGone:
                 self._gone = True
-            except TooFarBehind as error:
+            except ClientTooSlow as error:
                 self._give_up(str(error))
             except Exception as error:
                 await self._fail_stream(error, writer, out)
@@ -317,7 +317,7 @@ class Exchange:
             await events.aclose()
 
     async def _deliver(self, events: TurnEvents, writer: StreamWriter, out: StreamedAnswer) -> None:
-        """Send the events of a reply as they come. Raises the turn's exception, or TooFarBehind."""
+        """Send the events of a reply as they come. Raises the turn's exception, or ClientTooSlow."""
         await events.start()
         while batch := await events.take():
             if self._gone:

@@ -16,7 +16,7 @@ from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete, 
 from ..conversation.results import Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind
+from .passing import MOST_WAITING_BYTES, ClientTooSlow, PassedReply
 from .wire import Failure, ReplyWriter
 
 WEIGH_EVERY = 256
@@ -67,7 +67,7 @@ class TurnEvents:
     async def take(self) -> list[TurnEvent]:
         """The events that have come, at least one; none when the turn has ended well.
 
-        Raises the turn's exception, or TooFarBehind.
+        Raises the turn's exception, or ClientTooSlow.
         """
         assert self._task is not None
         while not self._arrived:
@@ -77,7 +77,7 @@ class TurnEvents:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._bytes > MOST_WAITING_BYTES:
-            raise TooFarBehind
+            raise ClientTooSlow
         arrived, self._arrived, self._weighed, self._bytes = self._arrived, [], 0, 0
         return arrived
 
@@ -107,7 +107,7 @@ class StreamWriter:
         self._writer: ReplyWriter | None = None
 
     def write(self, batch: Sequence[object]) -> bytes:
-        """The bytes of some events. The first ones have the start of the reply. Raises TooFarBehind."""
+        """The bytes of some events. The first ones have the start of the reply. Raises ClientTooSlow."""
         start = b""
         if not self.started:
             self.started = True

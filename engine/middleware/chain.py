@@ -247,8 +247,8 @@ class Chain:
             try:
                 layer.settle(call, end)
             except Exception as error:  # The call is over, and the other layers must get its end, too.
-                told = f"{type(error).__name__}: {error}"
-                _log.error("settle_failed", error, layer=type(layer).__name__, error=told)
+                text = f"{type(error).__name__}: {error}"
+                _log.error("settle_failed", error, layer=type(layer).__name__, error=text)
 
     async def aclose(self) -> None:
         for layer in self._layers:

@@ -137,7 +137,7 @@ class RateLimitShares:
         self._limits: dict[AsyncRateLimiter, SharedLimit] = {}
         self._nodes = 1
         self._number = 0
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
         self._degraded = False
 
     def join(self, live: AsyncRateLimiter) -> None:
@@ -145,18 +145,18 @@ class RateLimitShares:
         limit = self._limits[live] = SharedLimit(live)
         for each in limit.declared:
             each.share = 0.0
-        live.on_wait = self._hurry_up
+        live.on_wait = self._wake_now
 
-    def _hurry_up(self) -> None:
-        self._hurry.set()
+    def _wake_now(self) -> None:
+        self._wake.set()
 
     async def run(self) -> None:
         """Keep the shares until cancelled."""
         counted = -math.inf
         while True:
             with anyio.move_on_after(LOOK_SECONDS):
-                await self._hurry.wait()
-            self._hurry = anyio.Event()
+                await self._wake.wait()
+            self._wake = anyio.Event()
             try:
                 for limit in tuple(self._limits.values()):
                     await self._balance(limit)

@@ -97,7 +97,7 @@ RESTART_SECONDS = 6.0
 """Seconds that a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
 
 
-async def come_up(ref: ActorRef) -> None:
+async def wait_for_restart(ref: ActorRef) -> None:
     """Wait for the restart of a crashed actor, so that the next use gets the new one."""
     if not ref.coming_up:  # nearly always
         return
@@ -315,7 +315,7 @@ class AdapterPool:
             self._spares.pop(provider, None)
         elif not running.ref.running:
             await self._host.revive_adapter(running)
-            await come_up(running.ref)
+            await wait_for_restart(running.ref)
         return running
 
     def _entry(self, provider: str) -> AdapterEntry:

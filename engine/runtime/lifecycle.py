@@ -44,7 +44,7 @@ from ..models.entries import AdapterEntry
 from ..routing.availability import WATCHED, AvailabilityActor
 from ..sessions.open import ApplyCosts, SessionManager
 from ..tree import current_tool
-from .adapters import CallSlots, RunningAdapter, Startable, come_up
+from .adapters import CallSlots, RunningAdapter, Startable, wait_for_restart
 from .in_flight import require_asyncio, require_loop
 from .process import RunningEngine, engines
 from .runtime import Limits, Runtime
@@ -457,7 +457,7 @@ class EngineHost:
         if life is None or not life.runs_here:
             life = await self.running_life()
         manager = life.manager
-        await come_up(manager)
+        await wait_for_restart(manager)
         turn.enter_queue()
         try:
             return manager.spawn(turn.run, name=f"turn {turn.id}")

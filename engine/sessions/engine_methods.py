@@ -11,7 +11,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Approve, ToolLike, as_tools
-from .resuming import New, Wanted, opened, require_kept, resumed
+from .resuming import NewSession, SessionToOpen, opened, require_kept, resumed
 from .session import Session
 from .state import SessionState
 from .stored import SessionInfo, deleted, imported, listed, state_of
@@ -132,10 +132,10 @@ class SessionMethods:
             expand(runtime.registry, model, fallback)
         options = _options(fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds)
         known = None if tools is None else as_tools(tools)
-        wanted = Wanted(
+        wanted = SessionToOpen(
             session_id=session_id, tools=known, model=model, system_prompt=system_prompt, options=options
         )
-        return Session(runtime, await opened(runtime, wanted, New(tags=tags, requires=requires, name=name)))
+        return Session(runtime, await opened(runtime, wanted, NewSession(tags=tags, requires=requires, name=name)))
 
     def _open(self, state: SessionState) -> Session:
         self._runtime.sessions.open(state)
@@ -180,7 +180,7 @@ class SessionMethods:
         """
         await self._runtime.host.settle()
         options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context, "key": key}
-        wanted = Wanted(
+        wanted = SessionToOpen(
             session_id=session_id, tools=tools, model=model, system_prompt=system_prompt, options=options
         )
         session = self._open(await self._resumed(wanted))
@@ -189,7 +189,7 @@ class SessionMethods:
             self._runtime.sessions.change_model(state, model)
         return session
 
-    async def _resumed(self, wanted: Wanted) -> SessionState:
+    async def _resumed(self, wanted: SessionToOpen) -> SessionState:
         node = self._runtime.node
         if node is None or node.ownership is None or self._runtime.capture is None:
             return await resumed(self._runtime, wanted)

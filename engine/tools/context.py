@@ -100,11 +100,11 @@ class ToolContext:
         )
         loop, thread = self._home
         if threading.get_ident() == thread:
-            self._tell(event)
+            self._publish(event)
         elif not loop.is_closed():
-            loop.call_soon_threadsafe(self._tell, event)
+            loop.call_soon_threadsafe(self._publish, event)
 
-    def _tell(self, event: ToolProgress) -> None:
+    def _publish(self, event: ToolProgress) -> None:
         if self._report is not None:
             self._report(event)
 

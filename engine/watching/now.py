@@ -41,7 +41,7 @@ from ..runtime.adapters import RunningAdapter
 from ..runtime.in_flight import InFlight
 from ..runtime.lifecycle import Life
 from ..runtime.runtime import Runtime
-from ..sessions.resuming import Wanted, stored_state
+from ..sessions.resuming import SessionToOpen, stored_state
 
 if TYPE_CHECKING:
     from ..nodes.ownership import OwnershipStatistics
@@ -397,7 +397,7 @@ class WatchingMethods:
         state = runtime.sessions.states.get(session_id)
         if state is None:
             await runtime.host.start()
-            state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
+            state = await stored_state(runtime, SessionToOpen(session_id=session_id, model=model))
         if not content:
             raise CallboardError("the message of a turn can't be empty")
         return preview(runtime, state, model, Message.user(content), given)

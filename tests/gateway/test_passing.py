@@ -15,7 +15,7 @@ from callboard.bus import Clock
 from callboard.engine import Budget, Engine
 from callboard.engine.gateway import gateway
 from callboard.engine.gateway.application import Gateway
-from callboard.engine.gateway.passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind, replaced
+from callboard.engine.gateway.passing import MOST_WAITING_BYTES, ClientTooSlow, PassedReply, replaced
 from callboard.engine.gateway.wire import ClientRequest
 from tests.gateway.asking import post
 from tests.support.engines import model, serving
@@ -298,7 +298,7 @@ def test_a_client_far_behind_costs_bounded_memory() -> None:
     reply = passed("anthropic")
     for _ in range(2 * MOST_WAITING_BYTES // 100_000):
         reply.take_in("content_block_delta", b"x" * 100_000)
-    with pytest.raises(TooFarBehind):
+    with pytest.raises(ClientTooSlow):
         reply.take()
 
 

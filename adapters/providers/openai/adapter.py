@@ -212,7 +212,7 @@ class NumberedResponses(ResponsesNormaliser):
         super().__init__(assembler, quirks)
         self.response_id = ""
         self.number: int | None = None
-        self.told = False
+        self.announced = False
 
     def is_repeated(self, data: bytes) -> bool:
         number = _number_of(data)
@@ -227,7 +227,7 @@ class NumberedResponses(ResponsesNormaliser):
         try:
             super().on_event(name, data)
         except AdapterError:
-            self.told = True
+            self.announced = True
             raise
         finally:
             self.response_id = self.response_id or self.assembler.response_id or ""
@@ -256,7 +256,7 @@ class NumberedResponses(ResponsesNormaliser):
         try:
             self._reply.finish(response)
         except AdapterError:
-            self.told = True
+            self.announced = True
             raise
         self.finished = True
         return self.assembler.take()

@@ -42,7 +42,7 @@ from callboard.tracestore import CallFilter, Store
 from ...calls.accumulator import StreamAccumulator
 from ...calls.outcome import NOT_KNOWN
 from .exchange import StoreAnswer, Stored
-from .mirror import Mirror, begun_us
+from .mirror import Mirror, started_us
 from .wire import Beginning, Ending, Frame, Packed, unpack_message
 
 _log = Log("engine.frames")
@@ -134,7 +134,9 @@ def retained_turns(frames: Iterable[Frame]) -> RetainedTurns:
             by_stream[frame.stream_id] = _Turn(frame.stream_id)
         by_stream[frame.stream_id].take(frame)
     turns = [turn.result() for turn in by_stream.values()]
-    return RetainedTurns(tuple(sorted(turns, key=lambda turn: (begun_us(turn.stream_id) or 0, turn.history or 0))))
+    return RetainedTurns(
+        tuple(sorted(turns, key=lambda turn: (started_us(turn.stream_id) or 0, turn.history or 0)))
+    )
 
 
 class _Turn:
@@ -280,8 +282,8 @@ async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Sto
     A turn has two ends if its node died after its end but before shipping it, and sent no frame of it. Then the
     end that another node decided and published applies.
     """
-    begun = begun_us(stream_id)
-    since = None if begun is None else max(begun - _MINUTE_US, 0)  # a minute earlier, to be safe
+    started_at = started_us(stream_id)
+    since = None if started_at is None else max(started_at - _MINUTE_US, 0)  # a minute earlier, to be safe
     if not session_id:
         calls = await store.calls(CallFilter(turn_id=stream_id, since=since), limit=1)
         session_id = (calls[0].session_id if calls else None) or ""

@@ -163,7 +163,7 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
             with pytest.raises(RateLimitError, match="slow down"):
                 await a.generate("s:m", "Hi")
             with anyio.fail_after(10):
-                while not b._runtime.rate_limits._heard:  # noqa: ASYNC110
+                while not b._runtime.rate_limits._early:  # noqa: ASYNC110
                     await anyio.sleep(0.005)
             with pytest.raises(RateLimitWaitError) as waits:
                 await b.generate("s:m", "Hi")
@@ -215,7 +215,7 @@ class ProbeHost:
         )
         self.part._changed(change)
         for known in list(self.part._open.values()):
-            self.part._tell(known)
+            self.part._publish(known)
 
     @property
     def waits(self) -> float | None:
