@@ -165,14 +165,14 @@ class Turn(TurnContext):
     def tree_cost(self) -> CostSum:
         """The cost of all calls of the turn and its descendants so far."""
         own = self.spending.sum
-        return own if self.node is None else own + self.node.below
+        return own if self.node is None or not self.node.spends_below else own + self.node.below
 
     @property
     def tree_usage(self) -> TokenUsage:
         """The tokens of all attempts of the turn and its descendants so far."""
         usages = self.spending.usages
         own = usages[0] if len(usages) == 1 else reduce(add, usages, NOTHING_USED)
-        return own if self.node is None else own + self.node.below_usage
+        return own if self.node is None or not self.node.spends_below else own + self.node.below_usage
 
     @property
     def children(self) -> tuple[ChildTurn, ...]:
