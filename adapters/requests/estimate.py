@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from operator import mul
 from typing import TypeAlias
 
@@ -32,7 +32,7 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, ToolDefinition, plain_texts
+from callboard.bus.values.messages import Message, ToolDefinition, beginning_of, plain_texts
 
 from ..provider import provider_named
 from .content import image_pixels, mend_object
@@ -176,6 +176,11 @@ def count(
     if system_prompt:
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
+    beginning = beginning_of(messages)
+    if beginning is not None:
+        made = beginning.form(f"tokens:{vocabulary}", partial(_tokens, vocabulary), messages)
+        counts[_TEXT] += sum(made)
+        messages = messages[len(made) :]
     texts = plain_texts(messages)
     counts[_TEXT] += tokens_of_all(filter(None, texts), vocabulary)
     if None in texts:
@@ -188,6 +193,10 @@ def count(
         _, counts[_PROPERTY], described, counts[_SCHEMA] = _measured_tools(tools, vocabulary)
         counts[_TEXT] += described
     return counts
+
+
+def _tokens(vocabulary: str, messages: Sequence[Message]) -> list[float]:
+    return [text_tokens(message.plain_text or "", vocabulary) for message in messages]
 
 
 def _add_block(counts: list[float], block: ContentBlock, vocabulary: str) -> None:

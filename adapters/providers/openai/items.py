@@ -9,10 +9,9 @@ because several servers require id and status.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from mimetypes import guess_extension
-from operator import itemgetter
-from typing import assert_never
+from typing import assert_never, cast
 
 import msgspec
 
@@ -29,7 +28,7 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, cached_form
+from callboard.bus.values.messages import Message, Role, beginning_of
 
 from ...requests.content import encode_json, media_bytes, mend_text, write_data_url
 from ...requests.fitted import RECENT, FittedHistory, Loss
@@ -172,22 +171,16 @@ def _plain(text: str, place: int) -> JsonObject:
     return {"role": "user", "content": text}
 
 
-_slots = cached_form("responses_json", lambda _: [-1, msgspec.Raw()])
-"""The place and the JSON of each message.
-
-The JSON depends on the place, because it is a part of the item's id.
-"""
-_PLACE, _JSON = itemgetter(0), itemgetter(1)
-
-
 def _encoded(history: FittedHistory) -> list[Json]:
-    """The JSON of the history's plain messages, except the `RECENT` ones; see `encoded_form`."""
-    slots = _slots(history.messages[: max(len(history.plain) - RECENT, 0)])
-    if list(map(_PLACE, slots)) != list(range(len(slots))):
-        for place, (slot, text) in enumerate(zip(slots, history.plain, strict=False)):
-            if slot[0] != place:
-                slot[:] = place, msgspec.Raw(encode_json(_plain(text, place)))
-    return list(map(_JSON, slots))
+    """The JSON of the history's plain messages, except the `RECENT` ones. It has the place in the item's id."""
+    end = max(len(history.plain) - RECENT, 0)
+    beginning = beginning_of(history.messages) if end else None
+    return [] if beginning is None else beginning.form("responses_json", _json_of, history.messages)[:end]
+
+
+def _json_of(messages: Sequence[Message]) -> list[Json]:
+    plain = (_plain(message.plain_text or "", place) for place, message in enumerate(messages))
+    return cast("list[Json]", [msgspec.Raw(encode_json(item)) for item in plain])
 
 
 class _Writer:
