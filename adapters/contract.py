@@ -164,6 +164,9 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     """The body as the client sent it."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the request, such as ``anthropic-beta``."""
+    on_headers: Callable[[Mapping[str, str], RateLimitInfo | None], object] | None = None
+    """Called with the headers of the reply, and the limits that they state, when its first content has arrived. An
+    adapter of any protocol calls it. It must not raise."""
     on_event: Callable[[str, bytes], object] | None = None
     """Called with the name and the data of each event of a streamed reply, or with ``""`` and the body of a whole
     one, as the provider sent it. It is called before the canonical events of the same data, and must not raise.
@@ -171,10 +174,10 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     Events are passed on from one attempt only, the one that delivers content. The events before its first content
     come together with it. An error that the provider reports later is passed on, and then the call raises it.
 
-    Nothing is passed on if the reply has another form than the requested one (a whole reply in a stream, or events
-    for a whole reply), or if middleware changed the request or may change the reply. So a caller writes the
-    canonical reply if this was not called before the first canonical event or the response. Nothing is passed on
-    after a cancellation. Keys that a server repeats are masked.
+    Nothing is passed on if the reply has another form than the requested one: a whole reply in a stream, or events
+    for a whole reply. The same holds if middleware changed the request or may change the reply. So a caller writes
+    the canonical reply if this was not called before the first canonical event or the response. Nothing is passed
+    on after a cancellation. Keys that a server repeats are masked.
     """
 
 

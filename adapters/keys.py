@@ -106,13 +106,13 @@ PAUSE_US = 10_000_000
 TRIAL_US = 30_000_000
 """Microseconds for which a single call may try a key after its pause."""
 
-MAX_RESTS = 4096
+MAX_COOLDOWNS = 4096
 """The largest number of recorded pauses. The oldest is dropped first."""
 
 Weight: TypeAlias = Literal["refused", "limited"]
 
 
-class KeyRest(msgspec.Struct, frozen=True):
+class KeyCooldown(msgspec.Struct, frozen=True):
     """The reason and the end of a key's pause."""
 
     key: str
@@ -128,51 +128,53 @@ class KeyRest(msgspec.Struct, frozen=True):
         return f"its key {self.key!r} was {self.weight} ({self.reason})"
 
 
-class KeyRests:
+class KeyCooldowns:
     """The pauses of an adapter's named keys."""
 
     def __init__(self) -> None:
-        self._rests: dict[tuple[str, str | None], KeyRest] = {}
+        self._cooldowns: dict[tuple[str, str | None], KeyCooldown] = {}
 
-    def rest(self, key: str, model: str, now_us: int) -> KeyRest | None:
+    def cooldown(self, key: str, model: str, now_us: int) -> KeyCooldown | None:
         """The longest pause of a key for a model; None for a key that may be used or tried."""
-        found = [rest for rest in self._of(key, model) if rest.until_us > now_us]
-        return max(found, key=lambda rest: rest.until_us, default=None)
+        found = [cooldown for cooldown in self._of(key, model) if cooldown.until_us > now_us]
+        return max(found, key=lambda cooldown: cooldown.until_us, default=None)
 
     def begin(self, key: str, model: str, now_us: int) -> None:
         """Record the start of a call with a key. If the key's pause has ended, this call tests the key."""
-        for rest in self._of(key, model):
-            if rest.until_us <= now_us:
-                self._rests[rest.key, rest.model] = msgspec.structs.replace(rest, until_us=now_us + TRIAL_US)
+        for cooldown in self._of(key, model):
+            if cooldown.until_us <= now_us:
+                self._cooldowns[cooldown.key, cooldown.model] = msgspec.structs.replace(
+                    cooldown, until_us=now_us + TRIAL_US
+                )
 
     def taken(self, key: str, model: str) -> None:
         """Record that the provider accepted a key for a model."""
-        if self._rests:
-            self._rests.pop((key, None), None)
-            self._rests.pop((key, model), None)
+        if self._cooldowns:
+            self._cooldowns.pop((key, None), None)
+            self._cooldowns.pop((key, model), None)
 
     def failed(self, key: str, model: str, error: AdapterError, now_us: int) -> bool:
         match error:
             case AccessDeniedError():
-                rest = KeyRest(key, model, "refused", now_us + REFUSED_US, type(error).__name__)
+                cooldown = KeyCooldown(key, model, "refused", now_us + REFUSED_US, type(error).__name__)
             case AuthError() | QuotaExceededError():
-                rest = KeyRest(key, None, "refused", now_us + REFUSED_US, type(error).__name__)
+                cooldown = KeyCooldown(key, None, "refused", now_us + REFUSED_US, type(error).__name__)
             case RateLimitError() if not isinstance(error, OverloadedError):  # that is the server's own problem
                 hint = error.retry_after_seconds
                 pause_us = PAUSE_US if hint is None else round(max(hint, 0.0) * 1e6)
-                rest = KeyRest(key, model, "limited", now_us + pause_us, type(error).__name__)
+                cooldown = KeyCooldown(key, model, "limited", now_us + pause_us, type(error).__name__)
             case _:
                 return False
-        self._rests.pop((rest.key, rest.model), None)
-        self._rests[rest.key, rest.model] = rest
-        while len(self._rests) > MAX_RESTS:
-            del self._rests[next(iter(self._rests))]
+        self._cooldowns.pop((cooldown.key, cooldown.model), None)
+        self._cooldowns[cooldown.key, cooldown.model] = cooldown
+        while len(self._cooldowns) > MAX_COOLDOWNS:
+            del self._cooldowns[next(iter(self._cooldowns))]
         return True
 
-    def _of(self, key: str, model: str) -> list[KeyRest]:
-        if not self._rests:
+    def _of(self, key: str, model: str) -> list[KeyCooldown]:
+        if not self._cooldowns:
             return []
-        return [self._rests[at] for at in ((key, None), (key, model)) if at in self._rests]
+        return [self._cooldowns[at] for at in ((key, None), (key, model)) if at in self._cooldowns]
 
 
 # --- Choosing from a pool ---
@@ -184,9 +186,9 @@ MAX_SESSIONS = 4096
 class KeyPool:
     """Keys that replace each other."""
 
-    def __init__(self, names: Sequence[str], rests: KeyRests) -> None:
+    def __init__(self, names: Sequence[str], cooldowns: KeyCooldowns) -> None:
         self.names = tuple(names)
-        self._rests = rests
+        self._cooldowns = cooldowns
         self._turns = dict.fromkeys(self.names, 0)
         self._turn = 0
         self._of_session: dict[str, str] = {}
@@ -195,7 +197,7 @@ class KeyPool:
         """The key of a call. If all keys are paused, it is the one whose pause ends first, unless the call has
         tried a key before.
         """
-        ends = {name: self._end_of_rest(name, model, now_us) for name in self.names if name not in without}
+        ends = {name: self._end_of_cooldown(name, model, now_us) for name in self.names if name not in without}
         ready = [name for name, end in ends.items() if end == 0]
         if not ready and (without or not ends):
             return None
@@ -209,9 +211,9 @@ class KeyPool:
         self._note(name, session)
         return name
 
-    def _end_of_rest(self, name: str, model: str, now_us: int) -> int:
-        rest = self._rests.rest(name, model, now_us)
-        return 0 if rest is None else rest.until_us
+    def _end_of_cooldown(self, name: str, model: str, now_us: int) -> int:
+        cooldown = self._cooldowns.cooldown(name, model, now_us)
+        return 0 if cooldown is None else cooldown.until_us
 
     def _note(self, name: str, session: str) -> None:
         self._turn += 1
@@ -236,8 +238,8 @@ class Keyring:
     def __init__(self, adapter: str, config: AdapterConfig) -> None:
         self.secrets = secrets(config)
         """The values to mask. It grows as keys are requested."""
-        self.rests = KeyRests()
-        self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.rests) if config.key_pool else None
+        self.cooldowns = KeyCooldowns()
+        self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.cooldowns) if config.key_pool else None
         """The keys for calls without a named key."""
         self._adapter = adapter
         self._named = {name: Key(adapter, name, given, self._learn) for name, given in config.keys.items()}
@@ -281,22 +283,22 @@ class Keyring:
             if name is None:
                 return None
         assert name is not None  # `check` refuses it without a pool
-        self.rests.begin(name, model, now_us)
+        self.cooldowns.begin(name, model, now_us)
         return self._named[name]
 
-    def rest(self, name: str | None, model: str, now_us: int) -> KeyRest | None:
+    def cooldown(self, name: str | None, model: str, now_us: int) -> KeyCooldown | None:
         """The pause that blocks a call: the pause of its own key, or of the whole pool."""
         if name is not None:
-            return self.rests.rest(name, model, now_us)
+            return self.cooldowns.cooldown(name, model, now_us)
         if self.pool is None:
             return None
-        found: list[KeyRest] = []
+        found: list[KeyCooldown] = []
         for each in self.pool.names:
-            rest = self.rests.rest(each, model, now_us)
-            if rest is None:
+            cooldown = self.cooldowns.cooldown(each, model, now_us)
+            if cooldown is None:
                 return None
-            found.append(rest)
-        return min(found, key=lambda rest: rest.until_us)
+            found.append(cooldown)
+        return min(found, key=lambda cooldown: cooldown.until_us)
 
     def _own(self, config: AdapterConfig) -> Key:
         first = next(iter((*config.key_pool, *config.keys)), None)

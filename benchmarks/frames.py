@@ -16,9 +16,9 @@ from callboard.bus import SYSTEM_CLOCK, StreamChannel, TextDelta
 from callboard.bus.streams.events import TurnComplete
 from callboard.engine import Cluster
 from callboard.engine.nodes.broker import Broker
-from callboard.engine.nodes.broker_streams import KeptFrames
+from callboard.engine.nodes.broker_streams import BrokerFrames
 from callboard.engine.nodes.frames.exchange import Subjects
-from callboard.engine.nodes.frames.retained import NothingStored
+from callboard.engine.nodes.frames.retained_turns import NoStoredTurns
 from callboard.engine.nodes.frames.sender import Frames
 from tests.support.nats_server import own_nats_server, why_no_nats
 
@@ -36,9 +36,9 @@ class Node:
     def __init__(self, url: str, name: str) -> None:
         self.broker = Broker(url, name)
         self.streams = StreamChannel(clock=SYSTEM_CLOCK, retain_seconds=0, max_bytes=0)
-        kept = KeptFrames(self.broker, "bench", Subjects("bench").kept)
+        kept = BrokerFrames(self.broker, "bench", Subjects("bench").kept)
         cluster = Cluster(nats=url, name="bench")
-        self.frames = Frames(cluster, name, kept, self.streams, lambda _: 0, NothingStored())
+        self.frames = Frames(cluster, name, kept, self.streams, lambda _: 0, NoStoredTurns())
 
     async def ready(self) -> None:
         while not self.broker.connected or self.frames.mirrors._group is None:  # noqa: ASYNC110

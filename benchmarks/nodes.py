@@ -26,7 +26,7 @@ from callboard.bus import ActorStarted, Envelope, Lossless
 from callboard.engine import Bridge, Cluster, Engine, RemoteBus, Session
 from callboard.engine.nodes.bridge import EventBridge
 from callboard.engine.nodes.broker import Broker
-from callboard.engine.nodes.broker_streams import KeptEvents
+from callboard.engine.nodes.broker_streams import BrokerEvents
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.reply_server import reply_server
 
@@ -107,7 +107,7 @@ async def _bare_latency(server: NatsServer, messages: int) -> float:
     broker.on_reconnect(connected.set)
     task = asyncio.create_task(broker.run())
     await connected.wait()
-    kept, waits = KeptEvents(broker, "bare"), []
+    kept, waits = BrokerEvents(broker, "bare"), []
     while not await kept.publish("run", "first", b"x" * 300):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     reading = kept.read(None)

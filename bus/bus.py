@@ -21,7 +21,7 @@ import msgspec
 from .clock import SYSTEM_CLOCK, Clock
 from .errors import WrongLoop
 from .events.envelope import Envelope, Event
-from .log import Log
+from .log import Log, warn_of_old_name
 from .observable import BusStatistics, ObservableBus, ReplayBus, topic_matches
 from .subscription import DropOldest, Gap, Latest, Lossless, Policy, Subscription, SubscriptionStatistics
 
@@ -161,10 +161,15 @@ class Bus(ObservableBus):
                     subscription._wake()
         return seq
 
-    def is_heard(self, kind: type[Event]) -> bool:
+    def has_subscribers(self, kind: type[Event]) -> bool:
         """Whether a subscription matches an event of this type."""
         routed = self._routes.get(kind)
         return bool(self._route(kind) if routed is None else routed)
+
+    def is_heard(self, kind: type[Event]) -> bool:
+        """Deprecated: use `has_subscribers`."""
+        warn_of_old_name("Bus.is_heard() is deprecated: use Bus.has_subscribers()")
+        return self.has_subscribers(kind)
 
     def publish_threadsafe(
         self,

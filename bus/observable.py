@@ -168,7 +168,7 @@ def topic_matches(pattern: str, topic: str) -> bool:
         tokens = tokens[: len(head)]
         wanted = head
     return len(wanted) == len(tokens) and all(
-        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+        part in ("*", token) for part, token in zip(wanted, tokens, strict=True)
     )
 
 

@@ -60,7 +60,8 @@ class Engine(
     Args:
         models: A registry, or the path of a models.yaml. None is $CALLBOARD_HOME/models.yaml, else the
             environment's keys.
-        store: A trace store, or the path of its file. None is $CALLBOARD_HOME/trace.db.
+        store: A trace store, the path of its file, or the address of a PostgreSQL database. None is
+            $CALLBOARD_HOME/trace.db.
         trace: Whether to keep a trace.
         ship_to: The address of a trace on a server to which the trace file is copied, as
             ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls continue, and events wait
@@ -93,15 +94,15 @@ class Engine(
     def __init__(
         self,
         *,
-        models: ModelRegistry | Path | None = None,
-        store: Store | Path | None = None,
+        models: ModelRegistry | Path | str | None = None,
+        store: Store | Path | str | None = None,
         trace: bool = True,
         ship_to: str | None = None,
         ship: Literal["behind", "before_reply"] = "behind",
         cluster: Cluster | None = None,
         capture_content: bool = False,
         redact: Redact | None = None,
-        prices: PriceTable | Path | None = None,
+        prices: PriceTable | Path | str | None = None,
         middleware: Sequence[MiddlewareLike] = (),
         budgets: Sequence[Budget] = (),
         limits: Limits = Limits(),  # noqa: B008 (frozen)
@@ -219,7 +220,7 @@ class Engine(
         self._runtime.registry = self.registry.with_adapter(entry)
         self._registered.append(entry)
 
-    async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
+    async def reload(self, models: ModelRegistry | Path | str | None = None) -> ConfigReloaded:
         """Replace the configuration.
 
         The new configuration is read and checked first: a bad one changes nothing. Turns in progress finish with
@@ -247,7 +248,7 @@ class Engine(
         self._models = source
         return change
 
-    def _read(self, models: ModelRegistry | Path | None) -> ModelRegistry:
+    def _read(self, models: ModelRegistry | Path | str | None) -> ModelRegistry:
         registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         return registry if self._http_client is None else registry.with_http_client(self._http_client)
 

@@ -247,8 +247,8 @@ class ObjectMethods:
         Args:
             model: As in `generate`.
             prompt: As in `generate`.
-            schema: A type (a msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
-                ``list[Person]``), or a JSON Schema as a dict, for which the output is plain JSON.
+            schema: A type: a msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
+                ``list[Person]``. For a JSON Schema as a dict, the output is plain JSON.
             arguments: The fields of `ObjectArguments`.
 
         Raises:

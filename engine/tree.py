@@ -16,6 +16,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from decimal import Decimal
@@ -23,6 +24,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 from urllib.parse import quote, unquote
+from weakref import ref
 
 import anyio
 import msgspec
@@ -117,7 +119,7 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
         return self.turn_id
 
 
-class FarTurn(Protocol):
+class RemoteTurn(Protocol):
     """The connection to the node that runs a turn that is represented here; see `engine.nodes.trees`."""
 
     async def known(self) -> None:
@@ -136,7 +138,11 @@ class FarTurn(Protocol):
         """Report that an attempt here below it has ended."""
 
 
+MOST_ELSEWHERE = 1024
+"""The number of children of other engines whose streams can be found."""
+
 _lock = threading.Lock()
+_elsewhere: OrderedDict[str, tuple[ref[object], asyncio.AbstractEventLoop]] = OrderedDict()
 _NO_USAGE = TokenUsage()
 
 
@@ -178,9 +184,9 @@ class TreeNode:
         """Whether the turn has ended. Calls that its tools start later are not its children."""
         self.refusal = ""
         """The reason to refuse new calls of its tools: the turn was cancelled, or has failed."""
-        self.far: FarTurn | None = None
+        self.remote: RemoteTurn | None = None
         """The connection to the turn, if another node runs it."""
-        self.far_above: FarTurn | None = None if above is None else above.far or above.far_above
+        self.remote_above: RemoteTurn | None = None if above is None else above.remote or above.remote_above
         """The connection to the nearest turn above that another node runs."""
         self._started = 0
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
@@ -203,8 +209,8 @@ class TreeNode:
                 if usage is not None:
                     node.below_usage += usage
                 top, node = node, node.above
-        if top is not None and top.far is not None:
-            top.far.spent(part, usage)
+        if top is not None and top.remote is not None:
+            top.remote.spent(part, usage)
 
     # --- Limits ---
 
@@ -231,8 +237,8 @@ class TreeNode:
     def _count_calls(self, calls: int) -> None:
         for node in self.limited:
             node.calls += calls
-            if node.far is not None:
-                node.far.called(calls)
+            if node.remote is not None:
+                node.remote.called(calls)
 
     def admit_child(self) -> None:
         """Count a turn or a call that a tool of this turn starts. Raises TurnLimitError."""
@@ -264,8 +270,8 @@ class TreeNode:
             last = known and not self._open
         if idle is not None:
             idle()
-        if last and self.far is not None:
-            self.far.idle()
+        if last and self.remote is not None:
+            self.remote.idle()
 
     def cancel_open(self, caller: Caller | None = None) -> None:
         """Cancel the children in progress, or those of one run of a tool."""
@@ -311,7 +317,7 @@ class Caller:
         tags: The tags of the turn's calls.
         streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
-        beside: Whether the call belongs to the turn itself, such as a summary of its history.
+        internal: Whether the call belongs to the turn itself, such as a summary of its history.
         carry: Returns the facts that another node needs to reach this one; see `trace_context`.
         carried: The facts that the other node has received.
     """
@@ -330,7 +336,7 @@ class Caller:
         tags: Mapping[str, str] = MappingProxyType({}),
         streamed: bool = False,
         trace_parent: str | None = None,
-        beside: bool = False,
+        internal: bool = False,
         carry: Callable[[Caller], Mapping[str, str]] | None = None,
         carried: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -343,8 +349,8 @@ class Caller:
         self.tags = tags
         self.streamed = streamed
         self.trace_parent = trace_parent
-        self.beside = beside
-        self.counted = node.above if beside else node
+        self.internal = internal
+        self.counted = node.above if internal else node
         """The lowest turn for which the call's costs are those of a descendant."""
         self.carry = carry
         self.carried = carried
@@ -353,7 +359,7 @@ class Caller:
         there.
         """
         self._key = key
-        self._tell = tell
+        self._report = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
         self._refusal = ""
 
@@ -380,28 +386,44 @@ class Caller:
         if turn is None:
             return
         self.note(turn)
-        if self.node.far is not None:
-            self.node.far.started(turn)
+        if self.node.remote is not None:
+            self.node.remote.started(turn)
+
+    def lend(self, turn_id: str, streams: object) -> None:
+        """Let readers of the tree find the stream of a child that another engine runs, on its own event loop."""
+        if self._home is not None and streams is not getattr(self.runtime, "streams", None):
+            with _lock:
+                _elsewhere[turn_id] = ref(streams), asyncio.get_running_loop()
+                while len(_elsewhere) > MOST_ELSEWHERE:
+                    _elsewhere.popitem(last=False)
 
     def note(self, turn: ChildTurn) -> None:
         """Record and publish a turn that the tool has started, here or on another node."""
         self.node.children.append(turn)
-        if self._tell is not None and self._home is not None:
+        if self._report is not None and self._home is not None:
             loop, thread = self._home
             _on_loop(loop, thread, partial(self._publish, turn))
 
     def _publish(self, turn: ChildTurn) -> None:
-        if self._tell is not None:
-            self._tell(turn)
+        if self._report is not None:
+            self._report(turn)
 
     def end(self, refusal: str = "") -> None:
         """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
-        self._tell = self._key = self.runtime = self.carry = (
+        self._report = self._key = self.runtime = self.carry = (
             None  # Tasks that it has left behind keep this object.
         )
         if refusal:
             self._refusal = refusal
             self.node.cancel_open(self)
+
+
+def streams_elsewhere(turn_id: str) -> tuple[object, asyncio.AbstractEventLoop] | None:
+    """The streams of the other engine that runs a child, and its event loop; None if there is none."""
+    with _lock:
+        found = _elsewhere.get(turn_id)
+    streams = None if found is None else found[0]()
+    return None if found is None or streams is None else (streams, found[1])
 
 
 current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=None)

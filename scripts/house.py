@@ -40,16 +40,24 @@ def modules() -> list[Path]:
     return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
+@cache
+def nodes(path: Path) -> Sequence[ast.AST]:
+    """The nodes of a file's syntax tree, the module first. Tests of many rules walk each file once."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+@cache
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 def in_annex(path: Path) -> bool:
-    return any(name_of(path) == annex or name_of(path).startswith(f"{annex}/") for annex in ANNEXES)
+    name = name_of(path)
+    return any(name == annex or name.startswith(f"{annex}/") for annex in ANNEXES)
 
 
 def is_small_by_nature(path: Path) -> bool:
@@ -74,7 +82,7 @@ def imports() -> Sequence[Import]:
     found: dict[Import, None] = {}
     for name, path in files.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        for named, when in _imported(package, ast.parse(path.read_text(encoding="utf-8")), "start"):
+        for named, when in _imported(package, nodes(path)[0], "start"):
             owner = files.get(named) or files.get(named.rpartition(".")[0])
             if owner is not None and owner != path:
                 found[Import(path, owner, when)] = None
@@ -97,7 +105,8 @@ def _imported(package: str, node: ast.AST, when: str) -> Iterator[tuple[str, str
         yield from _imported(package, child, inner)
 
 
-def crossings() -> list[Import]:
+@cache
+def crossings() -> Sequence[Import]:
     """Imports of an annex by the core."""
     return [each for each in imports() if not in_annex(each.path) and in_annex(each.imported)]
 

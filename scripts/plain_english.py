@@ -2,6 +2,7 @@
 
     python scripts/plain_english.py               README, docs and the other pages
     python scripts/plain_english.py --docstrings  docstrings of the rooms
+    python scripts/plain_english.py --comments    comments of the rooms
     python scripts/plain_english.py --messages    texts of errors, warnings, log lines, reports and the live view
     python scripts/plain_english.py --help-texts  help texts of the command line
     python scripts/plain_english.py --count       figures only
@@ -21,6 +22,7 @@ import ast
 import re
 import statistics
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -44,6 +46,7 @@ _FENCE = re.compile(r"^(```|~~~)")
 _MARK = re.compile(r"^<!-- plain(?P<range>, from here)?: \S.* -->$")
 _RANGE_END = "<!-- plain, to here -->"
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
+_DOCSTRING_ITEM = re.compile(r"^ *(?:[-*] |\d+\. |\w+: |[A-Z]\w+:$|\S+(?: \S+)* {2,}\S)")
 _DELIMITER_ROW = re.compile(r"^\|[\s:|-]+\|$")
 _CELL_END = re.compile(r"(?<!\\)\|")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_`\[A-Z0-9])")
@@ -54,6 +57,7 @@ _CODES = re.compile(r"`code`(?:(?:,? and |,? or |, |; )`code`)+")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _TAG = re.compile(r"<[^>]+>")
 _EXEMPT_LINE = re.compile(r"#.*\bplain: \S")
+_TOOL_COMMENT = re.compile(r"# *(?:noqa|type: |plain: |pragma|fmt: |mypy: |pyright: |ruff: |---)|#!")
 _SQL = re.compile(
     r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|FROM|WHERE|JOIN|ORDER BY|GROUP BY|WITH|AND|CASE|BEGIN|PRAGMA)\b"
 )
@@ -101,6 +105,12 @@ def patterns(*, messages: bool = False) -> tuple[tuple[re.Pattern[str], str], ..
     )
 
 
+@cache
+def any_pattern(*, messages: bool) -> re.Pattern[str]:
+    """All wordings of the list at once: few sentences have one, and the others need no second look."""
+    return re.compile("|".join(pattern.pattern for pattern, _ in patterns(messages=messages)), re.IGNORECASE)
+
+
 def sentences(text: str) -> list[str]:
     """The sentences of a text. Code counts as one word, and so does a list of code."""
     plain = _CODES.sub("`code`", _TAG.sub("", _LINK.sub(r"\1", _CODE.sub("`code`", text))))
@@ -123,7 +133,9 @@ def offenders(texts: Iterable[Text]) -> list[Offender]:
             )
         for sentence in sentences(text.words):
             place = text.file, text.line
-            for pattern, use in patterns(messages=text.kind == "message"):
+            messages = text.kind == "message"
+            listed = any_pattern(messages=messages).search(sentence) is not None
+            for pattern, use in patterns(messages=messages) if listed else ():
                 match = pattern.search(sentence)
                 if match is not None and not (text.kind == "heading" and match[0].startswith("W")):  # "What is …"
                     found.append(Offender(*place, f'"{match[0]}" (write: {use})', sentence))
@@ -198,19 +210,59 @@ def of_docstrings(folders: Iterable[Path]) -> Iterator[Text]:
     """The paragraphs of all docstrings, and of the strings below fields."""
     for file in sorted(path for folder in folders for path in folder.rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            body = getattr(node, "body", None)
-            for statement in body if isinstance(body, list) else ():
-                match statement:
-                    case ast.Expr(value=ast.Constant(value=str(text))):
-                        yield from _of_docstring(text, name, statement.lineno)
+        for statement in _statements(ast.parse(file.read_text(encoding="utf-8"))):
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield from _of_docstring(text, name, statement.lineno)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements in a module, and those within them. The nodes of expressions, most by far, are left out."""
+    for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inner = getattr(node, field, None)
+        for statement in inner if isinstance(inner, list) else ():
+            yield statement
+            yield from _statements(statement)
 
 
 def _of_docstring(value: str, name: str, line: int) -> Iterator[Text]:
+    """The paragraphs without code. An argument, a list item and a table row are a text each."""
     for paragraph in value.split("\n\n"):
-        text = paragraph.replace("``", "`").strip()
-        if not paragraph.lstrip("\n").startswith("     " * 2) and text:
-            yield Text(name, line + value.count("\n", 0, value.find(paragraph)), text)
+        lines: list[str] = []
+        first = line
+        if not paragraph.lstrip("\n").startswith("     " * 2):
+            for number, part in enumerate(paragraph.replace("``", "`").splitlines(), line):
+                if lines and _DOCSTRING_ITEM.match(part):
+                    yield _docstring_text(lines, name, first)
+                    lines = []
+                first = first if lines else number
+                lines += [part.strip()] if part.strip() else []
+        if lines:
+            yield _docstring_text(lines, name, first)
+        line += paragraph.count("\n") + 2
+
+
+def _docstring_text(lines: list[str], name: str, line: int) -> Text:
+    text = "\n".join(lines)
+    return Text(name, line, _LIST_ITEM.sub("", text, count=1), is_item=_LIST_ITEM.match(text) is not None)
+
+
+def of_comments(folders: Iterable[Path]) -> Iterator[Text]:
+    """All comments, without marks for tools and heads of sections. Comments on consecutive lines are one text."""
+    for file in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        lines, last = list[str](), 0
+        first = 0
+        with file.open("rb") as source:
+            comments = [token for token in tokenize.tokenize(source.readline) if token.type == tokenize.COMMENT]
+        for token in (*comments, None):
+            alone = token is not None and token.line.lstrip().startswith("#")
+            if lines and not (alone and token is not None and token.start[0] == last + 1):
+                yield Text(file.relative_to(ROOT).as_posix(), first, "\n".join(lines))
+                lines = []
+            if token is not None and not _TOOL_COMMENT.match(token.string):
+                first = first if lines else token.start[0]
+                lines.append(token.string.lstrip("# "))
+                last = token.start[0] if alone else 0
 
 
 def of_messages(folders: Iterable[Path]) -> Iterator[Text]:
@@ -244,8 +296,9 @@ def _messages_of(source: str, name: str) -> Iterator[Text]:
                 pass
             case _:
                 continue
-        exempt = any(_EXEMPT_LINE.search(line) for line in lines[max(node.lineno - 2, 0) : node.end_lineno])
-        if len(_WORD.findall(text)) > 2 and not _SQL.search(text) and not exempt:
+        if len(_WORD.findall(text)) <= 2 or _SQL.search(text):
+            continue
+        if not any(_EXEMPT_LINE.search(line) for line in lines[max(node.lineno - 2, 0) : node.end_lineno]):
             yield Text(name, node.lineno, text, "message")
 
 
@@ -278,12 +331,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="Markdown files; default: all pages")
     parser.add_argument("--docstrings", action="store_true", help="check the docstrings of the rooms instead")
+    parser.add_argument("--comments", action="store_true", help="check the comments of the rooms instead")
     parser.add_argument("--messages", action="store_true", help="check errors, warnings, logs and reports instead")
     parser.add_argument("--help-texts", action="store_true", help="check the command line's help instead")
     parser.add_argument("--count", action="store_true", help="print figures only")
     arguments = parser.parse_args()
     if arguments.docstrings:
         texts = list(of_docstrings(ROOT / room for room in ROOMS))
+    elif arguments.comments:
+        texts = list(of_comments(ROOT / room for room in ROOMS))
     elif arguments.messages:
         texts = list(of_messages(ROOT / room for room in ROOMS))
     elif arguments.help_texts:

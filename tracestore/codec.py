@@ -158,8 +158,8 @@ def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
 @functools.lru_cache(maxsize=1024)
 def _is_stored_as_it_is(kind: type[Event]) -> bool:
     config = kind.__struct_config__
-    says_its_topic = config.tag_field == "type" and not config.array_like
-    return says_its_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
+    has_topic = config.tag_field == "type" and not config.array_like
+    return has_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
 
 
 def _encode_line_the_hard_way(stored: StoredEnvelope) -> bytes:
@@ -227,9 +227,23 @@ KEPT = frozenset(
         # ids
         *("forked_from", "batch_id", "call_id", "job_id", "response_id", "provider_request_id", "tool_use_id"),
         *("trace_parent", "node", "digest", "message_id", "id"),
+        *("parent_call_id", "parent_tool_use_id", "parent_turn_id", "root_turn_id"),
         # words of a fixed list
         *("operation", "reason", "stop_reason", "raw_stop_reason", "status", "error_class", "error_type", "code"),
-        *("provider_code", "warnings", "action", "scope", "why", "how", "kind", "size", "role", "type", "source"),
+        *(
+            "provider_code",
+            "warnings",
+            "action",
+            "scope",
+            "why",
+            "how",
+            "kind",
+            "size",
+            "role",
+            "type",
+            "source",
+            "origin",
+        ),
         # configuration
         *("pricing_version", "key", "guardrail"),
     )

@@ -60,7 +60,7 @@ KeptKind: TypeAlias = Literal["reply", "chain", "response"]
 """``reply``: the blocks of a reply. ``chain``: the session of a history. ``response``: a stored Response."""
 
 
-class Kept(ShortRepr, frozen=True, kw_only=True):
+class ConversationEntry(ShortRepr, frozen=True, kw_only=True):
     """One entry of a conversation."""
 
     client: str
@@ -116,11 +116,11 @@ class GatewayTables(Protocol):
         """Revoke a client and delete its keys. Returns False if it does not exist or is revoked."""
         ...
 
-    async def keep(self, some: Sequence[Kept]) -> None:
+    async def keep(self, some: Sequence[ConversationEntry]) -> None:
         """Store entries of conversations."""
         ...
 
-    async def kept(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[Kept]:
+    async def kept(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[ConversationEntry]:
         """The entries of a client under some keys, in the order of storing."""
         ...
 

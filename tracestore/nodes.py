@@ -68,7 +68,7 @@ class AccountScope(Protocol):
         ...
 
 
-class Want(msgspec.Struct, frozen=True):
+class SliceRequest(msgspec.Struct, frozen=True):
     """A requested slice."""
 
     scope: AccountScope
@@ -81,7 +81,7 @@ class Want(msgspec.Struct, frozen=True):
     """Whether the node has admitted calls already, while the store could not be reached."""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class AccountBalance(msgspec.Struct, frozen=True):
     """The state of an account for a node."""
 
     slot: Slot
@@ -99,7 +99,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     now_us: int
     """The time of the store's clock, in microseconds since the epoch."""
-    standings: Sequence[Standing]
+    balances: Sequence[AccountBalance]
     wanted: Sequence[bool] = ()
     """For each account, whether a call was refused there a moment ago."""
 
@@ -123,7 +123,7 @@ class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens that it may use in the slot."""
 
 
-Wants: TypeAlias = Callable[[int], Sequence[Want]]
+SliceRequests: TypeAlias = Callable[[int], Sequence[SliceRequest]]
 """The slices to request at a moment of the store's clock, in the order of `by_name`.
 
 It is pure, and is called within the transaction.
@@ -141,22 +141,24 @@ def by_name(scope: AccountScope) -> tuple[str, str]:
     return scope.budget, scope.value
 
 
-def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
+def granted(request: SliceRequest, balance: AccountBalance, own: Allotment) -> Allotment | None:
     """The size of a requested slice; None if the account has too little left.
 
     Room for fifteen more such calls is set aside. For its further expected use, a node gets at most a quarter of
     the rest. So an idle slice is small, and near the limit calls are admitted one by one.
     """
     sizes = []
-    for part, limit in enumerate(want.scope.limits):
-        need = max(0, want.up_to[part] - standing.granted[part])
-        if limit is None or want.forced:
-            sizes.append(standing.granted[part] + need)
+    for part, limit in enumerate(request.scope.limits):
+        need = max(0, request.up_to[part] - balance.granted[part])
+        if limit is None or request.forced:
+            sizes.append(balance.granted[part] + need)
             continue
-        left = limit - standing.spent[part] - standing.others[part] - own[part]
+        left = limit - balance.spent[part] - balance.others[part] - own[part]
         if need > left:
             return None
-        sizes.append(standing.granted[part] + need + min(want.more[part], max(0, left - _ONE_BY_ONE * need) // 4))
+        sizes.append(
+            balance.granted[part] + need + min(request.more[part], max(0, left - _ONE_BY_ONE * need) // 4)
+        )
     return sizes[0], sizes[1]
 
 
@@ -167,7 +169,7 @@ class LedgerTables(Protocol):
     a statement that outlives its connection does no harm.
     """
 
-    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+    async def grant(self, node: str, number: int, requests: SliceRequests) -> Answer:
         """Give a node all the slices that it requests, or none."""
         ...
 
@@ -181,7 +183,7 @@ class LedgerTables(Protocol):
         """The state of accounts. Nothing changes."""
         ...
 
-    async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
+    async def recount(self, scopes: Sequence[AccountScope]) -> None:
         """Count the accounts again from the trace, because prices have changed."""
         ...
 
@@ -263,7 +265,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """The previous owner; None for a session without one."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session that can't be claimed, because its owner is running."""
 
     by: Owner
@@ -294,7 +296,7 @@ class OwnershipTables(Protocol):
         """Mark a node as stopped, so that others need not wait for the end of its lease."""
         ...
 
-    async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
+    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | HeldSession:
         """Give a session to a node, unless another owner is alive and has not released it."""
         ...
 

@@ -397,7 +397,10 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
     line: int = 0
     """The number of lines in these bytes."""
     digest: str = ""
-    """A hash of the first and the last of these bytes. If it has changed, the file was rewritten."""
+    """A hash of these bytes. If it has changed, the file was rewritten. Empty if they must be read again.
+
+    It starts with ``+`` if the messages were read, too.
+    """
     state: str = ""
     """The source's own state at that position."""
 

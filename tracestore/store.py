@@ -141,6 +141,10 @@ class Importing(Protocol):
         """The files that a source has read, by their paths."""
         ...
 
+    async def deleted_sessions(self, session_ids: Sequence[str]) -> set[str]:
+        """The given sessions that were deleted with `delete_session`."""
+        ...
+
     async def write_import(
         self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
     ) -> bool:

@@ -217,7 +217,7 @@ def within(what: str, seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
 
 
 @dataclass
-class Heard:
+class StreamOutcome:
     """The events of a stream, and its exception."""
 
     events: list[StreamEvent] = field(default_factory=list)
@@ -226,27 +226,27 @@ class Heard:
     """The exception that followed them; None if there was none."""
 
 
-async def listen(stream: AsyncIterator[StreamEvent]) -> Heard:
+async def listen(stream: AsyncIterator[StreamEvent]) -> StreamOutcome:
     """Read a stream to its end, or to an AdapterError."""
-    heard = Heard()
+    outcome = StreamOutcome()
     try:
         async for event in stream:
-            heard.events.append(event)
+            outcome.events.append(event)
     except AdapterError as error:
-        heard.error = error
-    return heard
+        outcome.error = error
+    return outcome
 
 
-async def hear(at: Stage, request: CanonicalRequest | None = None) -> Heard:
+async def read_stream(at: Stage, request: CanonicalRequest | None = None) -> StreamOutcome:
     """Read a request's whole stream."""
     return await listen(at.adapter.stream(request or at.request()))
 
 
-async def hear_well(at: Stage, request: CanonicalRequest | None = None) -> list[StreamEvent]:
+async def read_events(at: Stage, request: CanonicalRequest | None = None) -> list[StreamEvent]:
     """Read a whole stream that must not fail."""
-    heard = await hear(at, request)
-    require(heard.error is None, f"the stream raised {heard.error!r}")
-    return heard.events
+    outcome = await read_stream(at, request)
+    require(outcome.error is None, f"the stream raised {outcome.error!r}")
+    return outcome.events
 
 
 async def first_event(stream: AdapterStream) -> StreamEvent:
@@ -260,14 +260,14 @@ async def first_event(stream: AdapterStream) -> StreamEvent:
 async def failure(at: Stage, *, streamed: bool, request: CanonicalRequest | None = None) -> AdapterError:
     """The AdapterError of a call that must fail before anything is delivered."""
     if streamed:
-        heard = await hear(at, request)
+        outcome = await read_stream(at, request)
         require(
-            not heard.events,
-            f"a call that failed before its reply must have no events, but the events are {heard.events}",
+            not outcome.events,
+            f"a call that failed before its reply must have no events, but the events are {outcome.events}",
         )
-        if heard.error is None:
+        if outcome.error is None:
             raise AssertionError("stream() raised nothing")
-        return heard.error
+        return outcome.error
     try:
         response = await at.adapter.complete(request or at.request())
     except AdapterError as error:

@@ -18,7 +18,7 @@ from callboard.bus.values.usage import StopReason
 
 from ..config import RetryPolicy
 from ..contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
-from .asking import SOON, check_stream, failure, hear, hear_well, over_http, require, streaming, waiting
+from .asking import SOON, check_stream, failure, over_http, read_events, read_stream, require, streaming, waiting
 from .checking import check
 from .http_kit import FakeReply
 from .kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
@@ -97,12 +97,14 @@ async def an_error_event_has_its_class(kit: Kit) -> None:
     streaming(kit)
     scene = Says("Hello, ☃!")
     async with kit.stage(Says(scene.text, after=kit.pieces(scene) // 2, then="error"), max_retries=0) as at:
-        heard = await hear(at)
-    require(isinstance(heard.error, OverloadedError), f"it became {heard.error!r}")
-    if heard.events:
-        require(check_stream(heard.events).stop_reason is StopReason.ERROR, "the message does not end in an error")
-    if heard.error is not None:
-        _check_error(heard.error, kit)
+        outcome = await read_stream(at)
+    require(isinstance(outcome.error, OverloadedError), f"it became {outcome.error!r}")
+    if outcome.events:
+        require(
+            check_stream(outcome.events).stop_reason is StopReason.ERROR, "the message does not end in an error"
+        )
+    if outcome.error is not None:
+        _check_error(outcome.error, kit)
 
 
 @check("6.2", ERRORS)
@@ -216,7 +218,7 @@ async def a_retry_that_works_is_one_reply(kit: Kit) -> None:
         first = [report.attempt for report in reports if isinstance(report, AttemptFirstEvent)]
         require(first == [3], f"the first content came with attempt 3, and is reported for {first}")
     async with kit.stage(Fails("overload"), Says("Hello, ☃!"), retry=NO_JITTER) as at:
-        check_stream(await hear_well(at))
+        check_stream(await read_events(at))
 
 
 def same(one: float, other: float) -> bool:
@@ -298,10 +300,10 @@ async def time_limits_hold(kit: Kit) -> None:
     half = kit.pieces(scene) // 2
     async with kit.stage(msgspec.structs.replace(scene, after=half, then="hang"), stream_read_timeout=5.0) as at:
         before = anyio.current_time()
-        heard = await hear(at, at.request(max_retries=0, timeout_seconds=50.0))
+        outcome = await read_stream(at, at.request(max_retries=0, timeout_seconds=50.0))
         waited = anyio.current_time() - before
-        require(isinstance(heard.error, RequestTimeoutError), f"silence in a stream raised {heard.error!r}")
-        if heard.events:
-            require(check_stream(heard.events).stop_reason is StopReason.ERROR, "it does not end in an error")
+        require(isinstance(outcome.error, RequestTimeoutError), f"silence in a stream raised {outcome.error!r}")
+        if outcome.events:
+            require(check_stream(outcome.events).stop_reason is StopReason.ERROR, "it does not end in an error")
             require(same(waited, 5.0), f"stream_read_timeout=5 took {waited:g} s")
         await at.must_release("the connection was not closed")

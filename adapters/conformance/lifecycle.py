@@ -22,16 +22,16 @@ from ..contract import AdapterCapabilities, AttemptReport, ProviderAdapter
 from ..health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
 from .asking import (
     SOON,
-    Heard,
+    StreamOutcome,
     calling,
     check_stream,
     first_event,
-    hear,
-    hear_well,
     keyed,
     listen,
     longest,
     over_http,
+    read_events,
+    read_stream,
     require,
     streaming,
     within,
@@ -106,7 +106,7 @@ async def the_key_is_in_one_header_only(kit: Kit) -> None:
     over_http(kit)
     async with kit.stage(Says("Hi.", streamed=False), Says("Hi.")) as at:
         await at.adapter.complete(at.request())
-        check_stream(await hear_well(at))
+        check_stream(await read_events(at))
         for request in at.requests or ():
             headers = [name for name, value in request.headers.items() if KEY in value]
             require(len(headers) <= 1, f"the key is in {headers}")
@@ -185,7 +185,7 @@ async def cancelling_at_any_event_ends_the_stream_in_order(kit: Kit) -> None:
     streaming(kit)
     scene = await longest(kit)
     async with kit.stage(scene) as at:
-        total = len((await hear(at)).events)
+        total = len((await read_stream(at)).events)
     for stop_after in range(1, total):
         when = f"after {stop_after} events"
         async with kit.stage(msgspec.structs.replace(scene, then="hang")) as at:
@@ -196,18 +196,18 @@ async def cancelling_at_any_event_ends_the_stream_in_order(kit: Kit) -> None:
             with within(f"cancel() {when}"):
                 running = await at.adapter.cancel("req_1")
             with within(f"the stream that was cancelled {when}"):
-                heard = await listen(stream)
-            heard.events[:0] = events
-            _check_end(heard, cancelled=running, when=when)
+                outcome = await listen(stream)
+            outcome.events[:0] = events
+            _check_end(outcome, cancelled=running, when=when)
             with within(f"a second cancel() {when}"):
                 require(await at.adapter.cancel("req_1") is False, "cancel() after the end is not False")
             await at.must_release(f"cancelled {when}, the connection was not closed")
             require((await listen(stream)).events == [], "a stream that has ended gave more events")
 
 
-async def _hear_into(at: Stage, heard: Heard) -> None:
-    result = await hear(at)
-    heard.events, heard.error = result.events, result.error
+async def _collect_into(at: Stage, outcome: StreamOutcome) -> None:
+    result = await read_stream(at)
+    outcome.events, outcome.error = result.events, result.error
 
 
 async def _complete_into(at: Stage, raised: list[CancelledError]) -> None:
@@ -217,9 +217,9 @@ async def _complete_into(at: Stage, raised: list[CancelledError]) -> None:
         raised.append(error)
 
 
-def _check_end(heard: Heard, *, cancelled: bool, when: str) -> None:
-    require(heard.error is None, f"cancelled {when}, the stream raised {heard.error!r}")
-    last = check_stream(heard.events)
+def _check_end(outcome: StreamOutcome, *, cancelled: bool, when: str) -> None:
+    require(outcome.error is None, f"cancelled {when}, the stream raised {outcome.error!r}")
+    last = check_stream(outcome.events)
     if not cancelled:  # the reply was complete before its last event was read
         require(last.stop_reason is not StopReason.CANCELLED, f"cancel() {when} was False, and cancelled the call")
         return
@@ -237,15 +237,15 @@ async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
     for number, waits in enumerate(scenes):
         when = f"while it waited for piece {number}"
         async with kit.stage(waits) as at:
-            heard = Heard()
+            outcome = StreamOutcome()
             with within(f"the stream that was cancelled {when}"):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_hear_into, at, heard)
+                    tasks.start_soon(_collect_into, at, outcome)
                     await anyio.sleep(kit.moment)
                     running = await at.adapter.cancel("req_1")
             if number < len(scenes) // 2:  # a protocol's last pieces may come after its end
                 require(running, f"cancel() {when} was False")
-            _check_end(heard, cancelled=running, when=when)
+            _check_end(outcome, cancelled=running, when=when)
             await at.must_release(f"cancelled {when}, the connection was not closed")
 
 
@@ -266,8 +266,8 @@ async def a_cancelled_call_keeps_its_text_and_marks_its_tool(kit: Kit) -> None:
             if isinstance(event, ToolUseStart):
                 break
         running = await at.adapter.cancel("req_1")
-        heard = await listen(stream)
-    last = check_stream(events + heard.events)
+        outcome = await listen(stream)
+    last = check_stream(events + outcome.events)
     if not running:
         return
     texts = [block.text for block in last.final_content if isinstance(block, TextBlock)]
@@ -356,9 +356,9 @@ async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
         reasons: dict[str, StopReason] = {}
 
         async def one(request_id: str) -> None:
-            heard = await hear(at, at.request(request_id=request_id))
-            require(heard.error is None, f"{request_id} raised {heard.error!r}")
-            reasons[request_id] = check_stream(heard.events).stop_reason
+            outcome = await read_stream(at, at.request(request_id=request_id))
+            require(outcome.error is None, f"{request_id} raised {outcome.error!r}")
+            reasons[request_id] = check_stream(outcome.events).stop_reason
 
         async with anyio.create_task_group() as tasks:
             for number in range(4):
@@ -377,9 +377,9 @@ async def closing_ends_what_runs(kit: Kit) -> None:
         ended: list[object] = []
 
         async def stream() -> None:
-            heard = await hear(at, at.request(request_id="req_stream"))
-            require(heard.error is None, f"the stream raised {heard.error!r}")
-            ended.append(check_stream(heard.events).stop_reason)
+            outcome = await read_stream(at, at.request(request_id="req_stream"))
+            require(outcome.error is None, f"the stream raised {outcome.error!r}")
+            ended.append(check_stream(outcome.events).stop_reason)
 
         async def plain() -> None:
             try:

@@ -22,7 +22,7 @@ from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from ..contract import CanonicalRequest
 from ..requests.settings import EFFORTS
 from ..transport.transport import HttpRequest
-from .asking import calling, check_stream, content_in_short, hear_well, over_http, require
+from .asking import calling, check_stream, content_in_short, over_http, read_events, require
 from .checking import check
 from .kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
 
@@ -192,11 +192,11 @@ async def a_conversation_with_tools_goes_on(kit: Kit) -> None:
     async with kit.stage(call, call, Says("Done.")) as at:
         history = [Message.user("Hello")]
         for is_error in (True, False):
-            last = check_stream(await hear_well(at, at.request(*history)))
+            last = check_stream(await read_events(at, at.request(*history)))
             history.append(Message.assistant(last.final_content))
             calls = [block for block in last.final_content if isinstance(block, ToolUseBlock)]
             history += [Message.tool_result(each.id, "File not found", is_error=is_error) for each in calls]
-        last = check_stream(await hear_well(at, at.request(*history)))
+        last = check_stream(await read_events(at, at.request(*history)))
         require(content_in_short(last.final_content) == ["Done."], f"the answer is {last.final_content}")
         ids = [block.id for message in history for block in message.content if isinstance(block, ToolUseBlock)]
         require(len(set(ids)) == 2, f"two calls in two replies have the ids {ids}")
@@ -221,7 +221,7 @@ async def no_history_is_poison(kit: Kit) -> None:
     )
     async with kit.stage(Says("Hi.", streamed=False), Says("Hi.")) as at:
         response = await at.adapter.complete(at.request(*history))
-        check_stream(await hear_well(at, at.request(*history)))
+        check_stream(await read_events(at, at.request(*history)))
         require(response.text == "Hi.", f"the answer is {response.content}")
         if at.requests is None:
             return

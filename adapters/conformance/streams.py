@@ -23,11 +23,11 @@ from .asking import (
     content_in_short,
     expected_in_short,
     first_event,
-    hear,
-    hear_well,
     in_short,
     longest,
     over_http,
+    read_events,
+    read_stream,
     replies,
     require,
     streaming,
@@ -42,11 +42,11 @@ MESSAGES = "Message conversion (both directions) implemented and tested"
 
 
 async def each_stream(kit: Kit) -> list[tuple[Says, list[StreamEvent]]]:
-    heard = []
+    outcome = []
     for scene in await replies(kit):
         async with kit.stage(scene) as at:
-            heard.append((scene, await hear_well(at)))
-    return heard
+            outcome.append((scene, await read_events(at)))
+    return outcome
 
 
 @check("5.3", STREAMING)
@@ -77,8 +77,8 @@ async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
 async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
     """All events carry the request's `message_id`. Without one, they share a new id."""
     async with kit.stage(Says("Hi."), Says("Hi.")) as at:
-        given = await hear_well(at, at.request(message_id="msg_mine"))
-        made = await hear_well(at, at.request(message_id=""))
+        given = await read_events(at, at.request(message_id="msg_mine"))
+        made = await read_events(at, at.request(message_id=""))
     require({event.message_id for event in given} == {"msg_mine"}, "message_id of the request was not used")
     ids = {event.message_id for event in made}
     require(len(ids) == 1 and ids != {""}, f"the made up id is {ids}")
@@ -141,7 +141,7 @@ async def no_cut_changes_the_events(kit: Kit) -> None:
 
 async def _of_pieces(wire: HttpKit, cut: Sequence[bytes]) -> list[bytes]:
     async with wire.stage_of(wire.stream_of(*cut)) as at:
-        return with_one_id(await hear_well(at))
+        return with_one_id(await read_events(at))
 
 
 @check("5.5", STREAMING)
@@ -151,7 +151,7 @@ async def fragments_are_the_providers_own(kit: Kit) -> None:
     async with kit.stage(scene) as at:
         calling(at)
         whole_calls = not (kit.streams and at.capabilities.supports_streaming_tool_calls)
-        events = await hear_well(at)
+        events = await read_events(at)
     calls: dict[str, list[str]] = {}
     for event in events:
         if isinstance(event, ToolUseInputDelta):
@@ -190,7 +190,7 @@ async def unknown_events_are_tolerated(kit: Kit) -> None:
     for place in range(len(chunks)):
         mixed = [*chunks[:place], wire.write_event(*unknown), *chunks[place:]]
         async with wire.stage_of(wire.stream_of(*mixed)) as at:
-            last = check_stream(await hear_well(at))
+            last = check_stream(await read_events(at))
         said = [said for said in content_in_short(last.final_content) if isinstance(said, str) and "☃" in said]
         require(said == [scene.text], f"with one before event {place} the reply is {last.final_content}")
         require(last.stop_reason is StopReason.END_TURN, f"the stop reason became {last.stop_reason!r}")
@@ -206,10 +206,10 @@ async def a_truncated_stream_is_an_error(kit: Kit) -> None:
     failed = 0
     for end in range(0, len(body), 13):
         async with wire.stage_of(wire.stream_of(body[:end]), max_retries=0) as at:
-            heard = await hear(at)
+            outcome = await read_stream(at)
             await at.must_release("the connection was not closed")
-        last = check_stream(heard.events) if heard.events else None
-        if heard.error is None:
+        last = check_stream(outcome.events) if outcome.events else None
+        if outcome.error is None:
             whole = last is not None and content_in_short(last.final_content) == expected_in_short(scene)
             require(whole, f"cut after {end} of {len(body)} bytes it passes for a whole reply")
         else:
@@ -227,9 +227,9 @@ async def an_error_in_a_stream_leaves_what_came(kit: Kit) -> None:
     for then in ("error", "break"):
         for after in range(kit.pieces(scene)):
             async with kit.stage(msgspec.structs.replace(scene, after=after, then=then), max_retries=0) as at:
-                heard = await hear(at)
+                outcome = await read_stream(at)
                 await at.must_release("the connection was not closed")
-            _ended_in_error(heard.events, heard.error, f"{then} after {after} pieces")
+            _ended_in_error(outcome.events, outcome.error, f"{then} after {after} pieces")
 
 
 def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when: str) -> None:
@@ -251,7 +251,7 @@ async def reasoning_is_kept_apart(kit: Kit) -> None:
     scene = Says("So.", thought="Let me see.")
     async with kit.stage(msgspec.structs.replace(scene, streamed=False), scene) as at:
         plain = await at.adapter.complete(at.request())
-        last = check_stream(await hear_well(at))
+        last = check_stream(await read_events(at))
     for content in (plain.content, last.final_content):
         thoughts = [block.text for block in content if isinstance(block, ThinkingBlock)]
         require("".join(thoughts) == "Let me see.", f"the reasoning is {thoughts}")
@@ -263,7 +263,7 @@ async def usage_is_what_the_provider_said(kit: Kit) -> None:
     """Usage is reported, in disjoint counts, and the same streamed or not. Without a report it is an estimate."""
     async with kit.stage(Says("Hello, ☃!", streamed=False), Says("Hello, ☃!")) as at:
         plain = (await at.adapter.complete(at.request())).usage
-        streamed = check_stream(await hear_well(at)).usage
+        streamed = check_stream(await read_events(at)).usage
     for usage in (plain, streamed):
         check_usage(usage)
         if kit.usage is None:

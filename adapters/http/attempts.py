@@ -51,7 +51,7 @@ from ..requests.fitted import WireCall
 from ..transport.http1_connection import WaitScope
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
 from .classify import error_without_status, find_error
-from .retry import retry_delay, tell_retry
+from .retry import log_retry, retry_delay
 from .wire import HttpClient
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class HttpAttempts:
     """The number of attempts that followed a repair or a new key. They don't count as retries."""
     rate_limit: RateLimitInfo | None = None
     """The limits in the headers of the current attempt's reply."""
-    _first_event_told = False
+    _first_event_reported = False
     _known_key: KnownKey | None = None  # the key of the current attempt
     _limit: Limit | None = None
     _moving: MovingDeadline | None = None  # the deadline of the current step
@@ -150,7 +150,7 @@ class HttpAttempts:
             self._key = self._choose_key() or self._key
         self.attempt += 1
         self.sent = False
-        self._first_event_told = False
+        self._first_event_reported = False
         self.rate_limit = None
         self.prepare_attempt()
         self.report(AttemptStarted(self.attempt, self._next_reason, self._key.name))
@@ -176,8 +176,8 @@ class HttpAttempts:
 
     def first_event(self, headers: Mapping[str, str]) -> None:
         """Report the first content of the attempt's reply and its rate limits, once."""
-        if not self._first_event_told:
-            self._first_event_told = True
+        if not self._first_event_reported:
+            self._first_event_reported = True
             self.rate_limit = self.client.rate_limit(headers)
             self.report(AttemptFirstEvent(self.attempt, self.rate_limit))
 
@@ -255,7 +255,7 @@ class HttpAttempts:
             raise error
         self._next_reason = "retry"
         next_attempt = self._failed(error, delay)
-        tell_retry(policy, error, self.attempt, delay)
+        log_retry(policy, error, self.attempt, delay)
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
         await self._wait_for_next(next_attempt)
 
@@ -266,7 +266,7 @@ class HttpAttempts:
                 return "key"
             if self._key.name is not None and self._has_other_key(self._key.name, error):
                 return "key"
-        return "repair" if self.mend(error) else None
+        return "repair" if self.repair_request(error) else None
 
     async def _has_new_key(self) -> bool:
         """Look for a new value of a refused key, once in a call."""
@@ -283,7 +283,7 @@ class HttpAttempts:
     def _has_other_key(self, name: str, error: AdapterError) -> bool:
         """Pause the key that caused a failure. True if another key of the pool replaces it."""
         now_us = self.client.clock.now_us()
-        if not self.client.keys.rests.failed(name, self._terms.wire_model, error, now_us):
+        if not self.client.keys.cooldowns.failed(name, self._terms.wire_model, error, now_us):
             return False
         self._tried_keys.add(name)
         other = self._choose_key()
@@ -310,7 +310,7 @@ class HttpAttempts:
     def key_was_taken(self) -> None:
         """Record that the provider accepted the key of the current attempt."""
         if self._key.name is not None:
-            self.client.keys.rests.taken(self._key.name, self._terms.wire_model)
+            self.client.keys.cooldowns.taken(self._key.name, self._terms.wire_model)
 
     def _failed(self, error: AdapterError, delay: float) -> NextAttempt | None:
         self.sent = False
@@ -320,7 +320,7 @@ class HttpAttempts:
         if next_attempt is not None:
             await self.wait(next_attempt, what="another attempt's turn")
 
-    def mend(self, error: AdapterError) -> bool:
+    def repair_request(self, error: AdapterError) -> bool:
         """Change the next attempt's request, if the error shows how. Returns whether it was changed."""
         return False
 
@@ -333,7 +333,7 @@ class HttpAttempts:
         error.request_id = self._terms.request_id
         error.provider = self.client.name
         if error.usage is None:
-            error.usage = usage_of_failure(error, self.usage_so_far, heard=self.heard)
+            error.usage = usage_of_failure(error, self.usage_so_far, received=self.received)
         mask_error(error, self.client.secrets)
 
     def _out_of_time_error(self) -> AdapterError:
@@ -349,7 +349,7 @@ class HttpAttempts:
         return error
 
     @property
-    def heard(self) -> bool:
+    def received(self) -> bool:
         """Whether any part of a reply has arrived in this attempt."""
         return False
 
@@ -415,7 +415,7 @@ async def fetch(
         headers = masked_headers(reply.headers, client.secrets)
         return _read(client, body, headers, read), SingleReply(body, headers)
     except AdapterError as error:
-        if call.once and not came_to_nothing(error):
+        if call.once and not was_not_processed(error):
             raise _unknown_outcome(client.name, error) from error
         raise
 
@@ -438,7 +438,7 @@ def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
     return None if found is None else error_without_status(found, client.wire.error_codes, client.name)
 
 
-def came_to_nothing(error: AdapterError) -> bool:
+def was_not_processed(error: AdapterError) -> bool:
     """Whether the provider certainly did not run a request that ended with this error."""
     status = error.provider_status
     if isinstance(error, NetworkError) and error.before_sending:

@@ -16,12 +16,12 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..replies.assembler import Assembler
-from ..replies.decoders import looks_like_events, mend_body, without_done_mark
+from ..replies.decoders import looks_like_events, repair_body, without_done_mark
 from ..replies.normaliser import reads_server_sent_events
 from ..requests import emulation
 from ..requests.estimate import at_most, estimate_tokens
 from ..requests.fitted import WireCall
-from ..transport.transport import HttpReply, close_reply, exchange, masked, read_error_body
+from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, given
 from .classify import error_without_status, find_error
 from .fidelity import EventRelay
@@ -99,6 +99,9 @@ class HttpCall(HttpAttempts):
 
     def first_event(self, headers: Mapping[str, str]) -> None:
         super().first_event(headers)
+        sent = self.request.wire
+        if sent is not None and sent.on_headers is not None:
+            sent.on_headers(masked_headers(headers, self.client.secrets), self.rate_limit)
         if self.assembler.relay is not None:
             self.assembler.relay.deliver()
 
@@ -128,7 +131,7 @@ class HttpCall(HttpAttempts):
         try:
             written = emulation.write_request(wire, self._informed(), stream=self.streamed)
             if self.repairs:
-                written = mended(written, self.repairs)
+                written = repaired(written, self.repairs)
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{wire.name}: the request can't be written as JSON: {error}") from error
         self.written = written
@@ -142,7 +145,7 @@ class HttpCall(HttpAttempts):
             return request
         return msgspec.structs.replace(request, capabilities=self.wire.get_capabilities(request.wire_model))
 
-    def go_on(self) -> bool:
+    def continue_reply(self) -> bool:
         """Let the next attempt continue the reply that broke off. False if it can't be continued."""
         from ..replies.whole import text_alone
 
@@ -156,7 +159,7 @@ class HttpCall(HttpAttempts):
         self.request, self.written, self.broken = rest, None, self.assembler
         return True
 
-    def mend(self, error: AdapterError) -> bool:
+    def repair_request(self, error: AdapterError) -> bool:
         """Repair the request, if the error shows how and the repair was not tried before. Returns whether it was
         repaired.
         """
@@ -166,10 +169,12 @@ class HttpCall(HttpAttempts):
         found = self.wire.repair(self.request, self.written, error, done)
         if found is None:
             return False
-        mended = found.request
-        if mended is not self.request and mended.wire is not None:  # the client's own body has not changed with it
-            mended = msgspec.structs.replace(mended, wire=None)
-        self.request = mended
+        repaired = found.request
+        if (
+            repaired is not self.request and repaired.wire is not None
+        ):  # the client's own body has not changed with it
+            repaired = msgspec.structs.replace(repaired, wire=None)
+        self.request = repaired
         self.repairs += (found,)
         self.written = None
         return True
@@ -199,11 +204,11 @@ class HttpCall(HttpAttempts):
                 body.decode()  # before any content is accepted: msgspec does not check what is kept raw
                 wire.read_reply(body, reply.headers, assembler)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                mended = mend_body(body)
-                if mended is None:
+                repaired = repair_body(body)
+                if repaired is None:
                     raise
-                wire.read_reply(mended.text, reply.headers, assembler)
-                assembler.replaced(mended.replaced)
+                wire.read_reply(repaired.text, reply.headers, assembler)
+                assembler.replaced(repaired.replaced)
         except StreamError as error:
             found = find_error(body)
             if found is None:
@@ -247,14 +252,14 @@ class HttpCall(HttpAttempts):
             latency_ms=self.elapsed_ms(),
             response_id=None if response_id is None else masked(response_id, hidden),
             warnings=written.warnings + tuple(assembler.warnings),
-            rate_limit=self.rate_limit if self._first_event_told else client.rate_limit(headers),
+            rate_limit=self.rate_limit if self._first_event_reported else client.rate_limit(headers),
             provider_request_id=None if provider_request_id is None else masked(provider_request_id, hidden),
             raw=None if assembler.raw is None else assembler.raw.reply(hidden),
         )
 
     @property
-    def heard(self) -> bool:
-        return self.sent and self.assembler.heard
+    def received(self) -> bool:
+        return self.sent and self.assembler.received
 
     def _count_used(self) -> TokenUsage:
         return self.assembler.usage_so_far()
@@ -271,7 +276,7 @@ class HttpCall(HttpAttempts):
             await self.on_drain(self._scope is not None)
 
 
-def mended(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
+def repaired(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
     """A written request with the edits and the warnings of its repairs."""
     edits = [edit for repair in repairs for edit in repair.edits]
     return msgspec.structs.replace(

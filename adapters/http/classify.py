@@ -28,7 +28,7 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json, JsonObject
 
-from ..replies.decoders import mend_body
+from ..replies.decoders import repair_body
 from ..requests.content import as_text
 from .error_texts import LITELLM_CODES, error_of_code, error_of_words, exception_name
 from .retry import duration_seconds, reset_seconds, retry_after_seconds
@@ -215,10 +215,10 @@ def _decoded(body: bytes) -> Json:
     try:
         value: Json = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        mended = mend_body(body)
-        if mended is None:
+        repaired = repair_body(body)
+        if repaired is None:
             raise
-        value = msgspec.json.decode(mended.text)
+        value = msgspec.json.decode(repaired.text)
     return value
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from callboard.bus.values.base import Json, JsonObject
 
-from ..requests.content import mend_json
+from ..requests.content import repair_json
 from ..transport.transport import MAX_REPLY_BYTES, too_large
 
 
@@ -96,7 +96,7 @@ def _may_become_token(rest: str, expected: str) -> bool:
 
 def _parse(text: str) -> Json:
     try:
-        value: Json = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
+        value: Json = json.loads(repair_json(text.encode()), strict=False, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return None
     return value
@@ -110,7 +110,7 @@ _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL
 """A string, which is not changed, or a number that JSON doesn't have."""
 
 
-class Mended(NamedTuple):
+class RepairedBody(NamedTuple):
     """A repaired body that may decode."""
 
     text: bytes
@@ -118,20 +118,20 @@ class Mended(NamedTuple):
     """A text about the replaced parts."""
 
 
-def mend_body(text: bytes) -> Mended | None:
+def repair_body(text: bytes) -> RepairedBody | None:
     """The body with everything invalid in JSON replaced; None if there is none."""
     replaced: list[str] = []
     steps = (
         ("invalid UTF-8", _as_utf8),
         ("NaN or Infinity", _without_constants),
-        ("half a surrogate pair", mend_json),
+        ("half a surrogate pair", repair_json),
     )
-    for what, mend in steps:
-        mended = mend(text)
-        if mended != text:
+    for what, repair_request in steps:
+        repaired = repair_request(text)
+        if repaired != text:
             replaced.append(what)
-            text = mended
-    return Mended(text, tuple(replaced)) if replaced else None
+            text = repaired
+    return RepairedBody(text, tuple(replaced)) if replaced else None
 
 
 def _as_utf8(text: bytes) -> bytes:
@@ -185,22 +185,22 @@ class SseDecoder:
         self._name = b""
         self._data: list[bytes] = []
         self._data_size = 0
-        self._stray: list[bytes] = []
-        self._stray_size = 0
+        self._other_lines: list[bytes] = []
+        self._other_size = 0
         self._named_at = 0  # the number of stray lines when the event got its name
 
     @property
-    def stray(self) -> bytes:
+    def other_lines(self) -> bytes:
         """The first 64 KiB of lines outside of events: some servers end a stream with a bare error."""
-        return b"\n".join(self._stray)
+        return b"\n".join(self._other_lines)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        amid = self._pieces or self._data or self._name or self._at_start
+        is_partial = self._pieces or self._data or self._name or self._at_start
         if b"\r" in chunk or self._after_cr:
-            if not amid and not self._after_cr and len(chunk) <= MAX_EVENT_BYTES:
+            if not is_partial and not self._after_cr and len(chunk) <= MAX_EVENT_BYTES:
                 return self._feed_crlf_events(chunk)
             chunk = self._normalise_line_ends(chunk)
-        if amid:
+        if is_partial:
             end = chunk.find(b"\n\n") + 2  # the end of an event from an earlier chunk
             if end == 1 or len(chunk) > MAX_EVENT_BYTES:
                 return self._feed_lines(chunk)
@@ -292,12 +292,12 @@ class SseDecoder:
                     self._data = []
                     self._data_size = 0
                 elif self._name == b"error":
-                    events.append((self._name, b"\n".join(self._stray[self._named_at :])))
-                    del self._stray[self._named_at :]
+                    events.append((self._name, b"\n".join(self._other_lines[self._named_at :])))
+                    del self._other_lines[self._named_at :]
                 self._name = b""
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
-                self._named_at = len(self._stray)
+                self._named_at = len(self._other_lines)
             elif line.startswith(b"error:"):
                 self._name = b"error"
                 self._data.append(line[6:].strip())
@@ -305,9 +305,9 @@ class SseDecoder:
             elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server omitted the colon
                 self._data.append(line[4:].lstrip())
                 self._data_size += len(line)
-            elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
-                self._stray.append(line[:MAX_STRAY_BYTES])
-                self._stray_size += len(line)
+            elif not line.startswith((b":", b"id:", b"retry:")) and self._other_size < MAX_STRAY_BYTES:
+                self._other_lines.append(line[:MAX_STRAY_BYTES])
+                self._other_size += len(line)
         if self._data_size > MAX_EVENT_BYTES:
             raise too_large(MAX_EVENT_BYTES, "an event of the reply")
         return events

@@ -17,7 +17,7 @@ from callboard.bus.values.content import ImageBlock
 from ..http.classify import ErrorType, error_without_status, is_foreign_error, read_error
 from ..requests.content import is_remote, read_data_url
 from .assembler import Assembler
-from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent, mend_body
+from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent, repair_body
 
 
 class StreamNormaliser(Protocol):
@@ -51,9 +51,9 @@ class EventNormaliser(ABC):
         self._read_with(decoder)
 
     @property
-    def stray(self) -> bytes:
+    def other_lines(self) -> bytes:
         """The lines outside of events, such as a bare error."""
-        return self._lines.stray if isinstance(self._lines, SseDecoder) else b""
+        return self._lines.other_lines if isinstance(self._lines, SseDecoder) else b""
 
     def _read_with(self, decoder: BodyDecoder) -> None:
         kept = self.assembler.raw
@@ -102,11 +102,11 @@ class EventNormaliser(ABC):
             try:
                 self.on_event(name, data)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                mended = mend_body(data)
-                if mended is None:
+                repaired = repair_body(data)
+                if repaired is None:
                     raise
-                self.on_event(name, mended.text)
-                self.assembler.replaced(mended.replaced)
+                self.on_event(name, repaired.text)
+                self.assembler.replaced(repaired.replaced)
             if self.finished:
                 return
 

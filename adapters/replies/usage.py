@@ -196,10 +196,10 @@ def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenU
 
 
 def usage_of_failure(
-    error: AdapterError, used: Callable[[], TokenUsage | None], *, heard: bool
+    error: AdapterError, used: Callable[[], TokenUsage | None], *, received: bool
 ) -> TokenUsage | None:
     """The usage of a failed attempt; None if unknown, as after a refusal."""
-    if heard:
+    if received:
         return used()
     if isinstance(error, NetworkError) and error.before_sending:
         return NOTHING_USED

@@ -156,7 +156,7 @@ class ContinuedAssembler(Assembler):
 
     _before: str
     _echo: str
-    _heard: str
+    _shown: str
     _space: str
     _joins: bool
 
@@ -168,9 +168,9 @@ class ContinuedAssembler(Assembler):
     def _without_overlap(self, fragment: str) -> str:
         """The new part of a fragment; empty while the overlap is uncertain."""
         if self._echo:
-            fragment, self._heard = self._heard + fragment, ""
+            fragment, self._shown = self._shown + fragment, ""
             if self._echo.startswith(fragment) and fragment != self._echo:
-                self._heard = fragment
+                self._shown = fragment
                 return ""
             fragment = fragment.removeprefix(self._echo)
             self._echo = ""
@@ -197,10 +197,10 @@ class ContinuedAssembler(Assembler):
         self._joins = False
 
     def partial_text(self) -> str:
-        return super().partial_text()[len(self._before) :] + self._heard
+        return super().partial_text()[len(self._before) :] + self._shown
 
     @property
-    def heard(self) -> bool:
+    def received(self) -> bool:
         return bool(self.partial_text()) or bool(self._held) or self.usage is not None
 
 
@@ -219,7 +219,7 @@ def continued(broken: Assembler, *, echoes: bool) -> ContinuedAssembler:
     rest = ContinuedAssembler.__new__(ContinuedAssembler)
     rest.__dict__.update(broken.__dict__)
     beginning = said.rstrip()
-    rest._before, rest._heard, rest._joins = said, "", True
+    rest._before, rest._shown, rest._joins = said, "", True
     rest._echo = beginning if echoes else ""
     rest._space = said[len(beginning) :]
     rest.warnings = list(broken.warnings)

@@ -35,7 +35,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, ToolDefinition, beginning_of, plain_texts
 
 from ..provider import provider_named
-from .content import image_pixels, mend_object
+from .content import image_pixels, repair_object
 from .text_traits import text_tokens, tokens_of_all, vocabulary_of
 
 # --- Rates ---
@@ -301,7 +301,7 @@ def _json_text(value: JsonObject) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        return msgspec.json.encode(mend_object(value)).decode()
+        return msgspec.json.encode(repair_object(value)).decode()
 
 
 def _properties(schema: Json) -> int:

@@ -26,7 +26,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role, plain_beginning
 
 from ..contract import CanonicalRequest
-from .content import mend_object, mend_text, tell_tools
+from .content import repair_object, repair_text, tools_as_text
 from .fitted import (
     FittedHistory,
     Home,
@@ -55,15 +55,15 @@ class Losses:
         kind = block_type(block)
         self.found.append(Loss(self._session_id, message.id or "", kind, self._provider, reason, block))
 
-    def mended(self, message: Message, block: ContentBlock, text: str) -> str:
+    def repaired(self, message: Message, block: ContentBlock, text: str) -> str:
         """A block's text without half surrogate pairs, and with a loss for each."""
-        mended = mend_text(text)
-        if mended is not text:
+        repaired = repair_text(text)
+        if repaired is not text:
             self.note(message, block, "half a surrogate pair in its text was replaced")
-        return mended
+        return repaired
 
-    def mended_block(self, message: Message, block: TextBlock) -> TextBlock:
-        text = self.mended(message, block, block.text)
+    def repaired_block(self, message: Message, block: TextBlock) -> TextBlock:
+        text = self.repaired(message, block, block.text)
         return block if text is block.text else msgspec.structs.replace(block, text=text)
 
 
@@ -97,10 +97,10 @@ class FittedCalls:
         if block.raw_arguments and not block.input:
             self._losses.note(message, block, "its arguments are not a JSON object and were left out")
             changed["raw_arguments"] = None
-        mended = mend_object(block.input)
-        if mended is not block.input:
+        repaired = repair_object(block.input)
+        if repaired is not block.input:
             self._losses.note(message, block, "half a surrogate pair in its arguments was replaced")
-            changed["input"] = mended
+            changed["input"] = repaired
         wire_id = self._wire_id(block)
         self._taken.add(wire_id)
         self.ids[block.id] = wire_id
@@ -126,7 +126,7 @@ class FittedCalls:
             return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
         message, result = self._results[call.id]
         if isinstance(result.content, str):
-            text = self._losses.mended(message, result, result.content)
+            text = self._losses.repaired(message, result, result.content)
             answer = result if text is result.content else msgspec.structs.replace(result, content=text)
             self._homes.append((message.id or "", (answer,)))
             return answer
@@ -134,7 +134,7 @@ class FittedCalls:
         refused: list[ContentBlock] = []
         for block in result.content:
             if isinstance(block, TextBlock):
-                kept.append(self._losses.mended_block(message, block))
+                kept.append(self._losses.repaired_block(message, block))
             elif reason := refusal_in_result(block, self._target):
                 self._losses.note(message, block, reason)
                 refused.append(block)
@@ -207,7 +207,7 @@ class _Fitter:
         self.instructions: list[Message] = []  # parts of the system text
         self.homes: list[Home] = []
         self.shown: list[ContentBlock] = []  # for the reply that is being fitted
-        self.messages = request.messages if target.carries_tools else self._tools_told()
+        self.messages = request.messages if target.carries_tools else self._tools_as_text()
         self.plain = plain_beginning(self.messages)
         self.rest = self.messages[len(self.plain) :]
         self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
@@ -257,7 +257,7 @@ class _Fitter:
 
     def _system(self, hoisted: tuple[Role, ...]) -> str | None:
         prompt = self.request.system_prompt or ""
-        system = [mend_text(prompt)] if prompt.strip() else []  # Anthropic refuses a blank system text
+        system = [repair_text(prompt)] if prompt.strip() else []  # Anthropic refuses a blank system text
         self.instructions = [message for message in self.rest if message.role in hoisted]
         for role in hoisted if self.instructions else ():
             said = [self._instruction(message) for message in self.instructions if message.role is role]
@@ -265,7 +265,7 @@ class _Fitter:
         return "\n\n".join(system) or None
 
     def _instruction(self, message: Message) -> str:
-        return self.losses.mended(message, message.content[0], message.text) if message.content else ""
+        return self.losses.repaired(message, message.content[0], message.text) if message.content else ""
 
     def _system_parts(self, hoisted: tuple[Role, ...]) -> tuple[TextBlock, ...]:
         """The parts of the system text, if the host gave one of them fields and the target supports parts."""
@@ -282,14 +282,14 @@ class _Fitter:
             return ()
         if self.target.takes_system and self.target.takes_system_parts:
             said = self.request.system_prompt or ""
-            prompt = [TextBlock(mend_text(said))] if said.strip() else []
-            texts = (msgspec.structs.replace(block, text=mend_text(block.text)) for _, block in parts)
+            prompt = [TextBlock(repair_text(said))] if said.strip() else []
+            texts = (msgspec.structs.replace(block, text=repair_text(block.text)) for _, block in parts)
             return (*prompt, *texts)
         for message, block in marked:
             self.losses.note(message, block, "the system prompt has no parts here, so its fields can't be sent")
         return ()
 
-    def _tools_told(self) -> tuple[Message, ...]:
+    def _tools_as_text(self) -> tuple[Message, ...]:
         """The history for a model without tools."""
         calls: dict[str, ToolUseBlock] = {}
         for message in self.request.messages:
@@ -301,7 +301,7 @@ class _Fitter:
             for block in message.content if message.tool_uses else ():
                 if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                     self.losses.note(message, block, "it belongs to a tool call that is sent as text")
-        return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
+        return tuple(tools_as_text(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
         blocks = tuple(content)
@@ -338,7 +338,7 @@ class _Fitter:
         for block in message.content:
             if isinstance(block, TextBlock):
                 if block.text.strip():
-                    kept.append(self.losses.mended_block(message, block))
+                    kept.append(self.losses.repaired_block(message, block))
             elif reason := refusal(block, self.target):
                 self.losses.note(message, block, reason)
                 refused.append(block)
@@ -354,7 +354,7 @@ class _Fitter:
             match block:
                 case TextBlock():
                     if block.text.strip() or keeps_blank(block, self.target):
-                        kept.append(self.losses.mended_block(message, block))
+                        kept.append(self.losses.repaired_block(message, block))
                 case ToolUseBlock():
                     if block.id in self.calls.ids:
                         self.losses.note(message, block, "an earlier tool call has the same id")
@@ -389,5 +389,5 @@ class _Fitter:
         if self.options.get("foreign_thinking") != "text" or not isinstance(block, ThinkingBlock):
             return []
         raw = block.provider_raw
-        text = mend_text(block.text)
+        text = repair_text(block.text)
         return [TextBlock(f"[Reasoning of {raw.provider if raw else 'another model'}]\n{text}")] if text else []

@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
         self._reply: Reply | None = None
         self._kept_seconds = KEPT_SECONDS
         self._served = False
-        self._heard = False
+        self._received = False
         self._sent = True
         self._ended = False
         self._lost = False
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         """Send a request and wait for the head of its reply."""
         reply = self._reply = Reply(self, self._parser.pieces, self._loop)
         self._parser.begin(method)
-        self._heard = False
+        self._received = False
         try:
             if len(body) <= PIECE_BYTES:
                 self._transport.write(head + body)
@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
         if reply is None:  # a time-out that the server reports, or a reply to nothing
             self.abort()
             return
-        self._heard = True
+        self._received = True
         parser.feed(data)
         if not parser.waits:
             if reply.status == 0:
@@ -312,10 +312,10 @@ class Connection(asyncio.Protocol):
             self._break(self._failure(error))
 
     def _failure(self, error: Exception | None) -> NetworkError:
-        if self._served and not self._heard:
+        if self._served and not self._received:
             return AgedConnectionError(f"the connection to {self._host} was closed before it was reused")
         if error is None:
-            return broken(self._host, f"the server ended it {'within' if self._heard else 'without'} a reply")
+            return broken(self._host, f"the server ended it {'within' if self._received else 'without'} a reply")
         made = failed(self._host, str(error) or type(error).__name__)
         made.__cause__ = error
         return made

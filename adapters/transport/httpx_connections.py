@@ -56,7 +56,7 @@ class _Whole:
 
 
 class Line:
-    heard = False
+    received = False
     """Whether a byte has arrived since this was last set to False."""
 
 
@@ -187,12 +187,12 @@ class _Connection(httpcore.AsyncHTTPConnection):
         self._used = False
 
     async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
-        self._line.heard = False
+        self._line.received = False
         reused, self._used = self._used, True
         try:
             return await super().handle_async_request(request)
         except (httpcore.RemoteProtocolError, httpcore.ReadError, httpcore.WriteError) as error:
-            if reused and not self._line.heard:
+            if reused and not self._line.received:
                 raise AgedConnectionError(str(error)) from error
             raise
 
@@ -227,7 +227,7 @@ class _WatchedStream(httpcore.AsyncNetworkStream):
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = await self._stream.read(max_bytes, timeout)
         if data:
-            self._line.heard = True
+            self._line.received = True
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:

@@ -145,7 +145,7 @@ class SharedBudgets(Protocol):
         """Refresh the state of all accounts. If the store fails, the last state remains."""
         ...
 
-    async def count_anew(self, budgets: Sequence[Budget]) -> None:
+    async def recount(self, budgets: Sequence[Budget]) -> None:
         """Count the trace of ended runs again, because prices have changed."""
         ...
 
@@ -180,7 +180,7 @@ class _Waiter:
         self.asked = asked
         self.admitted = False
         self.refusals: list[Refusal] = []
-        self.told = anyio.Event()
+        self.answered = anyio.Event()
 
 
 class Budgets:
@@ -211,16 +211,18 @@ class Budgets:
 
     def _know(self, budgets: Sequence[Budget]) -> None:
         self._some = bool(budgets)
-        self._choosy = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
+        self._may_change_calls = any(
+            each.when_full == "cheaper" or each.shorten_to is not None for each in budgets
+        )
         self._in_trace = tuple(each for each in budgets if each.per not in OF_TREES)
 
     def __bool__(self) -> bool:
         return self._some
 
     @property
-    def choosy(self) -> bool:
+    def may_change_calls(self) -> bool:
         """Whether a budget may change a call: to a cheaper model, or a shorter reply."""
-        return self._choosy
+        return self._may_change_calls
 
     @property
     def waiting(self) -> int:
@@ -277,7 +279,7 @@ class Budgets:
             if self._shared is None:
                 await self._count(following)
             else:
-                await self._shared.count_anew(following)
+                await self._shared.recount(following)
         self._admit()
 
     async def _count(self, budgets: Sequence[Budget], added: Sequence[Budget] = ()) -> None:
@@ -357,8 +359,8 @@ class Budgets:
             return refusals
         if self._shared is not None:
             self._shared.reserved(self._shared_accounts(payer), asked)
-        if self._bus.is_heard(BudgetReserved):
-            self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
+        if self._bus.has_subscribers(BudgetReserved):
+            self._publish(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
         return None
 
     def _shared_accounts(self, payer: Payer) -> list[Account]:
@@ -428,7 +430,7 @@ class Budgets:
         """Raise for the first refusal that waiting cannot, or may not, resolve."""
         for refusal in refusals:
             if refusal.budget.when_full != "wait" or not refusal.may_fit:
-                self._tell(
+                self._publish(
                     BudgetRefused(
                         scope=refusal.budget.per,
                         value=refusal.value,
@@ -451,8 +453,8 @@ class Budgets:
         try:
             self._admit()
             while not waiter.admitted:
-                with anyio.move_on_after(self._nap(waiter)):
-                    await waiter.told.wait()
+                with anyio.move_on_after(self._pause(waiter)):
+                    await waiter.answered.wait()
                 if self._shared is not None and not waiter.admitted:
                     await self._shared.secure(self._shared_accounts(waiter.payer), waiter.asked)
                 if waiter.refusals:
@@ -466,7 +468,7 @@ class Budgets:
                 self._admit()
             raise
 
-    def _nap(self, waiter: _Waiter) -> float:
+    def _pause(self, waiter: _Waiter) -> float:
         """Seconds until a window may make room for a call."""
         now_us = self._now_us()
         refusals = self.ledger.would_refuse(waiter.payer, waiter.asked, now_us)
@@ -486,11 +488,11 @@ class Budgets:
             if refusals is None:
                 waiter.admitted = True
                 self._waiters.remove(waiter)
-                waiter.told.set()
+                waiter.answered.set()
                 continue
             if not all(refusal.may_fit for refusal in refusals):
                 waiter.refusals = refusals
-                waiter.told.set()
+                waiter.answered.set()
             taken.update(id(account) for account in self._short_of(waiter))
 
     # --- After a call ---
@@ -512,10 +514,10 @@ class Budgets:
             accounts = self.ledger.settle(end.name, end.spent, counted)
         if not accounts:
             return
-        if self._bus.is_heard(BudgetSettled):
-            told = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
-            self._tell(told, end.name or "", end.payer)
-        self._tell_low(accounts, end.name or "", end.payer)
+        if self._bus.has_subscribers(BudgetSettled):
+            settled = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
+            self._publish(settled, end.name or "", end.payer)
+        self._publish_low(accounts, end.name or "", end.payer)
         if self._waiters:
             self._admit()
 
@@ -536,7 +538,7 @@ class Budgets:
         if self.ledger.release(name):
             self._admit()
 
-    def _tell_low(self, accounts: Sequence[Account], name: str, payer: Payer) -> None:
+    def _publish_low(self, accounts: Sequence[Account], name: str, payer: Payer) -> None:
         now_us = self._now_us()
         for account in accounts:
             if account.is_newly_low(now_us):
@@ -547,9 +549,9 @@ class Budgets:
                     left_nano_usd=state.left_nano_usd,
                     left_tokens=state.left_tokens,
                 )
-                self._tell(low, name, payer)
+                self._publish(low, name, payer)
 
-    def _tell(
+    def _publish(
         self, event: BudgetReserved | BudgetSettled | BudgetRefused | BudgetLow, name: str, payer: Payer
     ) -> None:
         request_id, _, attempt = name.rpartition("/")

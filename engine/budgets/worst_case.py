@@ -8,7 +8,7 @@ often as the request allows them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -71,9 +71,9 @@ class _Rates(msgspec.Struct, frozen=True):
 
     segment: Segment
     input: int | None
-    """The rate of a token that is sent, whichever way it is counted."""
+    """The highest rate of a token that is sent, of all ways to count it."""
     output: int | None
-    """The rate of a token that is generated, whichever way it is counted."""
+    """The highest rate of a token that is generated, of all ways to count it."""
 
     def applies(self, at_us: int, sent: int) -> bool:
         """Whether the segment may apply to a call at a moment with at most this much input."""
@@ -139,6 +139,46 @@ _PROTOCOLS: Mapping[str, frozenset[str]] = {
 """The types of adapters, and the names of other protocols, whose options they never read."""
 
 
+def _options_for(
+    provider_options: Mapping[str, Json], adapter: str, adapter_type: str
+) -> Iterator[Mapping[str, Json]]:
+    """The options that an adapter may send. If its type is unknown, all of them."""
+    others = _PROTOCOLS.get(adapter_type, frozenset())
+    for owner, options in provider_options.items():
+        if isinstance(options, Mapping) and (owner == adapter or owner not in others):
+            yield options
+
+
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
+_CHOICES = ("n", "best_of", "candidateCount", "candidate_count")
+
+
+def most_output(
+    limit: int, provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
+) -> int:
+    """The most output tokens that a request with these options may be billed for.
+
+    Args:
+        limit: The request's own limit.
+        provider_options: The options of the request, by the names of protocols and adapters.
+        adapter: The name of the adapter that is asked. Options of other protocols are not sent to it.
+        adapter_type: The type of that adapter; if unknown, all options count.
+    """
+    for options in _options_for(provider_options, adapter, adapter_type):
+        limit = most_output_of_body(options, limit)
+    return limit
+
+
+def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
+    """The same for the body of a provider's own request. It may ask for several choices."""
+    choices = 1
+    for fields in (body, body.get("generationConfig"), body.get("generation_config")):
+        if isinstance(fields, Mapping):
+            limit = max([limit, *(value for name in _LIMITS if isinstance(value := fields.get(name), int))])
+            choices = max([choices, *(value for name in _CHOICES if isinstance(value := fields.get(name), int))])
+    return limit * choices
+
+
 def tool_fees(
     provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
 ) -> Mapping[str, int] | None:
@@ -150,11 +190,8 @@ def tool_fees(
         adapter_type: The type of that adapter; if unknown, all options count.
     """
     uses: dict[str, int] = {}
-    others = _PROTOCOLS.get(adapter_type, frozenset())
-    for owner, options in provider_options.items():
-        if owner in others and owner != adapter:
-            continue
-        tools = options.get("tools") if isinstance(options, dict) else None
+    for options in _options_for(provider_options, adapter, adapter_type):
+        tools = options.get("tools")
         for tool in tools if isinstance(tools, list) else ():
             kind = tool.get("type") if isinstance(tool, dict) else None
             most = tool.get("max_uses") if isinstance(tool, dict) else None

@@ -45,11 +45,12 @@ from callboard.adapters.replies.whole import whole_events
 from callboard.bus import CallContent, LlmCallCompleted, StreamLog
 from callboard.bus.errors import CancelledError, WarningCode
 from callboard.bus.streams.events import TurnEvent
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import CallSettings, is_empty, with_whole_calls
 from callboard.bus.values.usage import UsageSource
 
 from ..budgets.ledger import Amount
-from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, most_output_of_body, tool_fees, worst_case_of_reply
 from ..middleware.chain import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
 from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
@@ -210,15 +211,18 @@ class Call(CallEvents):
         self._running: RunningAdapter = context.running
         self.request = request
         self.most_output = request.max_output_tokens
-        if request.wire is not None and request.default_output_limit:
-            self.most_output = _most_of_wire(self._running, request)
-            self._unlimited = self.most_output > request.max_output_tokens
+        if request.wire is not None:
+            self.most_output = _most_of_wire(self._running, request, request.wire.body)
+            self._unlimited = request.default_output_limit and self.most_output > request.max_output_tokens
+        elif request.provider_options:
+            entry, options = self._running.entry, request.provider_options
+            self.most_output = most_output(self.most_output, options, adapter=entry.name, adapter_type=entry.type)
         self._log = log
         self._warnings = warnings
         self._deadline = deadline
         self._grace = CANCEL_GRACE_SECONDS + drain_seconds
         middleware = context.runtime.middleware
-        function = middleware.filter(request, self._tell_judged) if middleware else None
+        function = middleware.filter(request, self._publish_judged) if middleware else None
         self._filtering = None if function is None else Filtering(function, self._deliver, self.cancel)
         if function is not None and request.wire is not None:  # only the canonical reply is filtered
             wire = msgspec.structs.replace(request.wire, on_event=None)
@@ -420,7 +424,7 @@ class Call(CallEvents):
 
     def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
         """The usage of the attempt in progress. It is booked if the call ends now."""
-        if not self.under_way:
+        if not self.in_progress:
             return NOTHING_USED
         actor = self._running.ref.actor
         adapter = actor.made if isinstance(actor, AdapterActor) else None
@@ -466,14 +470,21 @@ def _marked(response: CanonicalResponse) -> CanonicalResponse:
     return msgspec.structs.replace(response, warnings=warnings)
 
 
-def _most_of_wire(running: RunningAdapter, request: CanonicalRequest) -> int:
-    """The most output tokens of a request whose client gave no limit. Its own body is sent without any."""
+def _most_of_wire(running: RunningAdapter, request: CanonicalRequest, body: JsonObject) -> int:
+    """The most output tokens of a client's request. Its own body is sent, perhaps without a limit."""
+    limit = request.max_output_tokens
+    most = most_output_of_body(body, limit)
+    if most == limit and not request.default_output_limit:
+        return limit
     actor = running.ref.actor
     adapter = actor.made if isinstance(actor, AdapterActor) else None
     if request.capabilities is None or not isinstance(adapter, SendsClientRequests):
-        return request.max_output_tokens
-    sends = adapter.sends_client_request(request)
-    return request.capabilities.max_output_tokens if sends else request.max_output_tokens
+        return limit
+    if not adapter.sends_client_request(request):
+        return limit
+    return (
+        most_output_of_body(body, request.capabilities.max_output_tokens) if request.default_output_limit else most
+    )
 
 
 async def _cancel(handle: CallHandle[CanonicalResponse]) -> None:

@@ -53,7 +53,7 @@ from ..budgets.budgets import job_of, reservation
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced
 from ..middleware.chain import Judged
-from ..routing.rate_limits import Permit
+from ..routing.rate_limits import RateLimitLease
 from ..runtime.adapters import CallSlots, RunningAdapter
 from ..runtime.runtime import Runtime
 from ..tree import Caller, TreeNode, caller_here
@@ -211,7 +211,7 @@ class CallEvents:
     _recorded_ahead = False
     _last_error: AdapterError | None = None
     _prices: PriceTable | None = None
-    _permit: Permit | None = None
+    _lease: RateLimitLease | None = None
 
     def __init__(self, context: CallContext, *, streamed: bool) -> None:
         self.context = context
@@ -269,8 +269,8 @@ class CallEvents:
             node.admit_call(levels=1)
         elif node is not None:
             node.admit_call()
-        if node is not None and (far := node.far or node.far_above) is not None:
-            await far.known()
+        if node is not None and (remote := node.remote or node.remote_above) is not None:
+            await remote.known()
         if not runtime.budgets and (node is None or not node.accounts):
             return
         try:
@@ -292,14 +292,14 @@ class CallEvents:
     async def _slot_and_turn(self, running: RunningAdapter) -> CallSlots:
         """Wait for a slot and for room in the rate limits at the same time. The slot must be released."""
         slots = running.slots
-        permit = self._permit = self._new_permit(running)
-        has_turn = permit.ask()
+        lease = self._lease = self._new_lease(running)
+        has_turn = lease.ask()
         while True:
             if not has_turn:
-                await self._wait_for_turn(permit, running)
+                await self._wait_for_turn(lease, running)
             if not slots.try_acquire():
                 await self._patiently(lambda: slots.acquire(self.context.order))
-            if permit.send():
+            if lease.send():
                 break
             slots.release()
             has_turn = False
@@ -326,22 +326,22 @@ class CallEvents:
         """Seconds that the call has left."""
         return running.entry.config.timeout_seconds
 
-    def _new_permit(self, running: RunningAdapter) -> Permit:
+    def _new_lease(self, running: RunningAdapter) -> RateLimitLease:
         context = self.context
         most = upper_end(context.estimated_input_tokens or 0), self.most_output or 0
         limits = context.runtime.rate_limits
-        return limits.permit(running.entry, context.key or "", context.routing.model, context.order, most)
+        return limits.lease(running.entry, context.key or "", context.routing.model, context.order, most)
 
-    async def _wait_for_turn(self, permit: Permit, running: RunningAdapter) -> None:
+    async def _wait_for_turn(self, lease: RateLimitLease, running: RunningAdapter) -> None:
         """Wait until the rate limits have room, unless another model that may serve has room now.
 
         Raises RateLimitWaitError if the wait would be too long, or another model is free.
         """
         limits, key = self.context.runtime.rate_limits, self.context.key or ""
         if any(limits.is_free(model.partition(":")[0], model, key) for model in self.context.spills_to):
-            permit.give_up()
+            lease.give_up()
         else:
-            await self._patiently(lambda: permit.wait(self._time_left(running)))
+            await self._patiently(lambda: lease.wait(self._time_left(running)))
 
     def cancelled_error(self) -> CancelledError:
         return CancelledError("the call was cancelled", request_id=self.context.request_id)
@@ -358,7 +358,7 @@ class CallEvents:
         if isinstance(report, AttemptStarted) and self._recorded_ahead:
             self._recorded_ahead = False
             self._key = report.key
-            return None if self._permit is None else self._permit.report(report)
+            return None if self._lease is None else self._lease.report(report)
         if self.attempts_before:
             report = msgspec.structs.replace(report, attempt=report.attempt + self.attempts_before)
         if (
@@ -372,7 +372,7 @@ class CallEvents:
         if self.sends and isinstance(report, AttemptStarted):
             # The adapter sends the request next. If this process dies then, the call must still have a row.
             self.context.runtime.host.secure_now()
-        return None if self._permit is None else self._permit.report(report)
+        return None if self._lease is None else self._lease.report(report)
 
     def _reservation(self) -> str | None:
         """The name of the current attempt's reservation; None if nothing is reserved."""
@@ -428,7 +428,7 @@ class CallEvents:
         )
         context.runtime.host.secure_now()
 
-    def _tell_judged(self, judged: Judged) -> None:
+    def _publish_judged(self, judged: Judged) -> None:
         """Publish that a guardrail has changed or stopped a piece of the reply."""
         context, routing = self.context, self.context.routing
         context.runtime.bus.publish(
@@ -501,8 +501,8 @@ class CallEvents:
             if end is self._last_error:  # Its usage is the end of the attempt before.
                 terminal = msgspec.structs.replace(terminal, usage=None, cost=NOTHING_SENT)
             self._publish(terminal)
-        if self._permit is not None:
-            self._permit.end(end if isinstance(end, AdapterError) else None, terminal.usage)
+        if self._lease is not None:
+            self._lease.end(end if isinstance(end, AdapterError) else None, terminal.usage)
         self._settle(terminal)
         if self.context.turn_id is None and self.context.runtime.budgets:
             self.context.runtime.budgets.forget_turn(self.context.request_id)
@@ -510,8 +510,8 @@ class CallEvents:
     def leave_open(self, error: AdapterError) -> None:
         """Publish no end: the reply continues at its provider, and a later process publishes its end."""
         self._attempt_open = False
-        if self._permit is not None:
-            self._permit.end(error, None)
+        if self._lease is not None:
+            self._lease.end(error, None)
 
     def _settle(self, terminal: CallEnd) -> None:
         context, middleware = self.context, self.context.runtime.middleware
@@ -540,14 +540,14 @@ class CallEvents:
         await self.context.runtime.host.secure(self.context.turn_id)
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether an attempt is in progress. Some adapters don't report their attempts."""
         return self._attempt_open or (self.asked and not self._attempt)
 
     def account(self, error: AdapterError) -> None:
         """Put the usage of the call on its error, unless the adapter has done so."""
-        if error.usage is None and self.under_way:
-            error.usage = usage_of_failure(error, self.used, heard=False)
+        if error.usage is None and self.in_progress:
+            error.usage = usage_of_failure(error, self.used, received=False)
         elif error.usage is None and isinstance(error, CancelledError):  # it waited, for a slot or a new attempt
             error.usage = NOTHING_USED
 

@@ -11,7 +11,7 @@ from callboard.bus import CallboardError, ConfigurationError, NoModelAvailable, 
 
 from ..budgets.ledger import BudgetExceededError
 from ..models.registry import ModelRegistry
-from ..routing.availability import LIMITED, READY, Changes, Standing, standing_of_key
+from ..routing.availability import LIMITED, READY, Changes, Readiness, readiness_of_key
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..runtime.runtime import Runtime
@@ -78,20 +78,20 @@ def examined(
     runtime: Runtime,
     registry: ModelRegistry,
     named: Named,
-    judge: Callable[[ProviderAdapter, Standing], Option],
+    judge: Callable[[ProviderAdapter, Readiness], Option],
     key: str | None = None,
 ) -> Option:
     """A model that may serve, with the facts that are available before anything is sent."""
     entry = named.entry
     now_us = runtime.clock.now_us()
-    standing = runtime.availability.standing(entry.adapter, named.model, now_us)
-    if standing is READY and not runtime.rate_limits.is_free(entry.adapter, named.model, key or ""):
-        standing = LIMITED
+    readiness = runtime.availability.readiness(entry.adapter, named.model, now_us)
+    if readiness is READY and not runtime.rate_limits.is_free(entry.adapter, named.model, key or ""):
+        readiness = LIMITED
     try:
         adapter = runtime.adapters.consult(registry.adapter_of(entry))
-        return judge(adapter, standing_of_key(standing, adapter, key, entry.wire_name, now_us))
+        return judge(adapter, readiness_of_key(readiness, adapter, key, entry.wire_name, now_us))
     except (ConfigurationError, CapabilityError) as error:
-        return Option(named=named, obstacle=error, standing=standing)
+        return Option(named=named, obstacle=error, readiness=readiness)
 
 
 async def first_that_works(
@@ -99,7 +99,7 @@ async def first_that_works(
     examine: Callable[[Named], Option],
     attempt: Callable[[Route], Awaitable[T]],
     *,
-    heals: Callable[[AdapterError], bool] = may_fall_back,
+    may_retry_elsewhere: Callable[[AdapterError], bool] = may_fall_back,
     admit: Callable[[Route], Awaitable[None]] | None = None,
     failed: dict[str, str] | None = None,
     stay_with: str | None = None,
@@ -122,7 +122,7 @@ async def first_that_works(
         try:
             return await attempt(route)
         except AdapterError as error:
-            if not heals(error):
+            if not may_retry_elsewhere(error):
                 raise
             failed.update(failures_after(error, route.option, options))
             failure = error

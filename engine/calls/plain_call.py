@@ -30,7 +30,7 @@ from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, worst_case
 from ..models.catalogue import nearest
 from ..models.entries import ModelEntry
-from ..routing.availability import Standing
+from ..routing.availability import Readiness
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
@@ -241,9 +241,9 @@ class PlainCalls(Generic[A]):
     def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:
         """A model that may serve, and whether it can."""
 
-        def judge(adapter: ProviderAdapter, standing: Standing) -> Option:
+        def judge(adapter: ProviderAdapter, readiness: Readiness) -> Option:
             check(self._adapter_of(adapter, named), named)
-            return Option(named=named, standing=standing)
+            return Option(named=named, readiness=readiness)
 
         return examined(self.runtime, self._registry, named, judge, self._options.get("key"))
 
@@ -273,14 +273,14 @@ class PlainCalls(Generic[A]):
                 caused_by = request_id
                 raise
 
-        def heals(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
+        def may_retry_elsewhere(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
             return may_fall_back(error) and not isinstance(error, ContextOverflowError)
 
         return await first_that_works(
             self.plan,
             lambda named: self.examine(named, check),
             attempt,
-            heals=heals,
+            may_retry_elsewhere=may_retry_elsewhere,
             admit=admit,
             may_go=self.runtime.may_go,
         )

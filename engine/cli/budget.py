@@ -18,9 +18,9 @@ from ..budgets.budget import Budget
 from ..budgets.budgets import loader
 from ..budgets.ledger import Account, AccountState, Ledger
 from ..stores import server_store
-from .common.options import add_trace, from_trace
-from .common.screen import make_console
-from .common.table import Column, FittingTable, add_format, figure, usd, with_usd, write_records
+from .options import add_trace, from_trace
+from .screen import make_console
+from .table import Column, FittingTable, add_format, figure, usd, with_usd, write_records
 
 if TYPE_CHECKING:
     from callboard.tracestore.nodes import SliceRow

@@ -23,9 +23,9 @@ from callboard.tracestore.home import home_folder
 
 from ..gateway.clients import ClientSpending, check_client, issue_key, spending_of
 from ..stores import store_to_write
-from .common.options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
-from .common.sanitize import note, say, write_json
-from .common.table import Column, add_format, figure, json_text, moment_text, usd, write_rows
+from .options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
+from .sanitize import echo, note, write_json
+from .table import Column, add_format, figure, json_text, moment_text, usd, write_rows
 
 T = TypeVar("T")
 
@@ -216,13 +216,13 @@ def add(arguments: argparse.Namespace) -> int:
 
 def change(arguments: argparse.Namespace) -> int:
     client = _change(arguments)
-    say(f"Changed {client.name}: {_limits(client)}.")
+    echo(f"Changed {client.name}: {_limits(client)}.")
     return 0
 
 
 def change_budget(arguments: argparse.Namespace) -> int:
     client = _change(arguments)
-    say(f"The budget of {client.name} is now {_budget_text(client) or 'unlimited'}.")
+    echo(f"The budget of {client.name} is now {_budget_text(client) or 'unlimited'}.")
     return 0
 
 
@@ -252,7 +252,7 @@ def revoke(arguments: argparse.Namespace) -> int:
     at_us = SYSTEM_CLOCK.now_us()
     if not _on_tables(arguments, lambda tables: tables.revoke_client(arguments.name, at_us)):
         raise _unknown(arguments.name)
-    say(f"Revoked {arguments.name}.")
+    echo(f"Revoked {arguments.name}.")
     return 0
 
 
@@ -316,7 +316,7 @@ def _show_key(arguments: argparse.Namespace, name: str, key: str) -> None:
     if arguments.json:
         write_json(json_text({"name": name, "key": key}))
     else:
-        say(key)
+        echo(key)
     note(f"callboard: this is the key of {name}. It is shown only now, because the trace keeps only its hash")
 
 

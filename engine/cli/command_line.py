@@ -28,7 +28,7 @@ class CommandEntry(NamedTuple):
 GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
     "Ask and chat": {
         "ask": CommandEntry("ask:add_command", "Ask a model a question"),
-        "chat": CommandEntry("chat.chat:add_command", "Chat with a model, and switch models at any time"),
+        "chat": CommandEntry("chat:add_command", "Chat with a model, and switch models at any time"),
         "image": CommandEntry("media:add_image", "Make an image from a prompt"),
         "video": CommandEntry("media:add_video", "Make a video from a prompt"),
         "batch": CommandEntry("batch:add_batch", "Send many requests at a lower price"),
@@ -114,7 +114,7 @@ def plugin_command(name: str) -> AddCommand | None:
         return None
     from callboard.adapters.provider import plugin_named
 
-    from .common.screen import configure
+    from .screen import configure
 
     configure()  # else the warning of a broken one is not shown
     plugin = plugin_named(GROUP, name)
@@ -147,10 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
-        from .common.screen import complain
+        from .screen import print_error
 
         _discard_output()
-        complain(f"stdout: {error.strerror}")
+        print_error(f"stdout: {error.strerror}")
         return FAILED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
@@ -184,8 +184,8 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run the command that was requested. Its own errors become exit codes."""
     from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
-    from .common.screen import complain
-    from .common.screen import configure as configure_logs
+    from .screen import configure as configure_logs
+    from .screen import print_error
 
     configure_logs()
     try:
@@ -193,15 +193,15 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except ConfigurationError as error:
-        complain(str(error))
+        print_error(str(error))
         return BADLY_CONFIGURED
     except AdapterError as error:
-        from .common.screen import exit_code, said
+        from .screen import error_text, exit_code
 
-        complain(said(error))
+        print_error(error_text(error))
         return exit_code(error)
     except CallboardError as error:
-        complain(str(error))
+        print_error(str(error))
         return FAILED
 
 
@@ -292,7 +292,7 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(_with_pairs(words, pairs) if pairs else words, namespace)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        from .common.sanitize import sanitize
+        from .sanitize import sanitize
 
         if file is None or file is not sys.stdout:
             super()._print_message(sanitize(message), file)
@@ -361,9 +361,9 @@ class _Version(argparse.Action):
     """Like argparse's version action, but imports the version only when requested, because that takes 15 ms."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from .common.sanitize import say
+        from .sanitize import echo
 
-        say(f"callboard {installed_version()}")
+        echo(f"callboard {installed_version()}")
         parser.exit()
 
 

@@ -36,8 +36,8 @@ from .. import (
 from ..models.configured import FROM_ENVIRONMENT
 from ..tools import Approve, ToolLike, as_tools
 from ..tools.collect import plugin_tools
-from .common.sanitize import note, one_line
-from .common.table import json_text
+from .sanitize import note, one_line
+from .table import json_text
 
 if TYPE_CHECKING:
     from .mcp import Generate

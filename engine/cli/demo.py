@@ -29,12 +29,12 @@ from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import model_text
 from ..tools import Tool
-from .chat.state import ReplyWriter
-from .common.options import command_name, demo_trace, near, short
-from .common.screen import LABEL_WIDTH, Screen, make_console
-from .common.table import percent, usd
+from .chat_state import ReplyWriter
 from .events import describe
+from .options import command_name, demo_trace, near, short
 from .repricing_report import reprice_table
+from .screen import LABEL_WIDTH, Screen, make_console
+from .table import percent, usd
 from .traces import calls_table, summarise
 
 HOSTED_MODELS = ("anthropic:claude-sonnet-4-6", "openai:gpt-5")

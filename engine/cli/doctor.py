@@ -25,10 +25,10 @@ from ..nodes.node import check_broker
 from ..stores import TracePlace, is_address, store_to_write
 from ..watching.health import check_key_file, check_store, unreadable
 from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED
-from .common.options import TRACE_NAME, add_models_file, add_trace, named_trace
-from .common.sanitize import one_line, write_json
-from .common.screen import folded, make_console
-from .common.table import Column, add_format, json_text, plural, write_rows
+from .options import TRACE_NAME, add_models_file, add_trace, named_trace
+from .sanitize import one_line, write_json
+from .screen import folded, make_console
+from .table import Column, add_format, json_text, plural, write_rows
 
 _PACKAGES = ("callboard", "httptools", "httpx", "xllamacpp")
 _NAME_WIDTH = 26

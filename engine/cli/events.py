@@ -5,7 +5,7 @@ from __future__ import annotations
 from callboard import bus
 from callboard.bus.values.usage import CostSum
 
-from .common.table import cost_text, plural, seconds, sum_text, usd
+from .table import cost_text, plural, seconds, sum_text, usd
 
 
 def describe(envelope: bus.Envelope) -> str:

@@ -20,10 +20,10 @@ from ..imports.importer import ImportedModel, Importer, ImportReport
 from ..imports.source import source_names
 from ..stores import TracePlace, store_to_read, store_to_write
 from .command_line import FAILED
-from .common.options import TRACE_NAME, add_trace, moment, named_trace, short
-from .common.screen import make_console
-from .common.table import Column as Shown
-from .common.table import FittingTable, Format, add_format, figure, plural, usd, write_records
+from .options import TRACE_NAME, add_trace, moment, named_trace, short
+from .screen import make_console
+from .table import Column as Shown
+from .table import FittingTable, Format, add_format, figure, plural, usd, write_records
 from .upkeep import show_progress
 
 _LISTED = 20
@@ -41,9 +41,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
         nargs="*",
-        type=Path,
         metavar="PATH",
-        help="files or folders (default: where the program keeps them)",
+        help="files, folders, or LiteLLM's database as postgresql://… (default: where the program keeps them)",
     )
     parser.add_argument(
         "--since", type=moment, metavar="TIME", help="leave out calls before this day or time, or 24h or 7d ago"
@@ -81,7 +80,7 @@ async def _import(place: TracePlace, arguments: argparse.Namespace) -> ImportRep
         report = await importer.run()
         if arguments.watch:
             _show(report, arguments.format, place)
-            await importer.watch(changed=_tell_change)
+            await importer.watch(changed=_print_change)
         return report
 
 
@@ -102,7 +101,7 @@ def _progress(report: ImportReport) -> None:
     show_progress(f"{report.bytes_read / 1e6:,.0f} MB, {plural(report.new, 'new call')}")
 
 
-def _tell_change(report: ImportReport) -> None:
+def _print_change(report: ImportReport) -> None:
     cost = usd(sum(each.nano_usd for each in report.models.values()))
     corrected = f", {report.corrected:,} corrected" if report.corrected else ""
     make_console().print(f"{plural(report.new, 'new call')}{corrected}, {cost}", soft_wrap=True)

@@ -21,7 +21,7 @@ from callboard.tracestore.home import home_folder
 from .. import GenerateResult
 from ..mcp import Elicitation, ElicitationAnswer, McpOAuth, McpServers, McpTokenFile, SamplingRequest, mcp_servers
 from ..mcp.servers import ACTOR
-from .common.sanitize import note, one_line
+from .sanitize import note, one_line
 
 Generate = Callable[[SamplingRequest], Awaitable[GenerateResult]]
 

@@ -1,4 +1,4 @@
-"""`callboard models`: the models, their abilities and costs, and those that can be used here."""
+"""`callboard models`: the models, their abilities and costs, and whether they can be used here."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from ..models.configured import configured_models, load_registry
 from ..models.registry import published_name
 from ..routing.availability import AvailabilityTable
 from ..runtime.adapters import make_spare
-from .common.options import add_models_file
-from .common.sanitize import note, say
-from .common.screen import make_console
-from .common.table import Column, add_format, figure, plural, write_rows
+from .options import add_models_file
 from .prices import add_update_options, differences, download
+from .sanitize import echo, note
+from .screen import make_console
+from .table import Column, add_format, figure, plural, write_rows
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
 """The words for capabilities in a table."""
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
             figure("$/M out", lambda line: _dollars(line.output_cost_per_million)),
             Column("can", _can, folds=True, may_go=1),
             Column("also called", lambda line: ", ".join(line.aliases), folds=True),
-            Column("", _standing, folds=True),
+            Column("", _facts_about, folds=True),
         ],
         empty="No matching models. `callboard models --all` lists every known model.",
         below=f"{plural(len(lines), 'model')}, as known on {default_catalogue().date}. "
@@ -215,9 +215,9 @@ def _show(line: Line) -> None:
     title = f"{line.id} ({line.display_name})" if line.display_name else line.id
     console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     can = _abilities(line)
-    unknown = _unsaid(line)
+    unknown = _unknown_capabilities(line)
     facts = {
-        "state": _standing(line) or ("" if line.state else "not configured here"),
+        "state": _facts_about(line) or ("" if line.state else "not configured here"),
         "also called": ", ".join(line.aliases),
         "window": _tokens(line.context_window),
         "output": _tokens(line.max_output),
@@ -233,19 +233,19 @@ def _show(line: Line) -> None:
 
 
 def _can(line: Line) -> str:
-    return ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-")
+    return ", ".join(_abilities(line)) or ("?" if _unknown_capabilities(line) else "-")
 
 
 def _abilities(line: Line) -> list[str]:
     return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name])]
 
 
-def _unsaid(line: Line) -> list[str]:
+def _unknown_capabilities(line: Line) -> list[str]:
     """Capabilities that are unknown for the model."""
     return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is None]
 
 
-def _standing(line: Line) -> str:
+def _facts_about(line: Line) -> str:
     """The facts to consider before choosing a model."""
     parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
     parts += [line.reason] if line.reason else []
@@ -290,7 +290,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_update(arguments: argparse.Namespace) -> int:
     home, tell = (
         home_folder(),
-        say if arguments.format == "table" else note,
+        echo if arguments.format == "table" else note,
     )  # Other formats have no place for this line.
     path = home / FILE_NAME
     if arguments.shipped:

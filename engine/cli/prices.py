@@ -20,9 +20,9 @@ from callboard.tracestore.prices.source import convert, parse
 
 from ..models.configured import load_registry
 from ..models.registry import published_name
-from .common.options import add_action, failing_as
-from .common.screen import make_console
-from .common.table import plural
+from .options import add_action, failing_as
+from .screen import make_console
+from .table import plural
 
 UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
 

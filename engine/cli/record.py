@@ -18,13 +18,13 @@ from callboard.bus.values.base import JsonObject
 
 from .. import Engine, ModelRegistry, Session, load_registry
 from ..models.entries import AdapterEntry
-from .chat.state import ReplyWriter
+from .chat_state import ReplyWriter
 from .command_line import FAILED
-from .common.options import add_model, add_models_file, failing_as
-from .common.sanitize import note
-from .common.screen import Screen, complain, make_console
-from .common.table import json_text, plural
 from .conversation_setup import first_model
+from .options import add_model, add_models_file, failing_as
+from .sanitize import note
+from .screen import Screen, make_console, print_error
+from .table import json_text, plural
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ async def _ask(session: Session, prompts: Sequence[str], screen: Screen, whole: 
         except ConfigurationError:
             raise
         except CallboardError as error:
-            complain(f"{type(error).__name__}: {error}")
+            print_error(f"{type(error).__name__}: {error}")
             return False
         finally:
             writer.end()

@@ -8,16 +8,16 @@ import sys
 
 import anyio
 
-from callboard.adapters.requests.content import mend_json
+from callboard.adapters.requests.content import repair_json
 from callboard.bus import Bus, ConfigurationError, Envelope, Lossless
 from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line
 
 from ..stores import TracePlace, store_to_read
-from .common.options import add_trace, chosen_trace, moment, repeated
-from .common.sanitize import say, write_json
-from .common.table import plural
 from .events import describe
+from .options import add_trace, chosen_trace, moment, repeated
+from .sanitize import echo, write_json
+from .table import plural
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -98,19 +98,19 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        say(line.rstrip())  # Written line by line, so that a paced replay can be watched.
+        echo(line.rstrip())  # Written line by line, so that a paced replay can be watched.
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No matching events"
-        say()
-        say(f"{said}, from {self._trace}")
+        echo()
+        echo(f"{said}, from {self._trace}")
 
 
 class _JsonLines:
     """For programs: envelopes whole."""
 
     def show(self, envelope: Envelope) -> None:
-        write_json(mend_json(encode_line(envelope)).decode().rstrip("\n"))
+        write_json(repair_json(encode_line(envelope)).decode().rstrip("\n"))
         sys.stdout.flush()
 
     def end(self) -> None:

@@ -20,21 +20,21 @@ from callboard.tracestore.reports import OnProgress
 from ..current_prices import load_prices
 from ..stores import TracePlace, existing_store, store_to_read
 from .command_line import INTERRUPTED
-from .common.options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
-from .common.sanitize import note
-from .common.screen import make_console, progress_bar
-from .common.table import (
+from .options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
+from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
+from .sanitize import note
+from .screen import make_console, progress_bar
+from .table import (
     Column,
     add_format,
     figure,
     moment_text,
     plural,
-    tell_beside,
+    print_incomplete,
     usd,
     write_records,
     write_rows,
 )
-from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
 
 AT_CALL_TIME = "call-time"
 LATEST = -1
@@ -281,7 +281,7 @@ def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
         return
     console.print(reprice_table(report, by))
     console.print()
-    tell_beside(console, total(report).sum, "without a price in this table")
+    print_incomplete(console, total(report).sum, "without a price in this table")
     for line in _notes(report):
         console.print(line, style="yellow", soft_wrap=True)
     if report.dry_run:
@@ -310,7 +310,7 @@ def _undo(trace: TracePlace, arguments: argparse.Namespace) -> int:
     run, before = anyio.run(undo)
     now = f"under price version {before}" if before else "at call time"
     name = run.label or run.version
-    _tell(f"Undone: repricing {run.id} ({name}). Restored the costs {now}.", arguments)
+    _print_note(f"Undone: repricing {run.id} ({name}). Restored the costs {now}.", arguments)
     return 0
 
 
@@ -353,11 +353,11 @@ def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
     version: str = arguments.use
     anyio.run(_use_prices, trace, None if version == AT_CALL_TIME else version)
     named = "at call time" if version == AT_CALL_TIME else f"under price version {version}"
-    _tell(f"Restored the costs {named}.", arguments)
+    _print_note(f"Restored the costs {named}.", arguments)
     return 0
 
 
-def _tell(what: str, arguments: argparse.Namespace) -> None:
+def _print_note(what: str, arguments: argparse.Namespace) -> None:
     """Report the result: to a person, or next to a program's rows."""
     if arguments.format == "table":
         make_console().print(what, soft_wrap=True)

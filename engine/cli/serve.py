@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from callboard.adapters.providers.local.child import what_to_install
 from callboard.bus import ConfigurationError
 
 from .. import Cluster, Engine, ModelRegistry, load_registry
 from ..models.configured import FROM_ENVIRONMENT
 from ..stores import StoreAddress, TracePlace
-from .common.options import STORE_VARIABLE, add_models_file, named_trace, store_address, trace_file
-from .common.sanitize import note, say
-from .common.table import exact
+from .options import STORE_VARIABLE, add_models_file, named_trace, store_address, trace_file
+from .sanitize import echo, note
+from .table import exact
 from .web import listening, serve_until_interrupt
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         default="cancel",
         help="cancel or finish the call of a client that leaves (default: cancel)",
     )
+    parser.add_argument(
+        "--private-media",
+        action="store_true",
+        help="allow clients to name images and files at addresses that are not public",
+    )
     parser.add_argument("--no-web", action="store_true", help="serve no live view")
     parser.add_argument(
         "--capture-content", action="store_true", help="keep the content of messages in the trace, too"
@@ -98,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
     from ..gateway.application import gateway
-    from ..gateway.server import server_options
+    from ..gateway.server import DRAIN_SECONDS
 
     registry = served_models(load_registry(arguments.models_file))
     listener, address = listening(arguments)
@@ -108,19 +114,24 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
         cluster = Cluster(store=place.dsn)
     content = arguments.capture_content
     async with Engine(models=registry, store=store, cluster=cluster, capture_content=content) as engine:
-        app = gateway(engine, keyless=keyless, on_disconnect=arguments.on_disconnect)
+        app = gateway(
+            engine,
+            keyless=keyless,
+            on_disconnect=arguments.on_disconnect,
+            private_media=arguments.private_media,
+        )
         if arguments.log:
             app.on_request = lambda served: note(log_line(served))
         view = None if arguments.no_web else _view(engine, arguments)
         for line in greeting(address, registry, keyless=keyless):
-            say(line)
+            echo(line)
         if view is not None:
             _announce(view, address)
         await serve_until_interrupt(
-            Beside(app, view),
+            CombinedApplication(app, view),
             listener,
             on_shutdown=(lambda: None) if view is None else view.close,
-            **server_options(),
+            timeout_graceful_shutdown=DRAIN_SECONDS,
         )
 
 
@@ -151,13 +162,13 @@ def _announce(view: WebView, address: str) -> None:
     base = f"{address.rstrip('/')}{VIEW_PATH}"
 
     def say_address() -> None:
-        say(f"  {'Live view':<17}{view.sign_in_url(base)}")
+        echo(f"  {'Live view':<17}{view.sign_in_url(base)}")
 
     view.on_sign_in(say_address)
     say_address()
 
 
-class Beside:
+class CombinedApplication:
     """The gateway, and the live view below its own path, as one application."""
 
     def __init__(self, gateway: Gateway, view: WebView | None) -> None:
@@ -186,6 +197,8 @@ def greeting(address: str, registry: ModelRegistry, *, keyless: bool) -> Iterato
     if registry.client_names.get("*") == (LOCAL_MODEL,):
         yield "No provider is configured, so the local model serves every request. Set a key to use a provider,"
         yield "for example with: callboard keys set ANTHROPIC_API_KEY"
+        if (command := what_to_install()) is not None:
+            yield f"The local model is not installed, so all requests fail. Install it with: {command}"
     if not keyless:
         yield "Clients need a key. Make one with: callboard clients add NAME"
     yield ""

@@ -14,9 +14,9 @@ from callboard.bus import ConfigurationError
 
 from .. import Engine, Session, load_registry
 from ..tools import ToolLike
-from .common.options import add_models_file, repeated
-from .common.sanitize import note
 from .conversation_setup import add_mcp_file, given_tools
+from .options import add_models_file, repeated
+from .sanitize import note
 from .web import listening, refuse_open_binds, serve_until_interrupt
 
 PORT = 8374

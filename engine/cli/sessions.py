@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from callboard import adapters
-from callboard.adapters.requests.content import mend_json
+from callboard.adapters.requests.content import repair_json
 from callboard.bus import CallboardError
 from callboard.bus.clock import to_us
 from callboard.bus.files import write_private
@@ -26,11 +26,11 @@ from callboard.tracestore.writing.content import encode_json, encode_metadata
 
 from ..sessions.stored import document_of
 from ..stores import TracePlace, store_to_read, store_to_write
-from .chat.lines import forget_lines
-from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
-from .common.sanitize import note, say, write_json
-from .common.screen import make_console
-from .common.table import Column, FittingTable, figure, json_text, moment_text, plural, sum_text
+from .chat_input import forget_lines
+from .options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
+from .sanitize import echo, note, write_json
+from .screen import make_console
+from .table import Column, FittingTable, figure, json_text, moment_text, plural, sum_text
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def run_sessions(arguments: argparse.Namespace) -> int:
     if arguments.session is None and (arguments.delete or arguments.export is not None):
         raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
     trace = chosen_trace(arguments)
-    tell = note if arguments.json else say  # Next to a program's rows.
+    tell = note if arguments.json else echo  # Next to a program's rows.
     if arguments.export is not None:
         document = document_of(anyio.run(_saved, trace, arguments.session))
         try:
@@ -149,7 +149,7 @@ def as_json_line(message: adapters.Message) -> str:
             "metadata": None if message.metadata is None else msgspec.Raw(encode_metadata(message.metadata)),
         }
     )
-    return mend_json(written).decode()
+    return repair_json(written).decode()
 
 
 def _speaker(message: adapters.Message) -> str:

@@ -22,10 +22,10 @@ from callboard.tracestore import CallFilter, CallRow, SqlResult, Store
 from callboard.tracestore.call_columns import SHOWN, TurnTree, trees_of
 
 from ..stores import TracePlace, store_to_read
-from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
-from .common.sanitize import harmless_json, note, sanitize
-from .common.screen import make_console
-from .common.table import (
+from .options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
+from .sanitize import note, sanitize, sanitize_json
+from .screen import make_console
+from .table import (
     Column,
     FittingTable,
     add_format,
@@ -230,7 +230,7 @@ def _stdout(format: Format) -> IO[bytes]:
         return sys.stdout.buffer
     if format == "parquet":
         raise ConfigurationError("Parquet can't be shown at a terminal. Name a file, or pipe it")
-    return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else sanitize))
+    return cast("IO[bytes]", _Terminal(sanitize_json if format == "jsonl" else sanitize))
 
 
 class _Terminal(io.RawIOBase):

@@ -18,7 +18,7 @@ from callboard.tracestore.home import home_folder
 
 from ..current_prices import load_prices
 from ..stores import StoreAddress, TracePlace, existing_store, store_to_read, store_to_write
-from .common.options import (
+from .options import (
     STORE_VARIABLE,
     add_trace,
     chosen_trace,
@@ -28,8 +28,8 @@ from .common.options import (
     store_of_environment,
     trace_file,
 )
-from .common.screen import make_console
-from .common.table import plural
+from .screen import make_console
+from .table import plural
 
 _UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -233,11 +233,11 @@ def ship(arguments: argparse.Namespace) -> int:
 
 def _forget(trace: Path, target: StoreAddress) -> bool:
     """Record that a trace file is no longer shipped to a store. Returns whether it was ever shipped."""
-    from callboard.tracestore.shipping.marks import LookForFiles, forget_mark
+    from callboard.tracestore.shipping.marks import RegisteredFiles, forget_mark
     from callboard.tracestore.shipping.shipper import receiver
 
     name = receiver(target.dsn).name
-    LookForFiles(home_folder() / "shipping", trace, name, None).done()
+    RegisteredFiles(home_folder() / "shipping", trace, name, None).done()
     return forget_mark(trace, name)
 
 

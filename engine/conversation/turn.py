@@ -66,7 +66,7 @@ from ..sessions.state import SessionState, TurnLease, packed_opening
 from ..tools import Answer, last_reply
 from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn
-from .options import DEFAULTS, AskedWith, TurnOptions, merged
+from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
 from .step import Step, TurnTools
 from .turn_models import (
@@ -122,12 +122,12 @@ class Turn(TurnContext):
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
-        asked: AskedWith | None = None,
+        asked: StoredTurnOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
         levels = merged(DEFAULTS, state.options_for(model), options)
         super().__init__(runtime, state, levels, streamed=streamed, caller=caller)
-        self._asked = AskedWith(model=model, options=options) if asked is None else asked
+        self._asked = StoredTurnOptions(model=model, options=options) if asked is None else asked
         self.new = tuple(new)
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
@@ -231,7 +231,7 @@ class Turn(TurnContext):
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
-        if (caller := self.caller) is not None and not caller.beside:
+        if (caller := self.caller) is not None and not caller.internal:
             child = ChildTurn(
                 turn_id=self.id,
                 model=model_text(self.model),
@@ -239,6 +239,7 @@ class Turn(TurnContext):
                 tool_name=caller.tool_name,
                 depth=caller.node.depth + 1,
             )
+            caller.lend(self.id, self.runtime.streams)  # before a reader can hear of it
             caller.start(self, self.cancel, child)
         state.queue.append(self)
         self.log = self.runtime.streams.open(
@@ -357,6 +358,8 @@ class Turn(TurnContext):
             try:
                 if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
                     return reply
+                if tools.handed_to is not None:  # by a call that was approved
+                    models = self._hand_over(models, tools.handed_to)
                 return await self._converse(models, tools)
             finally:
                 models.adapters.end()
@@ -430,10 +433,11 @@ class Turn(TurnContext):
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
                     status = "awaiting_tools"
-                elif tools.handed_to is not None:
-                    models, tools = self._hand_over(models, tools.handed_to)
-                elif await tools.stops(self.steps):
-                    status = "stopped"
+                else:
+                    if tools.handed_to is not None:
+                        models = self._hand_over(models, tools.handed_to)
+                    if await tools.stops(self.steps):
+                        status = "stopped"
             self._finish_step()
             if status is not None and not (status == "completed" and self._is_steered()):
                 self.steering.close(_OVER)
@@ -441,8 +445,8 @@ class Turn(TurnContext):
                 return message
             held = status is None and provider_waits(message)
 
-    def _hand_over(self, models: TurnModels, agent: Handoff) -> tuple[TurnModels, TurnTools]:
-        """Give the conversation to another agent. Returns its models and tools, for the rest of the turn."""
+    def _hand_over(self, models: TurnModels, agent: Handoff) -> TurnModels:
+        """Give the conversation to another agent. Returns its models, for the rest of the turn."""
         state, sessions = self.state, self.runtime.sessions
         self._model = None
         if state.id:
@@ -451,9 +455,11 @@ class Turn(TurnContext):
         state.use_tools(agent.tools)
         if state.announced:
             sessions.publish_setup(state)
+        self.options = self.options.copy()
+        self.options.pop("tool_choice", None)  # it was made for the tools of the agent before
         fresh = TurnModels(self, agent.model, self.new)
         fresh.adapters = models.adapters
-        return fresh, TurnTools(self, self._keep_results)
+        return fresh
 
     def _take_steering(self, models: TurnModels) -> None:
         """Take the host's steering messages."""
@@ -519,15 +525,15 @@ class Turn(TurnContext):
     async def _ask(self, text: str) -> str:
         """The reply to a helper call for the conversation, such as a summary. The turn pays for it."""
         state = self.state
-        beside: TurnOptions = {"fallback": state.options.get("fallback")}
+        fallback: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
             runtime=self.runtime,
-            state=SessionState("", self._model or state.model, None, (), self.tags, options=beside),
+            state=SessionState("", self._model or state.model, None, (), self.tags, options=fallback),
             new=(Message.user(text),),
             model=None,
             options=TurnOptions(max_tool_rounds=0),
             streamed=False,
-            caller=Caller(self.in_tree(), beside=True),
+            caller=Caller(self.in_tree(), internal=True),
         )
         turn._trace_parent = self._trace_parent
         try:

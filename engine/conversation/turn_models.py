@@ -46,13 +46,13 @@ from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
 from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
-from ..routing.availability import Standing
+from ..routing.availability import Readiness
 from ..routing.candidates import (
     NOMINAL_USAGE,
     Named,
@@ -64,7 +64,7 @@ from ..routing.candidates import (
     deployment_of_last_reply,
     expand,
 )
-from ..routing.model_choice import Asked, Model, check, check_tool_choice, overridden
+from ..routing.model_choice import Model, Requirements, TurnRequirements, check, check_tool_choice, overridden
 from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
@@ -223,8 +223,8 @@ def provider_waits(reply: Message) -> bool:
     The provider continues when it gets the results of the host's tools. Before that it accepts no other message.
     """
     kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
-    begun = sum(kind.endswith("tool_use") for kind in kinds)
-    return begun > sum(kind.endswith("tool_result") for kind in kinds)
+    started = sum(kind.endswith("tool_use") for kind in kinds)
+    return started > sum(kind.endswith("tool_result") for kind in kinds)
 
 
 # --- The turn's history ---
@@ -410,7 +410,7 @@ class TurnModels:
         """The model that has answered in this turn. It is tried before all others."""
         self._turn = turn
         self._cached_at = deployment_of_last_reply(turn.state.messages, self.plan)
-        self._asked = _asked_of(turn, self.plan, said)
+        self._asked = _requirements_of(turn, self.plan, said)
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
@@ -425,14 +425,14 @@ class TurnModels:
         self,
         messages: tuple[Message, ...],
         attempt: Callable[[Route], Awaitable[T]],
-        heals: Callable[[AdapterError], bool],
+        may_retry_elsewhere: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
         """The result of the first model that can and does answer, see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
             attempt,
-            heals=heals,
+            may_retry_elsewhere=may_retry_elsewhere,
             failed=self.failed,
             stay_with=self.answered_by,
             cached_at=self._cached_at,
@@ -467,7 +467,7 @@ class TurnModels:
         return examined(self._turn.runtime, self.registry, named, judge, self._turn.options.get("key"))
 
     def _judged(
-        self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, standing: Standing
+        self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, readiness: Readiness
     ) -> Option:
         """A model and whether it can answer these messages."""
         entry, asked = named.entry, self._asked
@@ -493,14 +493,15 @@ class TurnModels:
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
         most = limit
+        speaks_client = _speaks_as_client(adapter, self._turn.given)
         lowered: tuple[CallWarning, ...] = ()
         if named.listed and limit > capabilities.max_output_tokens and self._turn.of_client:
             most = capabilities.max_output_tokens
-            if not _sends_as_it_is(adapter, self._turn.given):
+            if not speaks_client:
                 lowered = (_lowered(limit, most, named.model),)
                 limit = most
         too_dear: Refusal | None = None
-        if self._turn.runtime.budgets.choosy:
+        if self._turn.runtime.budgets.may_change_calls:
             limit, too_dear = self._afforded(named, estimate, limit)
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
@@ -519,7 +520,9 @@ class TurnModels:
                 )
             )
         except CapabilityError as error:
-            obstacle = error
+            # A client's own body may say more than our tables know, and there is no other model to choose.
+            if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
+                obstacle = error
         return Option(
             named=named,
             capabilities=capabilities,
@@ -528,9 +531,10 @@ class TurnModels:
             max_output_tokens=limit,
             warnings=warnings,
             obstacle=obstacle,
-            standing=standing,
+            readiness=readiness,
             nominal_cost=self._nominal_cost(named) if self.plan.cheapest else None,
             too_dear=too_dear,
+            speaks_client=speaks_client,
         )
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
@@ -541,9 +545,11 @@ class TurnModels:
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
-        fees = tool_fees(turn.options.get("provider_options", {}), adapter=adapter.name, adapter_type=adapter.type)
+        options = turn.options.get("provider_options", {})
+        fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
+            output = most_output(output, options, adapter=adapter.name, adapter_type=adapter.type)
             return worst_case_of_reply(priced, estimate, output, fees)
 
         limit = budgets.shortened(payer, asked, limit)
@@ -556,8 +562,8 @@ class TurnModels:
         return runtime.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
 
 
-def _sends_as_it_is(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
-    """Whether a client's own body is sent, which the provider judges by itself."""
+def _speaks_as_client(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
+    """Whether a client's own body may be sent, which the provider judges by itself."""
     return given is not None and isinstance(adapter, SendsClientRequests) and adapter.sends_client_request(given)
 
 
@@ -568,10 +574,10 @@ def _lowered(limit: int, most: int, model: str) -> CallWarning:
     )
 
 
-def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
+def _requirements_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> TurnRequirements:
     """The requirements of a turn on any model."""
     state, options = turn.state, turn.options
-    return Asked(
+    return TurnRequirements(
         new=current_turn(tuple(said)),
         tools=state.definitions,
         tool_choice=options.get("tool_choice"),

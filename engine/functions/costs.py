@@ -76,7 +76,7 @@ def costs_sync(
 
 
 async def reprice(
-    prices: PriceTable | Path | None = None,
+    prices: PriceTable | Path | str | None = None,
     *,
     discount: Mapping[str, Decimal | int | str] | None = None,
     since: Moment | None = None,
@@ -105,7 +105,7 @@ async def reprice(
         StoreError: There is no trace, or it can't be used.
         ConfigurationError: The prices, a factor or a moment can't be read.
     """
-    table = PriceTable.from_yaml(prices) if isinstance(prices, Path) else load_prices(prices)
+    table = PriceTable.from_yaml(prices) if isinstance(prices, Path | str) else load_prices(prices)
     if discount is not None:
         table = table.discounted(discount)
     chosen = _within(where, since, until)
@@ -117,7 +117,7 @@ async def reprice(
 
 
 def reprice_sync(
-    prices: PriceTable | Path | None = None,
+    prices: PriceTable | Path | str | None = None,
     *,
     discount: Mapping[str, Decimal | int | str] | None = None,
     since: Moment | None = None,

@@ -6,7 +6,7 @@ hints, such as ``list[Person] | None``, return Any.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, Unpack, overload
 
 from callboard.adapters import ContentBlock
@@ -20,7 +20,6 @@ from .functions import default_engine, engine_on
 from .sync import SyncHost, SyncStream, sync_host
 
 T = TypeVar("T")
-P = TypeVar("P")
 
 
 class SyncObjectStream(SyncStream, Generic[T]):
@@ -43,19 +42,6 @@ class SyncObjectStream(SyncStream, Generic[T]):
     def text_stream(self) -> Iterator[str]:
         """See `ObjectStream.text_stream`."""
         return self._through(self._stream.text_stream)
-
-    def _through(self, pieces: AsyncIterator[P]) -> Iterator[P]:
-        async def following() -> tuple[P] | None:
-            async for piece in pieces:
-                return (piece,)
-            return None
-
-        try:
-            while (found := self._host.run(following)) is not None:
-                yield found[0]
-        except KeyboardInterrupt:
-            self.close()
-            raise
 
     def object(self) -> T:
         """See `ObjectStream.object`."""

@@ -21,20 +21,22 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TextDelta, TokenUsage
 from callboard.bus import CallboardError, ConfigurationError, Cost, RoutingDecision, TurnStatus, WrongLoop
 from callboard.bus.log import Log
 
 from ..conversation.results import GenerateResult
+from ..generation.readers import TreePiece
 from ..generation.streaming import StreamResult
 from ..generation.view import UsageSoFar
 from ..generation.view_events import ViewEvent
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 _log = Log("engine.sync")
 
@@ -221,12 +223,12 @@ class SyncHost:
 
     def _watch(self) -> None:
         threading.main_thread().join()
-        while users := self._living_callers():
+        while users := self._open_callers():
             for thread in users:
                 thread.join()
         self.stop()
 
-    def _living_callers(self) -> list[threading.Thread]:
+    def _open_callers(self) -> list[threading.Thread]:
         with self._lock:
             return [thread for thread in self._callers if thread.is_alive() and not thread.daemon]
 
@@ -392,6 +394,21 @@ class SyncStream:
 
         return self._host.run(asked)
 
+    def _through(self, pieces: AsyncIterator[P]) -> Iterator[P]:
+        """The items of an async iterator that runs on the stream's own loop."""
+
+        async def following() -> tuple[P] | None:
+            async for piece in pieces:
+                return (piece,)
+            return None
+
+        try:
+            while (found := self._host.run(following)) is not None:
+                yield found[0]
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
     def cancel(self) -> bool:
         """Cancel the call. Any thread may do that.
 
@@ -411,6 +428,30 @@ class SyncStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class SyncTextPieces:
+    """The text of a `SyncStreamResult`. It shares the position of the stream."""
+
+    def __init__(self, stream: SyncStreamResult) -> None:
+        self._stream = stream
+
+    def __call__(self, *, tree: Literal[True]) -> Iterator[TreePiece]:
+        """The text of the turn together with the text of all turns that its tools start.
+
+        Args:
+            tree: True.
+        """
+        return self._stream._tree_text()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            event = next(self._stream)
+            if isinstance(event, TextDelta) and event.text:
+                return event.text
 
 
 class SyncStreamResult(SyncStream):
@@ -443,9 +484,12 @@ class SyncStreamResult(SyncStream):
         return self._taken[self._index - 1]
 
     @property
-    def text_stream(self) -> Iterator[str]:
-        """Only the text, piece by piece."""
-        return (event.text for event in self if isinstance(event, TextDelta) and event.text)
+    def text_stream(self) -> SyncTextPieces:
+        """Only the text, piece by piece. ``text_stream(tree=True)`` has the text of the tools' turns, too."""
+        return SyncTextPieces(self)
+
+    def _tree_text(self) -> Iterator[TreePiece]:
+        return self._through(self._stream.text_stream(tree=True))
 
     @property
     def partial_response(self) -> CanonicalResponse | None:

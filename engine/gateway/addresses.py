@@ -1,12 +1,33 @@
-"""The addresses of the gateway: what a method and a path ask for, and on which wire."""
+"""The addresses of the gateway, and the addresses that clients name in their requests.
+
+Callboard fetches nothing that a client names. But the provider does, and a provider on your own network, such as
+vLLM, reaches what the client can't. So images and files at addresses that are not public are refused.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import socket
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import anyio
+
+from callboard.adapters.transport.addresses import is_public
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ToolResultBlock,
+)
+from callboard.bus.values.messages import Message
 
 from .http import Incoming
+from .wire import BadRequest
 
 Purpose: TypeAlias = Literal[
     "reply",
@@ -15,6 +36,7 @@ Purpose: TypeAlias = Literal[
     "embed_openai",
     "embed_gemini",
     "make_images",
+    "edit_images",
     "list_models",
     "show_model",
     "show_response",
@@ -46,6 +68,7 @@ FIXED: Mapping[tuple[str, str], Address] = {
     ("POST", "/v1/messages/count_tokens"): Address("messages", "count_tokens"),
     ("POST", "/v1/embeddings"): Address("chat", "embed_openai"),
     ("POST", "/v1/images/generations"): Address("chat", "make_images"),
+    ("POST", "/v1/images/edits"): Address("chat", "edit_images"),
     ("POST", "/v1/traces"): Address("chat", "take_spans"),
     ("GET", "/v1/models"): Address("", "list_models"),
     ("GET", "/v1beta/models"): Address("gemini", "list_models"),
@@ -119,3 +142,102 @@ def key_of(request: Incoming) -> str | None:
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     return headers.get("x-api-key") or headers.get("x-goog-api-key") or request.query.get("key") or None
+
+
+# --- Addresses that clients name ---
+
+RESOLVE_SECONDS = 5.0
+"""Seconds for the names of all addresses of a request to be resolved."""
+
+_LOCAL_NAME = re.compile(r"[^.]*|(?:.*\.)?(?:localhost|local|localdomain|internal|intranet|lan|home\.arpa)")
+"""Names that mean this machine or a private network: those without a dot, and those below these domains."""
+
+_NUMBERS = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}")
+"""IPv4 addresses in all forms that resolvers accept, such as ``0x7f.1`` and ``2130706433``."""
+
+
+def named_media(messages: Sequence[Message]) -> Iterator[str]:
+    """The addresses of images and files in a request, besides those with the data itself."""
+    for message in messages:
+        if isinstance(message.content, str):
+            continue
+        yield from _addresses(message.content)
+
+
+def _addresses(blocks: Iterable[ContentBlock]) -> Iterator[str]:
+    for block in blocks:
+        match block:
+            case ImageBlock(url=str(url)) | AudioBlock(url=str(url)) | DocumentBlock(url=str(url)):
+                if url[:5].lower() != "data:":
+                    yield url
+            case ToolResultBlock(content=tuple(inner)):
+                yield from _addresses(inner)
+            case OpaqueBlock():  # such as ``video_url``
+                match block.provider_raw.data.get(block.kind):
+                    case str(url) | {"url": str(url)}:
+                        yield url
+
+
+async def check_media(addresses: Iterable[str], *, resolve: bool) -> None:
+    """Raise BadRequest if an address is not public.
+
+    The name may mean another address by the time at which the provider resolves it, and a public address may
+    redirect to another. Only the provider itself can prevent that.
+
+    Args:
+        addresses: The addresses.
+        resolve: Whether to resolve names, too.
+    """
+    names: dict[str, str] = {}
+    for url in addresses:
+        if (name := _name_in(url)) is not None:
+            names[name] = url
+    if not resolve or not names:
+        return
+    with anyio.move_on_after(RESOLVE_SECONDS) as scope:
+        for host, url in names.items():
+            try:
+                found = await anyio.getaddrinfo(host, None)
+            except (OSError, UnicodeError):
+                raise _refused(url, "its host can't be resolved") from None
+            if not all(is_public(str(address[0])) for *_, address in found):
+                raise _refused(url, "it is not public")
+    if scope.cancelled_caught:
+        raise _refused(next(iter(names.values())), "its host can't be resolved")
+
+
+def _name_in(url: str) -> str | None:
+    """The name of the host; None for an IP address, and for an address that only the provider understands.
+
+    Raises BadRequest if the form shows that it is not public.
+    """
+    try:
+        parts: SplitResult = urlsplit(url)
+        host = unicodedata.normalize("NFKC", unquote(parts.hostname or "")).lower().rstrip(".")
+    except ValueError:
+        raise _refused(url, "it is not a valid address") from None
+    if parts.scheme == "file":
+        raise _refused(url, "files of the server can't be named")
+    if parts.scheme not in ("http", "https"):
+        return None
+    if not host or re.search(r"[\\\x00-\x20]", url):  # which parsers read in different ways
+        raise _refused(url, "it is not a valid address")
+    if ":" in host or _NUMBERS.fullmatch(host):
+        if not is_public(_plain(host)):
+            raise _refused(url, "it is not public")
+        return None
+    if _LOCAL_NAME.fullmatch(host):
+        raise _refused(url, "it is not public")
+    return host
+
+
+def _plain(host: str) -> str:
+    """An IP address in its usual form; an impossible one as it is."""
+    try:
+        return host if ":" in host else socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        return host
+
+
+def _refused(url: str, why: str) -> BadRequest:
+    return BadRequest(f"the address {url[:200]!r} is refused: {why}. Send the data instead", code="invalid_url")

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.provider import providers
+from callboard.adapters.transport.addresses import host_of
 from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
-from .addresses import Address, Purpose, find, hint_at, key_of, wire_of
+from .addresses import Address, Purpose, check_media, find, hint_at, key_of, named_media, wire_of
 from .clients import KEY_PREFIX, Clients
-from .conversations import Conversations, Earlier
+from .conversations import Conversations, EarlierConversation
 from .exchange import (
     Exchange,
     Serving,
@@ -44,6 +47,8 @@ from .http import (
     Scope,
     Send,
     answer,
+    form_fields,
+    json_object,
     rate_headers,
 )
 from .stored_responses import StoredResponses
@@ -61,6 +66,12 @@ CHARACTERS_OF_TOKEN = 4
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
+
+
+@cache
+def _vendors() -> frozenset[str | None]:
+    """The hosts of the vendors' own servers."""
+    return frozenset(provider.home for provider in providers())
 
 
 @cache
@@ -123,6 +134,7 @@ class Gateway:
         hosts: Collection[str],
         limits: GatewayLimits,
         on_disconnect: str,
+        private_media: bool,
         clients: Clients,
         conversations: Conversations,
     ) -> None:
@@ -136,6 +148,7 @@ class Gateway:
         """Is called after each request."""
         self._keyless = keyless
         self._hosts = frozenset(hosts)
+        self._private_media = private_media
         self._bodies = Bodies(limits)
         self._models: tuple[float, object, list[ListedModel]] | None = None
         self._spans: operations.SpanImports | None = None
@@ -146,6 +159,7 @@ class Gateway:
             "embed_openai": self._embed_openai,
             "embed_gemini": self._embed_gemini,
             "make_images": self._make_images,
+            "edit_images": self._edit_images,
             "list_models": self._list_models,
             "show_model": self._show_model,
             "show_response": self._show_response,
@@ -168,7 +182,7 @@ class Gateway:
 
     async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started = loop.time()
         try:
             await self._http(request)
         finally:
@@ -177,7 +191,7 @@ class Gateway:
                     method=request.method,
                     path=request.path,
                     status=request.status,
-                    seconds=loop.time() - begun,
+                    seconds=loop.time() - started,
                     client=request.client_name,
                     **({} if request.summary is None else request.summary()),
                 )
@@ -296,7 +310,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _exchange(
-        self, call: Call, asked: ClientRequest, earlier: Earlier | None = None
+        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None = None
     ) -> AsyncIterator[Exchange]:
         """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
@@ -320,7 +334,11 @@ class Gateway:
         finally:
             admission.over(usage)
 
-    async def _new_exchange(self, call: Call, asked: ClientRequest, earlier: Earlier | None) -> Exchange:
+    async def _new_exchange(
+        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None
+    ) -> Exchange:
+        if not self._private_media and (named := set(named_media(asked.request.messages))):
+            await check_media(named, resolve=self._has_own_server(asked.model))
         conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
         exchange = Exchange(self._serving, call.wire, asked, conversation.request, call.request)
 
@@ -330,6 +348,16 @@ class Gateway:
 
         exchange.on_reply.append(keep)
         return exchange
+
+    def _has_own_server(self, model: str) -> bool:
+        """Whether a server of this model is not its vendor's, so that it may be in a private network."""
+        runtime = self.engine._runtime
+        for name in models_of(runtime, model):
+            entry = runtime.registry.resolve(name).model
+            adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
+            if not isinstance(adapter, HttpAdapter) or host_of(adapter.base_url) not in _vendors():
+                return True
+        return False
 
     def _estimate(self, asked: ClientRequest) -> int:
         """An estimate of the input tokens of a request. Raises BadRequest."""
@@ -369,11 +397,25 @@ class Gateway:
         await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
 
     async def _make_images(self, call: Call) -> None:
-        asked = openai_extras.read_images(await self._bodies.read_json(call.request))
+        await self._images(call, openai_extras.read_images(await self._bodies.read_json(call.request)))
+
+    async def _edit_images(self, call: Call) -> None:
+        body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
+        if kind.lower().startswith("multipart/form-data"):
+            asked = openai_extras.read_image_edit(form_fields(body, kind))
+        else:
+            asked = openai_extras.read_image_edit_json(json_object(body))
+        await self._images(call, asked)
+
+    async def _images(self, call: Call, asked: openai_extras.ClientImageRequest) -> None:
         await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
 
     async def _make(
-        self, call: Call, model: str, sent: int, make: Callable[[Mapping[str, str]], Awaitable[operations.Made]]
+        self,
+        call: Call,
+        model: str,
+        sent: int,
+        make: Callable[[Mapping[str, str]], Awaitable[operations.OperationResult]],
     ) -> None:
         """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
         headers: Headers = []
@@ -474,6 +516,7 @@ def gateway(
     hosts: Collection[str] = (),
     limits: GatewayLimits = GatewayLimits(),  # noqa: B008 (frozen)
     on_disconnect: Literal["cancel", "finish"] = "cancel",
+    private_media: bool = False,
 ) -> Gateway:
     """The engine as an ASGI application for the clients of four wires: `app.mount("/llm", gateway(engine))`.
 
@@ -488,7 +531,9 @@ def gateway(
         hosts: The names, without a port, by which clients reach a keyless gateway, besides those of this machine.
         limits: The bounds.
         on_disconnect: The fate of the call of a client that leaves: ``cancel`` ends it and bills the delivered
-        part. ``finish`` lets it run to its end.
+            part. ``finish`` lets it run to its end.
+        private_media: Whether clients may name images and files at addresses that are not public. A provider on
+            your network would fetch them for any client.
     """
     return Gateway(
         engine,
@@ -496,6 +541,7 @@ def gateway(
         hosts=(*THIS_MACHINE, *(host.lower() for host in hosts)),
         limits=limits,
         on_disconnect=on_disconnect,
+        private_media=private_media,
         clients=Clients(engine),
         conversations=Conversations(engine),
     )

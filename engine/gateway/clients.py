@@ -31,8 +31,9 @@ from callboard.tracestore.gateway import Client, ClientKey, GatewayChanges, Gate
 from ..budgets.budget import Budget
 from ..budgets.budgets import loader
 from ..budgets.ledger import Ledger
-from ..routing.rate_limits import LiveGate, Permit
-from ..routing.rate_slots import Gate
+from ..routing.rate_limits import AsyncRateLimiter, RateLimitLease
+from ..routing.rate_slots import RateLimiter
+from .http import RateHeaders
 from .wire import Failure, FailureKind
 
 if TYPE_CHECKING:
@@ -181,40 +182,27 @@ async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[
 # --- Rates ---
 
 
-class RateHeaders(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a client by the minute, after a request was admitted. None: there is no such limit."""
-
-    limit_requests: int | None = None
-    remaining_requests: int | None = None
-    reset_requests: float = 0.0
-    """Seconds until all requests are left again."""
-    limit_tokens: int | None = None
-    remaining_tokens: int | None = None
-    reset_tokens: float = 0.0
-    """Seconds until all tokens are left again."""
-
-
 NO_RATES = RateHeaders()
 
 
 class Admission:
     """A request that was admitted. Call `over` when it has ended, however it ended."""
 
-    def __init__(self, rates: RateHeaders, permit: Permit | None = None) -> None:
+    def __init__(self, rates: RateHeaders, lease: RateLimitLease | None = None) -> None:
         self.rates = rates
-        self._permit = permit
+        self._lease = lease
 
     def over(self, usage: TokenUsage | None = None) -> None:
         """Replace the estimate by the tokens that were used. None: they are unknown, and the estimate stays."""
-        permit, self._permit = self._permit, None
-        if permit is not None:
-            permit.end(None, usage)
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.end(None, usage)
 
 
-def _rates(live: LiveGate) -> RateHeaders:
+def _rates(live: AsyncRateLimiter) -> RateHeaders:
     now_us = live.now_us()
     found: dict[str, float] = {}
-    for limit in live.gate.shared.limits:
+    for limit in live.limiter.shared.limits:
         found[f"limit_{limit.kind}"] = int(limit.limit)
         found[f"remaining_{limit.kind}"] = max(int(limit.room(now_us)), 0)
         found[f"reset_{limit.kind}"] = limit.opens_in(limit.limit, now_us) / 1e6
@@ -249,7 +237,7 @@ class Clients:
         self._looks = 0
         """The looks that were begun."""
         self._looking = anyio.Lock()
-        self._gates: dict[str, LiveGate] = {}
+        self._limiters: dict[str, AsyncRateLimiter] = {}
         self._revoked: dict[str, anyio.Event] = {}
         self._in_progress = 0
         self._watching = False
@@ -293,16 +281,16 @@ class Clients:
 
     async def _look_again(self) -> None:
         """Read the clients. Requests that come together share a look that begins after them."""
-        begun = self._looks
+        started = self._looks
         async with self._looking:
-            if self._looks > begun:
+            if self._looks > started:
                 return
             self._looks += 1
             try:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
-                    self._looks = begun  # those that wait try it themselves
+                    self._looks = started  # those that wait try it themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()
@@ -318,7 +306,7 @@ class Clients:
             keys = {each.hash: each for each in await tables.client_keys() if each.client in clients}
             # The counts are read first: what changes meanwhile is read again by the next look.
             self._known = _Known(seen, clients, keys)
-            self._tell_revoked()
+            self._report_revoked()
             await self._use_budgets()
         self._known = msgspec.structs.replace(self._known, changes=changes)
 
@@ -352,15 +340,15 @@ class Clients:
         Raises:
             ClientRefused: ``rate_limit``, with `retry_after`.
         """
-        live = self._gate(client)
+        live = self._limiter(client)
         if live is None:
             return Admission(NO_RATES)
         patience = 0.0 if self._runtime.node is None else SHARE_SECONDS
-        permit = Permit(live, "", 0, (input_tokens, output_tokens), patience, learns=False)
+        lease = RateLimitLease(live, "", 0, (input_tokens, output_tokens), patience, learns=False)
         try:
-            has_turn = permit.ask()
-            while not has_turn or not permit.send():
-                await permit.wait(patience)
+            has_turn = lease.ask()
+            while not has_turn or not lease.send():
+                await lease.wait(patience)
                 has_turn = True
         except RateLimitWaitError as error:
             seconds = error.retry_after_seconds
@@ -371,18 +359,20 @@ class Clients:
             ]
             text = f"the rate limit of this API key is reached: {' and '.join(limits)}"
             raise ClientRefused("rate_limit", text, retry_after=seconds) from None
-        return Admission(_rates(live), permit)
+        return Admission(_rates(live), lease)
 
-    def _gate(self, client: Client) -> LiveGate | None:
+    def _limiter(self, client: Client) -> AsyncRateLimiter | None:
         declared = client.requests_per_minute, client.tokens_per_minute
-        live = self._gates.get(client.name)
+        live = self._limiters.get(client.name)
         if live is None:
             if declared == (None, None):
                 return None
-            live = self._gates[client.name] = LiveGate(f"client:{client.name}", "", Gate(*declared))
+            live = self._limiters[client.name] = AsyncRateLimiter(
+                f"client:{client.name}", "", RateLimiter(*declared)
+            )
             self._runtime.rate_limits.share(live)
-        elif live.gate.declared != declared:
-            live.gate.declare(*declared)
+        elif live.limiter.declared != declared:
+            live.limiter.declare(*declared)
             self._runtime.rate_limits.share(live)
         return live
 
@@ -406,7 +396,7 @@ class Clients:
         finally:
             self._in_progress -= 1
 
-    def _tell_revoked(self) -> None:
+    def _report_revoked(self) -> None:
         for name in self._revoked.keys() - self._known.clients.keys():
             self._revoked.pop(name).set()
 

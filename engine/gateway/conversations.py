@@ -20,12 +20,12 @@ from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.tracestore import decode_json, encode_json
-from callboard.tracestore.gateway import GatewayTables, Kept, KeptKind
+from callboard.tracestore.gateway import ConversationEntry, GatewayTables, KeptKind
 
 from .clients import CLIENT_TAG, LOOK_US, ClientRefused, tables_of
 from .histories import (
-    KeptReply,
     Run,
+    StoredReply,
     after_reply,
     chains,
     chosen,
@@ -94,7 +94,7 @@ class StoredResponse(ShortRepr, frozen=True, kw_only=True):
     """The session of the conversation."""
 
 
-class Earlier(ShortRepr, frozen=True, kw_only=True):
+class EarlierConversation(ShortRepr, frozen=True, kw_only=True):
     """A conversation up to a stored reply."""
 
     items: tuple[Json, ...]
@@ -181,7 +181,7 @@ class Conversations:
         self._announced: dict[str, None] = {}
 
     async def recognise(
-        self, client: str, asked: ClientRequest, *, earlier: Earlier | None = None
+        self, client: str, asked: ClientRequest, *, earlier: EarlierConversation | None = None
     ) -> Conversation:
         """Find the conversation of a request, and put kept blocks into its history.
 
@@ -223,7 +223,7 @@ class Conversations:
             return
         some: list[tuple[KeptKind, bytes, object, bytes]] = []
         if is_worth_keeping(content):
-            kept = KeptReply(tuple(content))
+            kept = StoredReply(tuple(content))
             some.append(("reply", key, kept, encode_json(kept)))
         if conversation.chain:
             some.append(("chain", after_reply(conversation.chain, key), session_id, b""))
@@ -249,7 +249,7 @@ class Conversations:
             raise _unknown(response_id)
         return values[-1]
 
-    async def earlier(self, client: str, response_id: str) -> Earlier:
+    async def earlier(self, client: str, response_id: str) -> EarlierConversation:
         """The conversation up to a stored reply.
 
         Raises:
@@ -267,7 +267,7 @@ class Conversations:
             output = step.body.get("output")
             items += [*step.items, *(output if isinstance(output, list) else ())]
         messages = tuple(message for step in steps for message in step.messages)
-        return Earlier(items=tuple(items), messages=messages, session_id=last.session_id)
+        return EarlierConversation(items=tuple(items), messages=messages, session_id=last.session_id)
 
     async def delete(self, client: str, response_id: str) -> None:
         """Delete a stored reply.
@@ -322,10 +322,10 @@ class Conversations:
         joined: dict[int, Message] = {}
         gone: set[int] = set()
         for key, entries in found.items():
-            own: list[KeptReply] = []
-            others: list[KeptReply] = []
+            own: list[StoredReply] = []
+            others: list[StoredReply] = []
             for entry in entries:
-                if isinstance(entry.value, KeptReply):
+                if isinstance(entry.value, StoredReply):
                     (own if entry.session_id == session_id else others).append(entry.value)
             sent = [_calls(messages[run.first : run.end]) for run in places[key]]
             for run, reply in zip(places[key], chosen(own, others, sent), strict=True):
@@ -369,7 +369,7 @@ class Conversations:
             self._memory.add(client, kind, key, _Entry(session_id, value, len(body) + _ENTRY_BYTES))
         now_us = self._runtime.clock.now_us()
         rows = [
-            Kept(client=client, kind=kind, key=key, session_id=session_id, body=body, ts_us=now_us)
+            ConversationEntry(client=client, kind=kind, key=key, session_id=session_id, body=body, ts_us=now_us)
             for kind, key, _, body in some
         ]
         try:
@@ -422,10 +422,10 @@ def _calls(messages: Iterable[Message]) -> list[ToolUseBlock]:
     return [block for message in messages for block in message.tool_uses]
 
 
-def _decoded(kind: KeptKind, row: Kept) -> object:
+def _decoded(kind: KeptKind, row: ConversationEntry) -> object:
     match kind:
         case "reply":
-            return msgspec.convert(decode_json(row.body), KeptReply)
+            return msgspec.convert(decode_json(row.body), StoredReply)
         case "response":
             return msgspec.convert(decode_json(row.body), StoredResponse)
         case "chain":

@@ -16,13 +16,21 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 
-from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse, MessageStart, TokenUsage
-from callboard.adapters.contract import WireRequest
+from callboard.adapters import (
+    CallWarning,
+    CanonicalRequest,
+    CanonicalResponse,
+    MessageComplete,
+    MessageStart,
+    TokenUsage,
+)
+from callboard.adapters.contract import RateLimitInfo, WireRequest
+from callboard.adapters.requests.content import content_of_provider
 from callboard.bus import CallboardError, ConfigurationError, Cost, Log
 from callboard.bus.values.base import JsonObject
 
@@ -30,8 +38,21 @@ from ..conversation.turn import Turn, own
 from ..generation.arguments import turn_of
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
-from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
-from .passing import PassedReply, TooFarBehind
+from .http import (
+    ClientGone,
+    GatewayLimits,
+    Headers,
+    Incoming,
+    RateHeaders,
+    StreamedAnswer,
+    answer,
+    header,
+    passed_rates,
+    provider_rates,
+    rate_headers,
+    retry_headers,
+)
+from .passing import ClientTooSlow, PassedReply
 from .streams import StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
@@ -39,6 +60,8 @@ MOST_WARNING_BYTES = 2048
 """The length of the header with warnings."""
 
 _log = Log("gateway")
+
+T = TypeVar("T")
 
 
 class Serving(NamedTuple):
@@ -102,6 +125,8 @@ class Exchange:
         """Further headers of the answer."""
         self.revoked: anyio.Event | None = None
         """Is set when the client's key is revoked, which ends the call."""
+        self._provider_headers: Mapping[str, str] = {}
+        self._provider_rates: RateHeaders | None = None
         self.session_id = canonical.session_id
         """The session of the conversation."""
         self._runtime = runtime
@@ -132,9 +157,25 @@ class Exchange:
             body=self.body,
             headers=self.asked.headers,
             on_event=self.passed.take_in,
+            on_headers=self._take_headers,
         )
         request = msgspec.structs.replace(self._canonical, wire=sent)
         return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
+
+    def _take_headers(self, headers: Mapping[str, str], told: RateLimitInfo | None) -> None:
+        self._provider_headers = headers
+        self._provider_rates = None if told is None else provider_rates(told, self._runtime.clock.now_us())
+
+    def _rates(self) -> Headers:
+        """The provider's limits: its own headers if the reply passes through. Limits of the client come first."""
+        if self.passed.seen:
+            told = passed_rates(self._provider_headers)
+        elif self._provider_rates is not None:
+            told = rate_headers(self.wire.name, self._provider_rates)
+        else:
+            return []
+        own = {name for name, _ in self.more_headers}
+        return [each for each in told if each[0] not in own]
 
     def _is_array(self) -> bool:
         return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
@@ -223,7 +264,8 @@ class Exchange:
         assert self.response is not None
         if self._gone:
             return
-        headers = [*self._headers(self._warnings(self.response.warnings)), *cost_header(self.turn.cost)]
+        headers = [*self._headers(self._warnings(self.response.warnings)), *self._rates()]
+        headers += cost_header(self.turn.cost)
         try:
             async with asyncio.timeout(self._limits.write_seconds):
                 await answer(self.request.send, 200, self.whole_body(), headers)
@@ -247,7 +289,7 @@ class Exchange:
 
     def _written(self) -> JsonObject:
         assert self.response is not None
-        return self.wire.write_reply(self.asked, self.info(), self.response)
+        return self.wire.write_reply(self.asked, self.info(), self.own_words(self.response))
 
     # --- Streams ---
 
@@ -266,13 +308,13 @@ class Exchange:
         out.headers = [(b"content-type", self.wire.stream_type(self.asked).encode()), *_STREAM_HEADERS]
         out.headers += self._headers(())
         events = TurnEvents(self._runtime, self.turn)
-        writer = StreamWriter(self.passed, self.new_writer)
+        writer = StreamWriter(self.passed, self.new_writer, self.own_words)
         try:
             try:
                 await self._deliver(events, writer, out)
             except ClientGone:
                 self._gone = True
-            except TooFarBehind as error:
+            except ClientTooSlow as error:
                 self._give_up(str(error))
             except Exception as error:
                 await self._fail_stream(error, writer, out)
@@ -285,7 +327,7 @@ class Exchange:
             await events.aclose()
 
     async def _deliver(self, events: TurnEvents, writer: StreamWriter, out: StreamedAnswer) -> None:
-        """Send the events of a reply as they come. Raises the turn's exception, or TooFarBehind."""
+        """Send the events of a reply as they come. Raises the turn's exception, or ClientTooSlow."""
         await events.start()
         while batch := await events.take():
             if self._gone:
@@ -295,7 +337,8 @@ class Exchange:
                 if start is None:
                     continue  # the end of a turn that failed before its reply
                 if not out.started:
-                    out.headers = [*out.headers, *warnings_header(self._warnings(start.warnings))]
+                    told = warnings_header(self._warnings(start.warnings))
+                    out.headers = [*out.headers, *told, *self._rates()]
             if data := writer.write(batch):
                 await out.write(data)
         response = self.turn.steps[-1].response
@@ -329,6 +372,23 @@ class Exchange:
             created=self._runtime.clock.now_us() // 1_000_000,
             input_tokens=0 if route is None else route.option.estimated_tokens or 0,
         )
+
+    def own_words(self, said: T) -> T:
+        """A response or an event whose opaque data has the protocol's name, if that is the client's."""
+        route, known_as = self.turn.route, self.wire.protocol
+        if route is None or not route.option.speaks_client:
+            return said
+        name = route.option.named.entry.adapter
+        match said:
+            case CanonicalResponse(content=content):
+                own = content_of_provider(content, name, known_as)
+                return msgspec.structs.replace(said, provider=known_as, content=own)
+            case MessageComplete(final_content=content):
+                return msgspec.structs.replace(said, final_content=content_of_provider(content, name, known_as))
+            case MessageStart():
+                return msgspec.structs.replace(said, provider=known_as)
+            case _:
+                return said
 
     def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
         """The warnings of a reply, with what another wire than the client's could not carry."""

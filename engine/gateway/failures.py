@@ -49,6 +49,7 @@ KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (ContentFilterError, "content_filter"),
     (NotFoundError, "not_found"),
     (InvalidRequestError, "invalid_request"),
+    (RecursionError, "invalid_request"),
     # The gateway's own key is wrong, and not the client's: a 401 would make clients ask for another one.
     (AuthError, "permission"),
     (QuotaExceededError, "budget"),
@@ -91,6 +92,8 @@ def _text(error: Exception, request_id: str) -> str:
             return f"the gateway's key for {error.provider or 'the provider'} {lacks}"
         case CancelledError():
             return "the request was cancelled"
+        case RecursionError():
+            return "the request is nested too deeply"
         case AdapterError() if type(error) is not AdapterError or error.provider_status is not None:
             return error.provider_message if error.provider_status is not None else str(error)
         case ConfigurationError() | WrongLoop():

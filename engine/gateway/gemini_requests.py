@@ -221,9 +221,12 @@ class _Reader:
         allowed = [self.names.canonical(name) for name in named if isinstance(name, str)]
         mode = as_text(calling.get("mode") or "").upper()
         match mode:
-            case "ANY" if len(allowed) == 1:
+            case "ANY" if tools and len(allowed) == 1:
                 self.settings["tool_choice"] = ToolChoice("named", allowed[0])
                 return rest
+            case "ANY" if not tools:
+                self.losses.parameter("functionCallingConfig.mode")
+                return calling
             case "ANY":
                 self.settings["tool_choice"] = ToolChoice("required")
             case "NONE":

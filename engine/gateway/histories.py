@@ -141,7 +141,7 @@ def session_named(*parts: str) -> str:
 # --- Putting kept blocks in ---
 
 
-class KeptReply(msgspec.Struct, frozen=True):
+class StoredReply(msgspec.Struct, frozen=True):
     """The blocks of a reply, as they are kept."""
 
     content: tuple[ContentBlock, ...]
@@ -167,8 +167,8 @@ def is_worth_keeping(content: Sequence[ContentBlock]) -> bool:
 
 
 def chosen(
-    own: Sequence[KeptReply], others: Sequence[KeptReply], sent: Sequence[list[ToolUseBlock]]
-) -> list[KeptReply | None]:
+    own: Sequence[StoredReply], others: Sequence[StoredReply], sent: Sequence[list[ToolUseBlock]]
+) -> list[StoredReply | None]:
     """The kept reply for each of several messages with one fingerprint. Pure.
 
     A reply with the message's own ids is taken first. The others go by their order, from the last one back. None
@@ -183,7 +183,7 @@ def chosen(
     if len(own) == len(sent) == 1:
         return [own[0]]
     left, more = list(own), list(others)
-    taken: list[KeptReply | None] = [None] * len(sent)
+    taken: list[StoredReply | None] = [None] * len(sent)
     for place, calls in enumerate(sent):
         candidates = [*more, *left] if all(len(call.id) >= UNGUESSABLE for call in calls) else left
         fits = [reply for reply in candidates if calls and _has_ids(reply, calls)]
@@ -197,11 +197,11 @@ def chosen(
     return taken
 
 
-def _has_ids(reply: KeptReply, calls: Sequence[ToolUseBlock]) -> bool:
+def _has_ids(reply: StoredReply, calls: Sequence[ToolUseBlock]) -> bool:
     return all(call.id in ids for call, ids in zip(calls, reply.ids(), strict=True))
 
 
-def put_in(reply: KeptReply, run: Sequence[Message]) -> Message:
+def put_in(reply: StoredReply, run: Sequence[Message]) -> Message:
     """The message with kept blocks. Its calls have the ids that the client knows, and its cache mark stays."""
     sent = [block for message in run for block in message.content]
     ids = iter([block.id for block in sent if isinstance(block, ToolUseBlock)])

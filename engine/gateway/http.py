@@ -6,16 +6,22 @@ It is plain ASGI, because a framework's request and response cost more than the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import email
+import email.message
+import importlib
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from functools import cache, cached_property
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from callboard.adapters.contract import RateLimitInfo
+from callboard.adapters.http.retry import seconds_until
 from callboard.bus import Log
 from callboard.bus.values.base import JsonObject
 
@@ -138,27 +144,18 @@ class Bodies:
     async def read(self, request: Incoming) -> bytes:
         """The body of a request, decompressed. Raises BadRequest or ClientGone."""
         encoding = request.headers.get("content-encoding", "").strip().lower()
-        if encoding not in ("", "identity", "gzip", "deflate"):
-            raise BadRequest(
-                f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip",
-                code=UNSUPPORTED_MEDIA_TYPE,
-            )
+        if encoding in ("", "identity"):
+            unpack = None
+        elif encoding in ("gzip", "deflate"):
+            unpack = _inflated
+        elif encoding == "zstd" and zstd() is not None:
+            unpack = _unzstd
+        else:
+            said = f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip"
+            raise BadRequest(said, code=UNSUPPORTED_MEDIA_TYPE)
         body = await self._read(request)
         request.is_read = True
-        return self._unpacked(body) if encoding in ("gzip", "deflate") else body
-
-    def _unpacked(self, body: bytes) -> bytes:
-        """A body without its compression. It is unpacked no further than the bound of a body."""
-        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
-        try:
-            unpacked = decompressor.decompress(body, self._limits.body_bytes)
-        except zlib.error as error:
-            raise BadRequest(f"the body is not what its content-encoding says: {error}") from None
-        if decompressor.unconsumed_tail:
-            raise BadRequest(_too_large(self._limits), kind="too_large")
-        if not decompressor.eof:
-            raise BadRequest("the compressed body is not complete")
-        return unpacked
+        return body if unpack is None else unpack(body, self._limits)
 
     async def _read(self, request: Incoming) -> bytes:
         limits = self._limits
@@ -186,7 +183,8 @@ class Bodies:
                     if held > limits.body_bytes:
                         raise BadRequest(_too_large(limits), kind="too_large")
                     if self._reading > limits.bodies_bytes:
-                        raise BadRequest("too many large requests arrive. Retry later", kind="unavailable")
+                        said = "too many large requests arrive. Retry later"
+                        raise BadRequest(said, kind="unavailable", retry_after=1.0)
                     if not message.get("more_body"):
                         return b"".join(parts)
                     message = await request.receive()
@@ -196,6 +194,50 @@ class Bodies:
             ) from None
         finally:
             self._reading -= held
+
+
+def _inflated(body: bytes, limits: GatewayLimits) -> bytes:
+    """A body without its compression with gzip or zlib. It is unpacked no further than the bound of a body."""
+    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # by its header
+    try:
+        unpacked = decompressor.decompress(body, limits.body_bytes)
+    except zlib.error as error:
+        raise _garbled(error) from None
+    if decompressor.unconsumed_tail:
+        raise BadRequest(_too_large(limits), kind="too_large")
+    if not decompressor.eof:
+        raise _cut()
+    return unpacked
+
+
+@cache
+def zstd() -> Any:
+    """The module for zstd; None if there is none. Python has it since 3.14."""
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    return None
+
+
+def _unzstd(body: bytes, limits: GatewayLimits) -> bytes:
+    """The same for zstd."""
+    module = zstd()
+    decompressor = module.ZstdDecompressor()
+    try:
+        unpacked: bytes = decompressor.decompress(body, limits.body_bytes)
+    except module.ZstdError as error:
+        raise _garbled(error) from None
+    if not decompressor.eof:
+        raise _cut() if decompressor.needs_input else BadRequest(_too_large(limits), kind="too_large")
+    return unpacked
+
+
+def _garbled(error: Exception) -> BadRequest:
+    return BadRequest(f"the body is not what its content-encoding says: {error}")
+
+
+def _cut() -> BadRequest:
+    return BadRequest("the compressed body is not complete")
 
 
 def _too_large(limits: GatewayLimits) -> str:
@@ -213,6 +255,44 @@ def json_object(body: bytes) -> JsonObject:
     if not isinstance(found, dict):
         raise BadRequest("the body must be a JSON object")
     return found
+
+
+MOST_FIELDS = 64
+"""The fields and files of one form."""
+
+
+class FormField(NamedTuple):
+    """A field or a file of a form."""
+
+    name: str
+    data: bytes
+    media_type: str | None
+    """The media type of a file; None for a field."""
+
+
+def form_fields(body: bytes, content_type: str) -> list[FormField]:
+    """The parts of a ``multipart/form-data`` body. Raises BadRequest."""
+    boundary = _headers_of(b"content-type: " + content_type.encode("latin-1")).get_param("boundary")
+    if not isinstance(boundary, str) or not boundary:
+        raise BadRequest("the form has no boundary in its content-type")
+    delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
+    _, *parts = (b"\r\n" + body).split(delimiter, MOST_FIELDS + 1)
+    if len(parts) > MOST_FIELDS or not parts or not parts.pop().startswith(b"--"):
+        raise BadRequest(f"the form is not complete, or has more than {MOST_FIELDS} fields")
+    found: list[FormField] = []
+    for part in parts:
+        head, blank, data = part.partition(b"\r\n\r\n")
+        headers = _headers_of(head.removeprefix(b"\r\n"))
+        name = headers.get_param("name", header="content-disposition")
+        if not blank or not isinstance(name, str):
+            raise BadRequest("a field of the form has no name")
+        is_file = headers.get_param("filename", header="content-disposition") is not None
+        found.append(FormField(name, data, headers.get_content_type() if is_file else None))
+    return found
+
+
+def _headers_of(head: bytes) -> email.message.Message:
+    return email.message_from_bytes(head + b"\r\n\r\n")
 
 
 # --- Answers ---
@@ -274,7 +354,7 @@ class StreamedAnswer:
         self._ping = ping
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
-        self._last = self._begun = self._loop.time()
+        self._last = self._started = self._loop.time()
         self._writing = False
         self._pinging: asyncio.Task[None] | None = None
         self._tick_seconds = min(limits.ping_seconds, limits.write_seconds, limits.first_event_seconds) / 3
@@ -332,42 +412,66 @@ class StreamedAnswer:
 # --- Rate limits ---
 
 
-class Rates(Protocol):
-    """The limits of a client by the minute; None for a limit that it doesn't have."""
+class RateHeaders(msgspec.Struct, frozen=True):
+    """The limits of a client or a provider by the minute; None for a limit that it doesn't have."""
 
-    @property
-    def limit_requests(self) -> int | None: ...
-    @property
-    def remaining_requests(self) -> int | None: ...
-    @property
-    def reset_requests(self) -> float: ...
-    @property
-    def limit_tokens(self) -> int | None: ...
-    @property
-    def remaining_tokens(self) -> int | None: ...
-    @property
-    def reset_tokens(self) -> float: ...
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests: float | None = None
+    """Seconds until all requests are left again."""
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens: float | None = None
+    """Seconds until all tokens are left again."""
+    counts_output: bool = True
+    """Whether the tokens of replies count as well."""
 
 
-def rate_headers(wire: str, rates: Rates) -> Headers:
-    """The limits of a client, under the names of its wire. Gemini has no such headers."""
+def rate_headers(wire: str, rates: RateHeaders) -> Headers:
+    """The limits under the names of a client's wire. Gemini has no such headers, and OpenAI no limit of the input
+    alone.
+    """
     if wire == "gemini":
         return []
     found: Headers = []
-    kinds = (
-        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests),
-        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens),
-    )
+    kinds = [("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests)]
+    if rates.counts_output or wire == "messages":
+        name = "tokens" if rates.counts_output else "input-tokens"
+        kinds.append((name, rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens))
     for kind, limit, remaining, reset in kinds:
-        if limit is None:
-            continue
         if wire == "messages":
-            names, until = f"anthropic-ratelimit-{kind}-%s", _moment(reset)
+            names, until = f"anthropic-ratelimit-{kind}-%s", None if reset is None else _moment(reset)
         else:
-            names, until = f"x-ratelimit-%s-{kind}", f"{reset:.3f}s"
-        for name, value in (("limit", str(limit)), ("remaining", str(remaining or 0)), ("reset", until)):
-            found.append(((names % name).encode(), value.encode()))
+            names, until = f"x-ratelimit-%s-{kind}", None if reset is None else f"{reset:.3f}s"
+        for name, value in (("limit", limit), ("remaining", remaining), ("reset", until)):
+            if value is not None:
+                found.append(((names % name).encode(), str(value).encode()))
     return found
+
+
+def provider_rates(told: RateLimitInfo, now_us: int) -> RateHeaders:
+    """The limits that a provider's reply states."""
+
+    def seconds(reset: str | None) -> float | None:
+        return None if reset is None else seconds_until(reset, now_us)
+
+    return RateHeaders(
+        limit_requests=told.requests_limit,
+        remaining_requests=told.requests_remaining,
+        reset_requests=seconds(told.requests_reset),
+        limit_tokens=told.tokens_limit,
+        remaining_tokens=told.tokens_remaining,
+        reset_tokens=seconds(told.tokens_reset),
+        counts_output=told.counts_output,
+    )
+
+
+def passed_rates(headers: Mapping[str, str]) -> Headers:
+    """The headers of a provider's reply that state its limits, as they are."""
+    return [header(name.encode("latin-1"), value) for name, value in headers.items() if name.startswith(_RATES)]
+
+
+_RATES = ("x-ratelimit-", "anthropic-ratelimit-")
 
 
 def _moment(seconds: float) -> str:

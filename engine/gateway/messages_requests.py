@@ -71,13 +71,13 @@ class _Reader:
         if self.content.has_own_replies:
             self.sent = for_providers(body)
         system_prompt, system = self.content.system(body.get("system"))
-        schema = self._output_schema()
+        schema, tools = self._output_schema(), self._tools()
         request = CanonicalRequest(
             request_id="",
             model=model,
             messages=(*system, *messages),
             max_output_tokens=limit,
-            tools=self._tools(),
+            tools=tools,
             system_prompt=system_prompt,
             stop_sequences=tuple(
                 text_at(stop, f"stop_sequences.{at}")
@@ -87,7 +87,7 @@ class _Reader:
             top_p=self._number("top_p"),
             user=self._user(),
             output_schema=schema,
-            tool_choice=self._tool_choice(),
+            tool_choice=self._tool_choice(tools),
             parallel_tool_calls=self._parallel(),
             reasoning_effort=self._effort(),
             has_beginning=self._has_beginning(messages),
@@ -164,7 +164,7 @@ class _Reader:
             case _:
                 raise bad("thinking.type", "Input should be a valid string")
 
-    def _tool_choice(self) -> ToolChoice | None:
+    def _tool_choice(self, tools: Sequence[ToolDefinition]) -> ToolChoice | None:
         given = self.body.get("tool_choice")
         if given is None:
             return None
@@ -173,6 +173,10 @@ class _Reader:
             case "auto":
                 return ToolChoice("auto")
             case "any":
+                if self.body.get("tools") and not tools:
+                    self.options["tool_choice"] = fields
+                    self.losses.field("tool_choice", "the request's tools run at the provider")
+                    return None
                 return ToolChoice("required")
             case "none":
                 return ToolChoice("none")

@@ -14,11 +14,13 @@ import msgspec
 
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, Encoding, InputType, Vector
 from callboard.adapters.images import GeneratedImage, ImageRequest
-from callboard.adapters.requests.content import write_data_url
+from callboard.adapters.requests.content import read_data_url, write_data_url
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
+from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
+from .http import FormField
 from .reading import LossReport, a_list, a_text, an_integer, kind_of, missing, wrong_value
 from .wire import BadRequest
 
@@ -47,7 +49,7 @@ _HARMLESS = ("user", "safety_identifier")
 # --- Embeddings ---
 
 
-class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
+class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for embeddings."""
 
     model: str
@@ -61,7 +63,7 @@ class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
     warnings."""
 
 
-def read_embeddings(body: JsonObject) -> AskedEmbeddings:
+def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     """Read the body of ``POST /v1/embeddings``.
 
     Raises:
@@ -75,7 +77,7 @@ def read_embeddings(body: JsonObject) -> AskedEmbeddings:
     purpose = body.get("input_type")
     known: InputType | None = next((each for each in INPUT_TYPES if each == purpose), None)
     read = ("model", "input", "dimensions", "encoding_format", *(("input_type",) if known else ()))
-    return AskedEmbeddings(
+    return ClientEmbeddingRequest(
         model=model,
         request=EmbeddingRequest(
             request_id="",
@@ -113,7 +115,7 @@ def _inputs(given: Json) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def write_embeddings(asked: AskedEmbeddings, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
+def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
     """The body of a reply.
 
     Args:
@@ -146,7 +148,7 @@ def _vector(vector: Vector, encoding: Encoding) -> Json:
 # --- Images ---
 
 
-class AskedImages(ShortRepr, frozen=True, kw_only=True):
+class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for images."""
 
     model: str
@@ -168,8 +170,15 @@ _READ = (
 )
 
 
-def read_images(body: JsonObject) -> AskedImages:
+def read_images(
+    body: JsonObject, images: Sequence[ImageBlock] = (), mask: ImageBlock | None = None
+) -> ClientImageRequest:
     """Read the body of ``POST /v1/images/generations``. The word ``auto`` is the provider's default.
+
+    Args:
+        body: The body.
+        images: The images to edit.
+        mask: The mask of the first one.
 
     Raises:
         BadRequest: The request can't be read.
@@ -181,12 +190,14 @@ def read_images(body: JsonObject) -> AskedImages:
     form = body.get("response_format")
     if form not in (None, "url", "b64_json"):
         raise wrong_value("response_format", form, ("url", "b64_json"))
-    return AskedImages(
+    return ClientImageRequest(
         model=model,
         request=ImageRequest(
             request_id="",
             model=model,
             prompt=prompt,
+            images=tuple(images),
+            mask=mask,
             n=an_integer(body.get("n"), "n", least=1) or 1,
             provider_options=_others(body, _READ, losses),
             size=_word(body, "size"),
@@ -201,13 +212,73 @@ def read_images(body: JsonObject) -> AskedImages:
     )
 
 
+def read_image_edit(fields: Sequence[FormField]) -> ClientImageRequest:
+    """Read the form of ``POST /v1/images/edits``.
+
+    Raises:
+        BadRequest: The request can't be read, or has no image.
+    """
+    body: JsonObject = {}
+    images: list[ImageBlock] = []
+    mask: ImageBlock | None = None
+    for name, data, media_type in fields:
+        if name in ("image", "image[]"):
+            images.append(_file(name, data, media_type))
+        elif name == "mask":
+            mask = _file(name, data, media_type)
+        else:
+            body[name] = _value(data.decode("utf-8", "replace"))
+    return _edited(body, images, mask)
+
+
+def read_image_edit_json(body: JsonObject) -> ClientImageRequest:
+    """Read the JSON of ``POST /v1/images/edits``. Images are data URLs, because nothing is fetched for a client.
+
+    Raises:
+        BadRequest: The request can't be read, or has no image.
+    """
+    rest = dict(body)
+    given, mask = rest.pop("images", None), rest.pop("mask", None)
+    images = [_data_url(each, f"images[{at}]") for at, each in enumerate(a_list(given or [], "images"))]
+    return _edited(rest, images, None if mask is None else _data_url(mask, "mask"))
+
+
+def _edited(body: JsonObject, images: Sequence[ImageBlock], mask: ImageBlock | None) -> ClientImageRequest:
+    if not images:
+        raise missing("image")
+    return read_images(body, images, mask)
+
+
+def _file(name: str, data: bytes, media_type: str | None) -> ImageBlock:
+    known = media_type if media_type is not None and media_type.startswith("image/") else None
+    try:
+        return ImageBlock(data=data, media_type=known)
+    except ValueError as error:
+        raise BadRequest(f"Invalid '{name}': {error}", param=name) from None
+
+
+def _data_url(given: Json, where: str) -> ImageBlock:
+    url = given.get("image_url") if isinstance(given, dict) else given
+    found = read_data_url(url) if isinstance(url, str) else None
+    if found is None:
+        raise BadRequest(f"Invalid '{where}': expected an image_url with data in base64.", param=where)
+    return _file(where, found[1], found[0])
+
+
+def _value(text: str) -> Json:
+    """A field of a form as JSON would have it."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
+
+
 def _word(body: JsonObject, name: str) -> str | None:
     value = body.get(name)
     return None if value is None or value == "auto" else a_text(value, name)
 
 
 def write_images(
-    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> JsonObject:
     """The body of a reply.
 
@@ -228,10 +299,10 @@ def write_images(
 
 
 def write_image_stream(
-    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> bytes:
     """The streamed reply: one event for each image, without partial images. See `write_images`."""
-    name = "image_generation.completed"
+    name = "image_edit.completed" if asked.request.images else "image_generation.completed"
     events = []
     for image in images:
         event: JsonObject = {

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from callboard.adapters import CanonicalResponse
-from callboard.adapters.requests.content import encode_json, mend_text
+from callboard.adapters.requests.content import encode_json, repair_text
 from callboard.adapters.requests.settings import INPUT
 from callboard.bus.streams.events import (
     ProviderBlock,
@@ -117,9 +117,9 @@ class ResponsesWriter:
         self._before = self._after = b""  # around the text of a delta of the open part
 
     def start(self) -> bytes:
-        begun = self._object.at(IN_PROGRESS)
-        return self._event("response.created", response=begun) + self._event(
-            "response.in_progress", response=begun
+        started = self._object.at(IN_PROGRESS)
+        return self._event("response.created", response=started) + self._event(
+            "response.in_progress", response=started
         )
 
     def ping(self) -> bytes:
@@ -176,7 +176,7 @@ class ResponsesWriter:
         try:
             written = msgspec.json.encode(text)
         except UnicodeEncodeError:
-            written = msgspec.json.encode(mend_text(text))
+            written = msgspec.json.encode(repair_text(text))
         return b"%b%d%b%b}\n\n" % (self._before, number, self._after, written)
 
     def _deltas_of(self, kind: str, place: JsonObject) -> None:
@@ -366,10 +366,10 @@ class ResponsesWriter:
                 )
             else:
                 written += self._event("response.custom_tool_call_input.done", **self._place(opened), input=text)
-        begun = opened.parts[0]
-        assert isinstance(begun, dict)
+        started = opened.parts[0]
+        assert isinstance(started, dict)
         status = INCOMPLETE if event.incomplete else COMPLETED
-        item = {**begun, "status": status, **_fields(wire.kind, event.final_input, text)}
+        item = {**started, "status": status, **_fields(wire.kind, event.final_input, text)}
         return written + self._done(item)
 
     # --- Other content ---

@@ -245,6 +245,10 @@ class _Reader:
         if choice is None:
             return None
         match choice:
+            case "required" if not self.tools.definitions:
+                self.options["tool_choice"] = choice
+                self.losses.parameter("tool_choice", "the request's tools run at OpenAI")
+                return None
             case "auto" | "none" | "required":
                 return ToolChoice(choice)
             case _:

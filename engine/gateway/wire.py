@@ -60,9 +60,10 @@ class BadRequest(Exception):
         param: str | None = None,
         kind: FailureKind = "invalid_request",
         code: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.failure = Failure(kind=kind, message=message, param=param, code=code)
+        self.failure = Failure(kind=kind, message=message, param=param, code=code, retry_after=retry_after)
 
 
 class ClientRequest(ShortRepr, frozen=True, kw_only=True):

@@ -407,14 +407,14 @@ class PartialJson:
             holder[self._names[-1]] = value
 
     def _fail(self, what: str, place: int) -> int:
-        if self._embedded and self._is_hardly_begun():
+        if self._embedded and self._is_only_bracket():
             self._stack, self._names, self._string, self._root, self.started = [], [], None, None, False
             self._state = self._seek
         else:
             self._end_with(what, place)
         return place
 
-    def _is_hardly_begun(self) -> bool:
+    def _is_only_bracket(self) -> bool:
         """Whether the supposed value was only a bracket in the text before the value."""
         return (
             len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Generic, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Generic, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import anyio
 import msgspec
@@ -43,12 +43,14 @@ from callboard.bus import (
     UnknownStream,
     WrongLoop,
 )
+from callboard.bus.streams.channel import StreamChannel
 from callboard.bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
 from ..calls.outcome import NOTHING_SPENT
 from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
+from ..tree import streams_elsewhere
 from .arguments import result_of
 from .view import Progress, TurnView, UsageSoFar
 from .view_events import Finish, StreamFailed, ViewEvent
@@ -353,8 +355,8 @@ class TreePiece(msgspec.Struct, frozen=True):
 class TreeText:
     """The live text of a turn and its descendants, each from its start.
 
-    The turn's exception is raised at the end. A child's exception is an error of the parent's tool. A child
-    on another event loop or in another process is left out.
+    The turn's exception is raised at the end. A child's exception is an error of the parent's tool. A child in
+    another process is left out.
 
     Args:
         run: The turn.
@@ -362,17 +364,19 @@ class TreeText:
 
     def __init__(self, run: StreamedTurn) -> None:
         self._run = run
-        self._begun = False
+        self._started = False
         self._ready: deque[TreePiece] = deque()
-        self._waiting: dict[asyncio.Task[Sequence[LogEvent]], tuple[StreamReader[TurnEvent], int]] = {}
+        self._waiting: dict[
+            asyncio.Task[Sequence[LogEvent]], tuple[StreamReader[TurnEvent] | _Elsewhere, int]
+        ] = {}
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TreePiece:
-        if not self._begun:
+        if not self._started:
             await self._run.start()
-            self._begun = True
+            self._started = True
             self._follow(self._run.turn.id, 0)
         while not self._ready:
             if not self._waiting:
@@ -393,14 +397,20 @@ class TreeText:
             task.cancel()
             reader.close()
 
-    def _follow(self, stream_id: str, depth: int) -> None:
-        with contextlib.suppress(UnknownStream):
+    def _follow(self, stream_id: str, depth: int, above: _TreeReader | None = None) -> None:
+        try:
             self._wait(self._run.attach(stream_id), depth)
+        except UnknownStream:  # another engine runs it
+            if (found := streams_elsewhere(stream_id)) is not None:
+                streams, loop = found
+                self._wait(_Elsewhere(cast("StreamChannel", streams), loop, stream_id), depth)
+            elif isinstance(above, _Elsewhere):
+                self._wait(_Elsewhere(above.streams, above.loop, stream_id), depth)
 
-    def _wait(self, reader: StreamReader[TurnEvent], depth: int) -> None:
+    def _wait(self, reader: _TreeReader, depth: int) -> None:
         self._waiting[asyncio.ensure_future(reader.take())] = reader, depth
 
-    def _take(self, events: Sequence[LogEvent], reader: StreamReader[TurnEvent], depth: int) -> None:
+    def _take(self, events: Sequence[LogEvent], reader: _TreeReader, depth: int) -> None:
         for event in events:
             match event:
                 case TextDelta():
@@ -408,9 +418,48 @@ class TreeText:
                 case StreamReset():
                     self._ready.append(TreePiece(reader.stream_id, depth, _text_of(event.snapshot)))
                 case ToolProgress(stream_id=str(child)):
-                    self._follow(child, depth + 1)
+                    self._follow(child, depth + 1, reader)
                 case _:
                     pass
+
+
+class _Elsewhere:
+    """A reader of a stream on the event loop of another engine.
+
+    Args:
+        streams: The streams of that engine.
+        loop: Its event loop.
+        stream_id: The stream.
+    """
+
+    def __init__(self, streams: StreamChannel, loop: asyncio.AbstractEventLoop, stream_id: str) -> None:
+        self.streams = streams
+        self.loop = loop
+        self.stream_id = stream_id
+        self._reader: StreamReader[TurnEvent] | None = None
+
+    async def take(self) -> Sequence[LogEvent]:
+        """The next events. It is empty at the end, or if the stream has expired."""
+
+        async def there() -> Sequence[LogEvent]:
+            try:
+                if self._reader is None:
+                    self._reader = self.streams.attach(self.stream_id, any_owner=True)
+                return await self._reader.take()
+            except UnknownStream:
+                return ()
+
+        if self.loop is asyncio.get_running_loop():
+            return await there()
+        if self.loop.is_closed():
+            return ()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self.loop))
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._reader is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._reader.close)
 
 
 def _text_of(events: Sequence[TurnEvent]) -> str:
@@ -429,6 +478,7 @@ def _text_of(events: Sequence[TurnEvent]) -> str:
 
 
 LogEvent: TypeAlias = TurnEvent | StreamReset[TurnEvent]
+_TreeReader: TypeAlias = StreamReader[TurnEvent] | _Elsewhere
 
 
 OnUsage: TypeAlias = Callable[[UsageSoFar], object]
@@ -510,7 +560,7 @@ class TurnReader(Reader[E]):
             shown = self._shown(events)
             if self._on_usage is not None:
                 for event in events:
-                    self._tell_usage(event, self._on_usage)
+                    self._report_usage(event, self._on_usage)
         return shown
 
     async def _end(self) -> NoReturn:
@@ -520,7 +570,7 @@ class TurnReader(Reader[E]):
             await self._run.reply()
         raise StopAsyncIteration
 
-    def _tell_usage(self, event: LogEvent, on_usage: OnUsage) -> None:
+    def _report_usage(self, event: LogEvent, on_usage: OnUsage) -> None:
         """Report usage when a message starts, after every few deltas, and at the end of a step and of the turn."""
         if isinstance(event, TextDelta | ThinkingDelta | ToolUseInputDelta):
             self._until_usage -= 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
 from callboard.bus.errors import ConfigurationError, StoreError
@@ -25,12 +26,14 @@ from callboard.tracestore import PriceTable, Store
 from callboard.tracestore.rows import Imported, ImportedFile, Revision
 from callboard.tracestore.writing.content import CapturedMessage
 
+from ..stores import StoreAddress, is_address
 from .reading import Chunk, ImportedModel, ImportFault, ImportReport, Reading, hashed, request_id
-from .source import ImportedCall, ImportedMessage, Item, Source, source_named
+from .source import ImportedCall, ImportedLink, ImportedMessage, Item, ServerSource, Source, source_named
 
 __all__ = ["ImportFault", "ImportReport", "ImportedModel", "Importer", "import_calls", "request_id"]
 
 _TRIES = 50
+_SERVER_SECONDS = 30.0
 
 OnImport = Callable[[ImportReport], object]
 
@@ -52,7 +55,7 @@ async def import_calls(
     Args:
         store: The open store to write to. A dry run only reads it, and None stands for an empty one.
         source: The program, by its name or as a `Source`.
-        places: Files or folders; None takes the places where the program keeps them.
+        places: Files, folders, or a database's address; None takes the places where the program keeps them.
         prices: The prices of the calls, each at its own time; None takes those of Callboard's home folder.
         since: The time before which calls are left out: microseconds UTC, or an aware datetime.
         content: Whether to store the messages, too.
@@ -62,7 +65,7 @@ async def import_calls(
 
     Raises:
         StoreError: The store can't be written.
-        ConfigurationError: There is no such source, or it needs a place.
+        ConfigurationError: There is no such source, it needs a place, or it reads no database.
         ValueError: There is no store, and it is no dry run.
     """
     importer = Importer(
@@ -105,9 +108,7 @@ class Importer:
         self._store = store
         self._source = source_named(source) if isinstance(source, str) else source
         given = [places] if isinstance(places, str | Path) else places
-        self._places = (
-            self._source.places() if given is None else [Path(place).expanduser().absolute() for place in given]
-        )
+        self._places = list(self._source.places()) if given is None else [self._place_of(each) for each in given]
         self._prices = prices
         self._since = None if since is None else to_us(since)
         self._content = content
@@ -119,6 +120,13 @@ class Importer:
         self._read: dict[str, ImportedFile] | None = None  # how far each file was read
         self._sessions: set[str] = set()  # that are in the trace
         self._seen: dict[str, Imported] = {}  # in a dry run, what would be in the ledger
+
+    def _place_of(self, place: Path | str) -> Path | StoreAddress:
+        if not isinstance(place, str) or not is_address(place):
+            return Path(place).expanduser().absolute()
+        if not isinstance(self._source, ServerSource):
+            raise ConfigurationError(f"{self._source.name} reads files, and no database on a server")
+        return StoreAddress(place)
 
     async def run(self) -> ImportReport:
         """Import the new calls since the last time. See `import_calls`."""
@@ -134,11 +142,17 @@ class Importer:
             if chunk is None:
                 return report
             await self._write(chunk, report)
+            self._read |= chunk.read
             if self._progress is not None:
                 self._progress(report)
 
     async def watch(self, seconds: float = 1.0, changed: OnImport = lambda report: None) -> None:
-        """Import new calls until cancelled. `changed` is called with each report of new calls."""
+        """Import new calls until cancelled. `changed` is called with each report of new calls.
+
+        A database is read twice a minute at most.
+        """
+        if any(isinstance(place, StoreAddress) for place in self._places):
+            seconds = max(seconds, _SERVER_SECONDS)
         while True:
             report = await self.run()
             if report.changed:
@@ -177,17 +191,7 @@ class Importer:
     async def _write(self, chunk: Chunk, report: ImportReport) -> None:
         files = [] if self._dry_run else chunk.files
         for _ in range(_TRIES):
-            sessions = {
-                hashed("ims", self._source.name, call.session): call
-                for call, _ in reversed(chunk.calls.values())
-                if call.session is not None and call.session not in self._sessions
-            }
-            said = {
-                hashed("imm", self._source.name, each.session, str(each.line)): each for each in chunk.messages
-            }
-            known = await self._known([*chunk.calls, *sessions, *said])
-            plan = self._plan(chunk, sessions, known)
-            self._add_messages(plan, {name: each for name, each in said.items() if name not in known})
+            plan = await self._plan(chunk)
             if self._dry_run or self._store is None:
                 self._seen |= {each.request_id: Imported(each.after, True) for each in plan.revisions}
             elif (plan.revisions or files) and not await self._store.write_import(
@@ -195,10 +199,41 @@ class Importer:
             ):
                 continue
             self._seq += len(plan.envelopes)
-            self._sessions.update(call.session for call in sessions.values() if call.session is not None)
+            self._sessions |= plan.sessions
             plan.count(report)
             return
         raise StoreError("other importers write the same calls all the time")
+
+    async def _plan(self, chunk: Chunk) -> _Plan:
+        """What to write of a chunk, as the ledger of imports is now."""
+        links = {link.turn: link for link in chunk.links}
+        calls = {name: (_placed(call, links), file) for name, (call, file) in chunk.calls.items()}
+        sessions = {
+            hashed("ims", self._source.name, call.session): call
+            for call, _ in reversed(calls.values())
+            if call.session is not None and call.session not in self._sessions
+        }
+        said = {hashed("imm", self._source.name, each.session, each.identity): each for each in chunk.messages}
+        counts = {each.session: hashed("imn", self._source.name, each.session) for each in chunk.messages}
+        named: list[ImportedCall | ImportedMessage | ImportedLink]
+        named = [*(call for call, _ in calls.values()), *chunk.messages, *chunk.links]
+        deleted = await self._deleted({each.session for each in named})
+        linked = await self._linked([link for link in chunk.links if link.session not in deleted])
+        known = await self._known([*calls, *linked, *sessions, *said, *counts.values()])
+        plan = _Plan()
+        for name, call in sessions.items():
+            if name not in known and call.session not in deleted:
+                self._add_session(plan, name, call)
+        for name, (call, file) in calls.items():
+            is_deleted = call.session in deleted
+            self._add_call(plan, name, _anonymous(call) if is_deleted else call, "" if is_deleted else file, known)
+        for name, envelope in linked.items():
+            self._add_link(plan, name, envelope, chunk.links, known)
+        for session, count in counts.items():
+            if session not in deleted:
+                new = {name: each for name, each in said.items() if each.session == session and name not in known}
+                self._add_messages(plan, new, count, known.get(count))
+        return plan
 
     async def _known(self, names: list[str]) -> dict[str, Imported]:
         known = await self._store.imported_calls(names) if names and self._store is not None else {}
@@ -206,46 +241,96 @@ class Importer:
             known |= {name: self._seen[name] for name in names if name in self._seen}
         return known
 
-    def _plan(self, chunk: Chunk, sessions: dict[str, ImportedCall], known: dict[str, Imported]) -> _Plan:
-        plan = _Plan()
-        for name, call in sessions.items():
-            if name not in known:
-                plan.revisions.append(Revision(name, None, 0))
-                tags = {"origin": self._source.name, **call.tags}
-                created = SessionCreated(model=f"{call.provider}:{call.model}", tags=tags)
-                plan.envelopes.append(self._envelope(plan, created, call.started_at, session_id=call.session))
-        for name, (call, file) in chunk.calls.items():
-            before, revision = known.get(name), call.revision
-            if before is not None and before.revision >= revision:
-                plan.known += 1
-                continue
-            plan.revisions.append(Revision(name, None if before is None else before.revision, revision))
-            if before is not None and not before.stored:  # A pruned call does not come back.
-                plan.known += 1
-                continue
-            event = self._event(call, file)
-            plan.envelopes.append(
-                self._envelope(
-                    plan,
-                    event,
-                    call.started_at,
-                    session_id=call.session,
-                    turn_id=self._turn(call.turn),
-                    request_id=name,
-                    attempt=1,
-                    tags=dict(call.tags) or None,
-                )
-            )
-            if before is None:
-                plan.new.append(event)
-            else:
-                plan.corrected += 1
-        return plan
+    async def _deleted(self, sessions: set[str | None]) -> set[str]:
+        names = [name for name in sessions if name is not None]
+        return set() if self._store is None or not names else await self._store.deleted_sessions(names)
 
-    def _add_messages(self, plan: _Plan, said: dict[str, ImportedMessage]) -> None:
-        for name, each in said.items():
+    async def _linked(self, links: Sequence[ImportedLink]) -> dict[str, Envelope]:
+        """The stored calls, each by its latest event, that lack the place in the tree that a link gives."""
+        found: dict[str, Envelope] = {}
+        turns = {self._turn(link.turn) for link in links}
+        for session in {link.session for link in links}:
+            if self._store is None or session is None:
+                continue
+            topic = LlmCallImported.topic_of()
+            for envelope in await self._store.events(session_id=session, topic=topic, limit=None):
+                event, name = envelope.data, envelope.request_id
+                if not isinstance(event, LlmCallImported) or name is None or envelope.turn_id not in turns:
+                    continue
+                before = found.get(name)
+                if before is None or before.data.revision < event.revision:  # type: ignore[attr-defined]
+                    found[name] = envelope
+        return {name: each for name, each in found.items() if each.data.parent_turn_id is None}  # type: ignore[attr-defined]
+
+    def _add_session(self, plan: _Plan, name: str, call: ImportedCall) -> None:
+        plan.revisions.append(Revision(name, None, 0))
+        tags = {"origin": self._source.name, **call.tags}
+        created = SessionCreated(model=f"{call.provider}:{call.model}", tags=tags)
+        plan.envelopes.append(self._envelope(plan, created, call.started_at, session_id=call.session))
+
+    def _add_call(self, plan: _Plan, name: str, call: ImportedCall, file: str, known: dict[str, Imported]) -> None:
+        before, revision = known.get(name), call.revision
+        if call.session is not None:
+            plan.sessions.add(call.session)
+        if before is not None and before.revision >= revision:
+            plan.known += 1
+            return
+        plan.revisions.append(Revision(name, None if before is None else before.revision, revision))
+        if before is not None and not before.stored:  # A pruned call does not come back.
+            plan.known += 1
+            return
+        event = self._event(call, file)
+        plan.envelopes.append(
+            self._envelope(
+                plan,
+                event,
+                call.started_at,
+                session_id=call.session,
+                turn_id=self._turn(call.turn),
+                request_id=name,
+                attempt=1,
+                tags=dict(call.tags) or None,
+            )
+        )
+        if before is None:
+            plan.new.append(event)
+        else:
+            plan.corrected += 1
+
+    def _add_link(
+        self,
+        plan: _Plan,
+        name: str,
+        envelope: Envelope,
+        links: Sequence[ImportedLink],
+        known: dict[str, Imported],
+    ) -> None:
+        """A further event of a call, which has the place in the tree that became known."""
+        before = known.get(name)
+        if before is None or not before.stored or any(each.request_id == name for each in plan.revisions):
+            return
+        link = next(link for link in links if self._turn(link.turn) == envelope.turn_id)
+        event = envelope.data
+        assert isinstance(event, LlmCallImported)
+        revision = before.revision | 1
+        plan.revisions.append(Revision(name, before.revision, revision))
+        event = msgspec.structs.replace(event, revision=revision, **self._place(link))
+        ids = ("session_id", "turn_id", "request_id", "attempt", "tags")
+        told = {each: getattr(envelope, each) for each in ids}
+        plan.envelopes.append(self._envelope(plan, event, envelope.ts_us, **told))
+        plan.corrected += 1
+
+    def _add_messages(
+        self, plan: _Plan, new: dict[str, ImportedMessage], count: str, known: Imported | None
+    ) -> None:
+        """The new messages of a session. The ledger has their number, which is the next one's place."""
+        if not new:
+            return
+        first = 0 if known is None else known.revision
+        plan.revisions.append(Revision(count, None if known is None else first, first + len(new)))
+        for place, (name, each) in enumerate(new.items(), first):
             plan.revisions.append(Revision(name, None, 0))
-            event = CapturedMessage(position=each.line, message=each.message)
+            event = CapturedMessage(position=place, message=each.message)
             ids = {"session_id": each.session, "message_id": each.message.id}
             plan.envelopes.append(self._envelope(plan, event, each.at, **ids))
 
@@ -276,12 +361,18 @@ class Importer:
             first_token_ms=call.first_token_ms,
             response_id=call.response_id,
             provider_request_id=call.request_id,
-            parent_call_id=None if call.parent is None else request_id(self._source.name, call.parent),
-            parent_tool_use_id=call.parent_tool_use_id,
-            parent_turn_id=self._turn(call.parent_turn),
-            root_turn_id=self._turn(call.root_turn),
-            depth=call.depth,
+            **self._place(call),
         )
+
+    def _place(self, of: ImportedCall | ImportedLink) -> dict[str, Any]:
+        """The place in the tree, as an event has it."""
+        return {
+            "parent_call_id": None if of.parent is None else request_id(self._source.name, of.parent),
+            "parent_tool_use_id": of.parent_tool_use_id,
+            "parent_turn_id": self._turn(of.parent_turn),
+            "root_turn_id": self._turn(of.root_turn),
+            "depth": of.depth,
+        }
 
     def _cost(self, call: ImportedCall, model: str) -> Cost | None:
         """The cost at the prices of the call's time. The stated cost counts only where these are unknown."""
@@ -296,12 +387,33 @@ class Importer:
         return None if name is None else hashed("trn", self._source.name, name)
 
 
+def _placed(call: ImportedCall, links: dict[str, ImportedLink]) -> ImportedCall:
+    """A call with the place in the tree that a link gives, if it has none."""
+    link = links.get(call.turn or "")
+    if link is None or call.parent_turn is not None:
+        return call
+    return msgspec.structs.replace(
+        call,
+        parent=link.parent,
+        parent_tool_use_id=link.parent_tool_use_id,
+        parent_turn=link.parent_turn,
+        root_turn=link.root_turn,
+        depth=link.depth,
+    )
+
+
+def _anonymous(call: ImportedCall) -> ImportedCall:
+    """The figures of a call. Those of a deleted session still count, but nothing names the session again."""
+    return msgspec.structs.replace(call, session=None, tags={}, line=0)
+
+
 class _Plan:
     """What one transaction writes."""
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
         self.revisions: list[Revision] = []
+        self.sessions: set[str] = set()  # that are in the trace then
         self.new: list[LlmCallImported] = []
         self.corrected = 0
         self.known = 0

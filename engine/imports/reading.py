@@ -1,34 +1,42 @@
 """The files of a source, read in chunks: which have changed, from where to read, and the calls that they have.
 
 It all runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
+
+A file whose size, time or number changed is read on from its position if the bytes before it are the same. A hash
+of all of them shows this. It is made of the bytes that were read, so it does not matter who writes meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
 from callboard.tracestore.rows import ImportedFile
 
+from ..stores import StoreAddress
 from .source import (
     EARLIEST_US,
     LATEST_US,
     START,
     ImportedCall,
+    ImportedLink,
     ImportedMessage,
     Item,
     Mark,
+    ServerSource,
     Source,
     SourceFile,
-    Unread,
+    UnreadablePart,
 )
 
 CALLS_AT_ONCE: Final = 500
@@ -39,10 +47,14 @@ FILES_AT_ONCE: Final = 500
 """Marks that are written in one transaction."""
 MOST_FAULTS: Final = 100
 """Unread parts that a report lists. All of them are counted."""
-_EDGE = 4096
+_HEAD = 4096
+WITH_CONTENT: Final = "+"
+"""The start of the digest of a file whose messages were read, too."""
 _MOST_TOKENS = 2**40
 _MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
 _BUFFER = 1024 * 1024
+_HELD = 10
+"""Buffers that are held before they are part of the hash: more than the longest line and the one that is read."""
 
 
 class ImportFault(msgspec.Struct, frozen=True):
@@ -89,7 +101,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
     known: int = 0
     """The calls that it had."""
     corrected: int = 0
-    """The calls that it had with fewer tokens."""
+    """The calls that it had with fewer tokens, or without the tool call that started them."""
     skipped: int = 0
     """The calls from before the requested time."""
     unread: int = 0
@@ -104,7 +116,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
         """Whether the import changed the trace."""
         return bool(self.new or self.corrected)
 
-    def note(self, path: str, unread: Unread) -> None:
+    def note(self, path: str, unread: UnreadablePart) -> None:
         """Count a part that could not be read."""
         self.unread += 1
         if len(self.faults) < MOST_FAULTS:
@@ -127,6 +139,8 @@ class Chunk:
     def __init__(self) -> None:
         self.calls: dict[str, tuple[ImportedCall, str]] = {}
         self.messages: list[ImportedMessage] = []
+        self.links: list[ImportedLink] = []
+        self.read: dict[str, ImportedFile] = {}  # files that were read to their end, for this process only
         self._files: dict[str, ImportedFile] = {}
 
     @property
@@ -139,20 +153,27 @@ class Chunk:
             len(self.calls) >= CALLS_AT_ONCE
             or len(self._files) >= FILES_AT_ONCE
             or len(self.messages) >= MESSAGES_AT_ONCE
+            or len(self.links) >= FILES_AT_ONCE
         )
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.calls or self.messages or self.links or self.read or self._files)
 
     def take(self, item: Item, source: str, place: str, report: ImportReport, since: int | None) -> None:
         """Add an item of a file, or count it in the report. A mark has its own method."""
         if isinstance(item, ImportedMessage):
             if since is None or item.at >= since:
                 self.messages.append(item)
-        elif isinstance(item, Unread):
+        elif isinstance(item, ImportedLink):
+            self.links.append(item)
+        elif isinstance(item, UnreadablePart):
             report.note(place, item)
         elif isinstance(item, ImportedCall):
             if not EARLIEST_US <= item.started_at < LATEST_US:
-                report.note(place, Unread(line=item.line, why="the time is impossible"))
+                report.note(place, UnreadablePart(line=item.line, why="the time is impossible"))
             elif item.usage is not None and item.usage.total_tokens >= _MOST_TOKENS:
-                report.note(place, Unread(line=item.line, why="the number of tokens is impossible"))
+                report.note(place, UnreadablePart(line=item.line, why="the number of tokens is impossible"))
             elif since is not None and item.started_at < since:
                 report.skipped += 1
             else:
@@ -175,7 +196,7 @@ class Reading:
     def __init__(
         self,
         source: Source,
-        places: Iterable[Path],
+        places: Iterable[Path | StoreAddress],
         read: dict[str, ImportedFile],
         report: ImportReport,
         *,
@@ -197,7 +218,7 @@ class Reading:
             if self._chunk.is_full:
                 break
         chunk, self._chunk = self._chunk, Chunk()
-        return chunk if chunk.calls or chunk.messages or chunk.files else None
+        return None if chunk.is_empty else chunk
 
     def _all(self) -> Iterator[None]:
         changed: list[tuple[str, int, str, SourceFile, _Status]] = []
@@ -206,13 +227,13 @@ class Reading:
             try:
                 status = _status(file.path)
             except OSError as error:
-                self._report.note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(file.path), UnreadablePart(line=0, why=error.strerror or "can't be read"))
                 continue
             if status is None:
-                self._report.note(str(file.path), Unread(line=0, why="not a regular file"))
+                self._report.note(str(file.path), UnreadablePart(line=0, why="not a regular file"))
                 continue
             known = self._read.get(str(file.path))
-            if known is not None and status == (known.size, known.mtime_ns, known.inode):
+            if self._has(known, status):
                 self._report.unchanged += 1
                 continue
             path = str(file.path)
@@ -220,48 +241,79 @@ class Reading:
         # The oldest first: a call that forks and copies repeat belongs to the session that made it.
         for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
             yield from self._file(path, file, status)
+        for place in self._places:
+            if isinstance(place, StoreAddress):
+                yield from self._server(place)
+
+    def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
+        """Whether an earlier reading gave what this one is to give. It may have left out the content."""
+        if known is None or (self._content and not known.digest.startswith(WITH_CONTENT)):
+            return False
+        return status is None or status == (known.size, known.mtime_ns, known.inode)
 
     def _found(self) -> Iterator[SourceFile]:
         for place in self._places:
+            if isinstance(place, StoreAddress):
+                continue
             if not place.exists():
-                self._report.note(str(place), Unread(line=0, why="no such file or folder"))
+                self._report.note(str(place), UnreadablePart(line=0, why="no such file or folder"))
                 continue
             try:
                 yield from self._source.files(place)
             except OSError as error:
-                self._report.note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(place), UnreadablePart(line=0, why=error.strerror or "can't be read"))
 
     def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
         known = self._read.get(path)
         skipped = self._report.skipped
         try:
-            with open(path, "rb", buffering=_BUFFER) as stream, open(path, "rb", buffering=0) as edges:
-                start = _start(edges, known, status)
-                last = start
-                stream.seek(start.read_to)
-                for item in self._source.read(file, stream, start, content=self._content):
+            with _Hashed(path) as hashed, io.BufferedReader(hashed, _BUFFER) as stream:
+                last = start = hashed.start(known if self._has(known) else None)
+                for item in self._source.read(file, cast("BinaryIO", stream), start, content=self._content):
                     if isinstance(item, Mark):
                         last = item
                         if skipped == self._report.skipped:
-                            self._chunk.mark(self._position(path, status, item, edges, whole=False))
+                            self._chunk.mark(self._position(path, status, item, hashed, whole=False))
                     else:
                         self._chunk.take(item, self._source.name, path, self._report, self._since)
                     yield
-                position = self._position(path, status, last, edges, whole=True)
+                position = self._position(path, status, last, hashed, whole=True)
                 self._report.bytes_read += max(0, stream.tell() - start.read_to)
         except OSError as error:
-            self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
+            self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
             return
         except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
-            self._report.note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
+            self._report.note(path, UnreadablePart(line=0, why=f"the source failed with {type(error).__name__}"))
             return
-        self._read[path] = position
+        self._chunk.read[path] = position
         if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.
             self._chunk.mark(position)
             yield
 
-    def _position(self, path: str, status: _Status, mark: Mark, edges: BinaryIO, *, whole: bool) -> ImportedFile:
+    def _server(self, address: StoreAddress) -> Iterator[None]:
+        """Read a database. Its name is the address without the password."""
+        assert isinstance(self._source, ServerSource)
+        path, skipped = str(address), self._report.skipped
+        known = self._read.get(path)
+        start = Mark(state=known.state, line=known.line) if known is not None and self._has(known) else START
+        self._report.files += 1
+        try:
+            for item in self._source.read_server(address.dsn, start, content=self._content):
+                if not isinstance(item, Mark):
+                    self._chunk.take(item, self._source.name, path, self._report, self._since)
+                elif skipped == self._report.skipped:
+                    position = self._position(path, _Status(-1, 0, 0), item, None, whole=False)
+                    self._chunk.mark(position)
+                    self._chunk.read[path] = position
+                yield
+        except OSError as error:
+            self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
+
+    def _position(
+        self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, whole: bool
+    ) -> ImportedFile:
         """How far a file was read. Only the end of a whole reading has the file's size and time."""
+        prefix = WITH_CONTENT if self._content else ""
         return ImportedFile(
             source=self._source.name,
             path=path,
@@ -270,7 +322,7 @@ class Reading:
             inode=status.inode,
             read_to=mark.read_to,
             line=mark.line,
-            digest=_digest(edges, mark.read_to),
+            digest=prefix if hashed is None else hashed.digest(mark.read_to, prefix),
             state=mark.state,
         )
 
@@ -300,26 +352,80 @@ def _first_moment(path: str) -> str:
     """The first time in a file, as far as its first bytes show one. It only orders files."""
     try:
         with open(path, "rb", buffering=0) as stream:
-            found = _MOMENT.search(stream.read(_EDGE))
+            found = _MOMENT.search(stream.read(_HEAD))
     except OSError:
         return ""
     return "" if found is None else found[1].decode()
 
 
-def _start(edges: BinaryIO, known: ImportedFile | None, status: _Status) -> Mark:
-    """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
-    if known is None or not known.read_to or known.inode != status.inode or status.size < known.read_to:
-        return START
-    if _digest(edges, known.read_to) != known.digest:
-        return START
-    return Mark(read_to=known.read_to, line=known.line, state=known.state)
+class _Hashed(io.RawIOBase):
+    """An open file with a hash of the bytes that were read from it."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - `close` closes it
+        self._begin()
 
-def _digest(edges: BinaryIO, read_to: int) -> str:
-    """A hash of the first and the last bytes of a part of a file."""
-    found = hashlib.blake2b(digest_size=16)
-    size = min(_EDGE, read_to)
-    for place in (0, read_to - size):
-        edges.seek(place)
-        found.update(edges.read(size))
-    return found.hexdigest()
+    def _begin(self) -> None:
+        self._file.seek(0)
+        self._hash = hashlib.sha256()
+        self._to = 0  # the bytes in the hash
+        self._held: list[bytes] = []  # the bytes after these
+
+    def start(self, known: ImportedFile | None) -> Mark:
+        """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
+        if known is None or not known.read_to or known.digest in ("", WITH_CONTENT):
+            return START
+        buffer = bytearray(_BUFFER)
+        while (left := known.read_to - self._to) and (size := self._file.readinto(memoryview(buffer)[:left])):
+            self._hash.update(memoryview(buffer)[:size])
+            self._to += size
+        if self.digest(known.read_to) == known.digest.removeprefix(WITH_CONTENT):
+            return Mark(read_to=known.read_to, line=known.line, state=known.state)
+        self._begin()
+        return START
+
+    def digest(self, read_to: int, prefix: str = "") -> str:
+        """The hash of a part that was read; only the prefix if the source did not read it in order."""
+        while self._held and self._to + len(self._held[0]) <= read_to:
+            self._fold()
+        rest = read_to - self._to
+        if not 0 <= rest <= sum(map(len, self._held)):
+            return prefix
+        found = self._hash.copy()
+        if rest:
+            found.update(memoryview(self._held[0])[:rest])
+        return prefix + found.hexdigest()[:32]
+
+    def _fold(self) -> None:
+        data = self._held.pop(0)
+        self._hash.update(data)
+        self._to += len(data)
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = self._file.readinto(buffer)
+        if size:
+            self._held.append(bytes(memoryview(buffer)[:size]))
+            if len(self._held) > _HELD:
+                self._fold()
+        return size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        place = self._file.tell()
+        found = self._file.seek(offset, whence)
+        if found != place:  # What is read out of order has no hash.
+            self._to, self._held = sys.maxsize, []
+        return found
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

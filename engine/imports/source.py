@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -76,23 +76,44 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
         """
         tokens = 0 if self.usage is None else self.usage.total_tokens
         ended = self.stop_reason is not None or self.error_class is not None
-        return 4 * tokens + 2 * ended + (self.stated_cost_nano_usd is not None)
+        return (
+            8 * tokens + 4 * ended + 2 * (self.stated_cost_nano_usd is not None) + (self.parent_turn is not None)
+        )
+
+
+class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The tool call that started a turn. A source gives it if it finds this after the calls of the turn."""
+
+    session: str | None
+    """The session of the turn."""
+    turn: str
+    """The turn's name."""
+    parent: str | None
+    """The identity of the call whose tool started the turn."""
+    parent_tool_use_id: str | None
+    """The tool call that started it."""
+    parent_turn: str
+    """The name of the turn that ran this tool."""
+    root_turn: str
+    """The name of the turn at the root of the tree."""
+    depth: int
+    """The number of turns above."""
 
 
 class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a session, only if the importer asked for content."""
 
-    line: int
-    """The line of the file, from 1. It is the message's place in the session."""
+    identity: str
+    """The message's name, unique within its session."""
     session: str
     """The session's id in its source."""
     at: int
     """The time of the message, in microseconds since the epoch."""
     message: Message
-    """The message."""
+    """The message. The messages of a session are in the order in which they are given."""
 
 
-class Unread(msgspec.Struct, frozen=True, kw_only=True):
+class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a file that could not be read. It costs a line in the report."""
 
     line: int
@@ -114,7 +135,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 START: Final = Mark()
 
-Item: TypeAlias = ImportedCall | ImportedMessage | Unread | Mark
+Item: TypeAlias = ImportedCall | ImportedLink | ImportedMessage | UnreadablePart | Mark
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +176,21 @@ class Source(Protocol):
             file: The file.
             stream: Its open bytes, which stand at `start.read_to`.
             start: The last mark that an earlier reading gave. A source that gives no marks always gets `START`.
+            content: Whether to give the messages, too.
+        """
+        ...
+
+
+@runtime_checkable
+class ServerSource(Source, Protocol):
+    """A source that also reads a database on a server."""
+
+    def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
+        """The items of the database at an address.
+
+        Args:
+            dsn: The address, such as ``postgresql://…``.
+            start: The last mark that an earlier reading gave.
             content: Whether to give the messages, too.
         """
         ...

@@ -168,7 +168,7 @@ class Connection:
             list_roots_callback=calls.roots,
             logging_callback=calls.log,
             log_level=calls.log_level,
-            message_handler=self._hear,
+            message_handler=self._on_message,
         )
         entered = await stack.enter_async_context(client)
         if calls.log_level is not None and entered.server_capabilities.logging is not None and _is_old(entered):
@@ -217,7 +217,7 @@ class Connection:
             with anyio.move_on_after(RELIST_SECONDS):
                 await self._settled.wait()
 
-    async def _hear(self, message: object) -> None:
+    async def _on_message(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self.tools_changed()
 

@@ -2,8 +2,10 @@
 
     tools      each is a tool of the server; it is checked, timed and run as in a turn
     a session  one tool, `ask`, sends a message and returns the reply
+    resources, prompts  see `offers`
 
-A server has no state: it may serve several clients, over stdin and stdout or over streamable HTTP.
+A server may serve several clients, over stdin and stdout or over streamable HTTP. If something that it offers
+changes, it notifies them: older clients by a notification, newer ones by their subscription.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import hmac
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Annotated, Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 import anyio
 import msgspec
@@ -25,7 +28,7 @@ from callboard.bus import SYSTEM_CLOCK, ConfigurationError, ToolFinished, ToolPr
 from callboard.bus.log import Log
 
 from ..sessions.session import Session
-from ..tools.collect import ToolLike, as_tools
+from ..tools.collect import ToolLike, as_tools, collected
 from ..tools.context import Approval, ApprovalRequest, Approve, Approved, Denied, Pending
 from ..tools.define import tool
 from ..tools.handler import Tool
@@ -38,6 +41,12 @@ _log = Log("engine.mcp.serve")
 
 OpenSession: TypeAlias = Callable[[str | None], Session | Awaitable[Session]]
 """A function that gets the id of a conversation, or None for a new one, and returns its session."""
+
+Offered: TypeAlias = Literal["tools", "resources", "prompts"]
+"""The lists of a server."""
+
+MOST_VALUES = 100
+"""The number of values of an argument in one reply, which the protocol sets."""
 
 ASK = "ask"
 """The name of the tool that sends a message to a session."""
@@ -52,14 +61,26 @@ class McpService:
         self,
         tools: Sequence[ToolLike],
         *,
+        resources: Mapping[str, object] | None,
+        prompts: Sequence[ToolLike] | None,
         name: str,
         instructions: str | None,
         approve: Approve | None,
         timeout: float,
     ) -> None:
+        from mcp.server.subscriptions import InMemorySubscriptionBus
+
+        from .offers import Prompts, Resources
+
         self._given = tools
+        self._resources = None if resources is None else Resources(resources)
+        self._prompts = None if prompts is None else Prompts(prompts)
         self._approve = approve
         self._timeout = timeout
+        self._bus = InMemorySubscriptionBus()
+        self._clients: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+        """The connections of older clients, with the URIs to which they have subscribed."""
+        self._known = self._offered()
         self._server = self._made(name, instructions)
 
     @property
@@ -95,18 +116,96 @@ class McpService:
             ],
         )
         app = self._server.streamable_http_app(transport_security=security)
-        if token is not None:
-            app.add_middleware(_TokenGuard, token=token)
+        app.add_middleware(_Gate, token=token)
         return app
+
+    # --- Changes ---
+
+    async def announce(self, kind: Offered, uri: str | None = None) -> None:
+        """Notify the clients of a change.
+
+        A change of the lists is noticed after each call of a tool, and immediately if a source of tools reports
+        it. Call this for a change at another time, or for the content of a resource.
+
+        Args:
+            kind: The list that has changed: ``tools``, ``resources`` or ``prompts``.
+            uri: The resource whose content has changed, instead of the list. Only clients that have subscribed to
+                it are notified.
+        """
+        from mcp.server import subscriptions as events
+
+        if uri is not None:
+            for client in [client for client, uris in self._clients.items() if uri in uris]:
+                await client.send_resource_updated(uri)
+            await self._bus.publish(events.ResourceUpdated(uri))
+            return
+        event: events.ServerEvent
+        match kind:
+            case "tools":
+                method, event = "send_tool_list_changed", events.ToolsListChanged()
+            case "resources":
+                method, event = "send_resource_list_changed", events.ResourcesListChanged()
+            case "prompts":
+                method, event = "send_prompt_list_changed", events.PromptsListChanged()
+        for client in list(self._clients):
+            await getattr(client, method)()
+        await self._bus.publish(event)
+
+    def _offered(self) -> dict[Offered, object]:
+        found: dict[Offered, object] = {"tools": [each.definition for each in self.tools]}
+        if self._resources is not None:
+            found["resources"] = self._resources.uris
+        if self._prompts is not None:
+            found["prompts"] = [each.definition for each in self._prompts.tools]
+        return found
+
+    async def _look(self) -> None:
+        """Announce the lists that have changed."""
+        before, self._known = self._known, self._offered()
+        for kind, now in self._known.items():
+            if now != before[kind]:
+                await self.announce(kind)
+
+    @contextlib.asynccontextmanager
+    async def _following(self, _: object) -> AsyncIterator[dict[str, Any]]:
+        """Announce the changes that sources of tools report."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def report() -> None:  # on the event loop of the source
+            loop.call_soon_threadsafe(changed.set)
+
+        async def follow() -> None:
+            while True:
+                await changed.wait()
+                changed.clear()
+                await self._look()
+
+        async with contextlib.AsyncExitStack() as stack:
+            for source in collected(self._given)[1]:
+                stack.callback(source.watch(report))
+            stack.callback(asyncio.create_task(follow()).cancel)
+            yield {}
 
     # --- What clients see ---
 
     def _made(self, name: str, instructions: str | None) -> Any:
         import mcp_types as types
-        from mcp.server.lowlevel import Server
+        from mcp import MCPError
+        from mcp.server.lowlevel import NotificationOptions, Server
+        from mcp.server.subscriptions import ListenHandler
+        from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY
 
         from .connection import installed_version
         from .values import blocks_for, tool_of
+
+        class Announcing(Server[dict[str, Any]]):
+            """A server that notifies older clients of changes, too."""
+
+            def get_capabilities(self, *_: Any, **named: Any) -> types.ServerCapabilities:
+                return super().get_capabilities(NotificationOptions(True, True, True), **named)
+
+        async def connected(context: Any, _: Any) -> None:
+            self._clients.setdefault(context.session._connection, set())
 
         async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
             return types.ListToolsResult(tools=[tool_of(each.definition) for each in self.tools])
@@ -114,6 +213,8 @@ class McpService:
         async def call_tool(
             context: Any, params: types.CallToolRequestParams
         ) -> types.CallToolResult | types.InputRequiredResult:
+            if params.name not in {each.name for each in self.tools}:
+                raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name}")
             call = ToolUseBlock(f"mcp_{context.request_id}", params.name, params.arguments or {})
             user = _User(context.session, params)
             with _Progress(context.session) as progress:
@@ -125,6 +226,11 @@ class McpService:
                 )
                 made = await run_tools([call], self.tools, shared)
                 await progress.sent()
+            await self._look()
+            if user.lacks is not None:
+                raise MCPError(
+                    MISSING_REQUIRED_CLIENT_CAPABILITY, NOT_APPROVED, {"requiredCapabilities": user.lacks}
+                )
             if user.question is not None:
                 return types.InputRequiredResult(input_requests={_APPROVAL: user.question})
             if not made.results:
@@ -133,13 +239,69 @@ class McpService:
             result = made.results[0]
             return types.CallToolResult(content=blocks_for(result.content), is_error=result.is_error)
 
-        return Server(
+        server = Announcing(
             name,
             version=installed_version(),
             instructions=instructions,
+            lifespan=self._following,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
+            on_subscriptions_listen=ListenHandler(self._bus),
+            **(self._resource_handlers() if self._resources is not None else {}),
+            **(self._prompt_handlers() if self._prompts is not None else {}),
         )
+        server.add_notification_handler("notifications/initialized", types.NotificationParams, connected)
+        return server
+
+    def _resource_handlers(self) -> dict[str, Any]:
+        import mcp_types as types
+
+        assert self._resources is not None
+        offered, clients = self._resources, self._clients
+
+        async def listed(_: Any, __: Any) -> types.ListResourcesResult:
+            return types.ListResourcesResult(resources=offered.listed())
+
+        async def templates(_: Any, __: Any) -> types.ListResourceTemplatesResult:
+            return types.ListResourceTemplatesResult(resource_templates=offered.templates())
+
+        async def read(_: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+            return types.ReadResourceResult(contents=await offered.read(params.uri))
+
+        async def subscribe(context: Any, params: types.SubscribeRequestParams) -> types.EmptyResult:
+            clients.setdefault(context.session._connection, set()).add(params.uri)
+            return types.EmptyResult()
+
+        async def unsubscribe(context: Any, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+            clients.setdefault(context.session._connection, set()).discard(params.uri)
+            return types.EmptyResult()
+
+        return {
+            "on_list_resources": listed,
+            "on_list_resource_templates": templates,
+            "on_read_resource": read,
+            "on_subscribe_resource": subscribe,
+            "on_unsubscribe_resource": unsubscribe,
+        }
+
+    def _prompt_handlers(self) -> dict[str, Any]:
+        import mcp_types as types
+
+        assert self._prompts is not None
+        offered = self._prompts
+
+        async def listed(_: Any, __: Any) -> types.ListPromptsResult:
+            return types.ListPromptsResult(prompts=offered.listed())
+
+        async def get(_: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+            return await offered.get(params.name, params.arguments or {})
+
+        async def complete(_: Any, params: types.CompleteRequestParams) -> types.CompleteResult:
+            name = getattr(params.ref, "name", "")
+            found = offered.values_of(name, params.argument.name, params.argument.value)
+            return types.CompleteResult(completion=types.Completion(values=found[:MOST_VALUES], total=len(found)))
+
+        return {"on_list_prompts": listed, "on_get_prompt": get, "on_completion": complete}
 
     def _approver(self, user: _User) -> Approve:
         """Decides about calls: the host's own function, or else the user of the client."""
@@ -170,13 +332,19 @@ class _User:
         self._answers = params.input_responses or {}
         self.question: Any = None
         """The question that is the result of the call; None if there is none."""
+        self.lacks: dict[str, Any] | None = None
+        """The capability that a newer client must have for this call; None if it has all."""
 
     async def decides(self, request: ApprovalRequest) -> Approval:
         import mcp_types as types
+        from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
         capabilities = self._session.client_capabilities
         if capabilities is None or capabilities.elicitation is None:
-            return Denied(NOT_APPROVED)
+            if self._session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+                return Denied(NOT_APPROVED)
+            self.lacks = {"elicitation": {}}
+            return Pending()
         text = f"May {request.call.name} run with {msgspec.json.encode(request.arguments).decode()}?"
         form = types.ElicitRequestFormParams(message=text, requested_schema={"type": "object", "properties": {}})
         answer = self._answers.get(_APPROVAL)
@@ -247,21 +415,23 @@ def _own_stdout() -> Iterator[Any]:
         os.close(saved)
 
 
-class _TokenGuard:
-    """Refuses requests without the token."""
+class _Gate:
+    """Refuses requests without the token, and removes the spaces around the values of headers."""
 
-    def __init__(self, app: Any, token: str) -> None:
+    def __init__(self, app: Any, token: str | None) -> None:
         self._app = app
-        self._wanted = f"Bearer {token}".encode()
+        self._wanted = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
-                headers = [(b"content-length", b"0"), (b"www-authenticate", b"Bearer")]
-                await send({"type": "http.response.start", "status": 401, "headers": headers})
+            headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+            given = dict(headers).get(b"authorization", b"")
+            if self._wanted is not None and not hmac.compare_digest(given, self._wanted):
+                refusal = [(b"content-length", b"0"), (b"www-authenticate", b"Bearer")]
+                await send({"type": "http.response.start", "status": 401, "headers": refusal})
                 await send({"type": "http.response.body", "body": b""})
                 return
+            scope = {**scope, "headers": headers}
         await self._app(scope, receive, send)
 
 
@@ -269,6 +439,8 @@ def mcp_service(
     tools: Sequence[ToolLike] = (),
     *,
     session: Session | OpenSession | None = None,
+    resources: Mapping[str, object] | None = None,
+    prompts: Sequence[ToolLike] | None = None,
     name: str = "callboard",
     description: str = "Send a message to the assistant, and get its reply.",
     instructions: str | None = None,
@@ -277,11 +449,17 @@ def mcp_service(
 ) -> McpService:
     """An MCP server with these tools, a session, or both: `await mcp_service([search]).serve_stdio()`.
 
+    Clients are notified if a list changes: the tools of a source, or a list or mapping that was passed here.
+
     Args:
         tools: The tools, or plain functions with type hints and docstrings.
         session: A session, to which the tool `ask` sends messages. All clients share it. A function makes a
             session for each conversation instead: `ask` returns the id of the conversation, and continues it if a
             client passes the id.
+        resources: The resources by URI: a text, bytes, a `pathlib.Path`, a content block, or a function that
+            returns one of these. A URI with variables, such as ``note://{name}``, needs a function of them.
+        prompts: Functions whose parameters are texts, and whose result is the prompt: a text, content blocks or
+            messages.
         name: The server's name.
         description: The description of `ask`, for the model of the client.
         instructions: A text about the use of the server, for the system prompt of the client.
@@ -290,15 +468,23 @@ def mcp_service(
         timeout: Seconds for a call of a tool without its own limit.
 
     Raises:
-        ConfigurationError: The library is missing, there is nothing to serve, or two tools have one name.
+        ConfigurationError: The library is missing, there is nothing to serve, two tools have one name, or a
+            resource's function does not take the variables of its URI.
     """
     require_library()
     # Without a session the tools stay the object that was given: it may be a source, whose tools change.
     given: Sequence[ToolLike] = tools if session is None else [*tools, _ask(session, description)]
-    if session is None and not tools:
+    if session is None and not tools and resources is None and prompts is None:
         raise ConfigurationError("an MCP server needs tools or a session to serve")
-    as_tools(given)
-    return McpService(given, name=name, instructions=instructions, approve=approve, timeout=timeout)
+    return McpService(
+        given,
+        resources=resources,
+        prompts=prompts,
+        name=name,
+        instructions=instructions,
+        approve=approve,
+        timeout=timeout,
+    )
 
 
 def _ask(session: Session | OpenSession, description: str) -> Tool:

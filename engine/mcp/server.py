@@ -78,6 +78,7 @@ class McpServer:
         timeout: float | None = None,
         needs_approval: NeedsApproval | None = None,
         keep: Callable[[str, ResultContent], str] | None = None,
+        on_change: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
         """The server's name in the settings."""
@@ -98,6 +99,7 @@ class McpServer:
         self._timeout = timeout
         self._needs_approval = needs_approval
         self._keep = keep
+        self._on_change = on_change
         self._connection: Connection | None = None
         self._up = asyncio.Event()
         self._was_up = False
@@ -206,8 +208,7 @@ class McpServer:
             self._was_up = True
             self._up.set()
             self.first_try.set()
-            self.version += 1
-            self._changed()
+            self._changed(True)
 
         try:
             await connection.live(up, self._changed)
@@ -227,19 +228,23 @@ class McpServer:
             else:
                 self._up.clear()
             self.first_try.set()
-            self.version += 1
+            self._next_version()
 
-    def _changed(self) -> None:
+    def _changed(self, state_changed: bool = False) -> None:
         assert self._connection is not None
         offers = self.settings.offers if self.settings is not None else lambda _: True
         offered = tuple(tool for tool in self._connection.tools if offers(tool.name))
-        if offered != self.offered:
+        if state_changed or offered != self.offered:
             self.offered = offered
-            self.version += 1
+            self._next_version()
 
     def close(self) -> None:
         self._closed = True
+        self._next_version()
+
+    def _next_version(self) -> None:
         self.version += 1
+        self._on_change()
 
     async def roots_changed(self) -> None:
         if self.state == "up" and self._connection is not None and self._connection.client is not None:

@@ -252,6 +252,7 @@ class McpServers(ToolSource):
         self._supervisor: Supervisor | None = None
         self._own: asyncio.Task[None] | None = None
         self._entered = False
+        self._watchers: dict[object, Callable[[], object]] = {}
 
     # --- Open and close ---
 
@@ -301,7 +302,7 @@ class McpServers(ToolSource):
     async def _supervise(self) -> None:
         """Start a supervisor below the engine's supervisor, or on its own without an engine."""
         if self._engine is not None:
-            life = await self._engine._host.living()
+            life = await self._engine._host.running_life()
             root = self._root = life.supervisor
             assert root is not None
             taken = {child.name for child in root.statistics().children}
@@ -337,6 +338,7 @@ class McpServers(ToolSource):
             timeout=settings.timeout,
             needs_approval=settings.needs_approval,
             keep=self._kept,
+            on_change=self._report_change,
         )
         spec = ChildSpec(ACTOR + name, lambda: WorkActor(server.live, ACTOR + name), on_limit="stop")
         server.ref = await self._supervisor.start_child(spec)
@@ -407,6 +409,16 @@ class McpServers(ToolSource):
             self._tools = self._named()
             self._seen = seen
         return self._tools
+
+    def watch(self, changed: Callable[[], object]) -> Callable[[], object]:
+        """Call a function when the tools may have changed, on the event loop of the servers."""
+        key = object()
+        self._watchers[key] = changed
+        return lambda: self._watchers.pop(key, None)
+
+    def _report_change(self) -> None:
+        for changed in list(self._watchers.values()):
+            changed()
 
     def _named(self) -> tuple[McpTool, ...]:
         serving = [server for server in self._servers.values() if server.state not in ("failed", "closed")]

@@ -184,29 +184,46 @@ def _without(text: str, start: int, left_out: range, note: str) -> str:
     return text[:first] + (f"\n{note}\n" if begins_here else "") + text[last:]
 
 
-def blocks_for(content: ResultContent) -> list[types.ContentBlock]:
+def blocks_for(content: str | Sequence[ContentBlock]) -> list[types.ContentBlock]:
     """Content of the engine for another host."""
     parts = (TextBlock(content),) if isinstance(content, str) else content
     return [found for part in parts if (found := _block_for(part)) is not None]
 
 
-def _block_for(part: ContentBlock) -> types.TextContent | types.ImageContent | types.EmbeddedResource | None:
+def _block_for(
+    part: ContentBlock,
+) -> types.TextContent | types.ImageContent | types.AudioContent | types.EmbeddedResource | None:
     match part:
         case TextBlock():
             return types.TextContent(type="text", text=part.text)
         case ImageBlock(data=bytes(data)):
             media_type = part.media_type or "image/png"
             return types.ImageContent(type="image", data=b64encode(data).decode(), mime_type=media_type)
-        case ImageBlock(url=str(url)) | DocumentBlock(url=str(url)):
+        case AudioBlock(data=bytes(data), media_type=str(kind)):
+            return types.AudioContent(type="audio", data=b64encode(data).decode(), mime_type=kind)
+        case DocumentBlock(data=bytes(data), media_type=str(kind)) if kind.startswith("audio/"):
+            return types.AudioContent(type="audio", data=b64encode(data).decode(), mime_type=kind)
+        case ImageBlock(url=str(url)) | DocumentBlock(url=str(url)) | AudioBlock(url=str(url)):
             return types.TextContent(type="text", text=url)
         case DocumentBlock(data=bytes(data)):
             name = part.name or "document"
-            resource = types.BlobResourceContents(
-                uri=f"callboard:///{name}", mime_type=part.media_type, blob=b64encode(data).decode()
-            )
-            return types.EmbeddedResource(type="resource", resource=resource)
+            uri = name if "://" in name else f"callboard:///{name}"
+            return types.EmbeddedResource(type="resource", resource=resource_contents(uri, data, part.media_type))
         case _:
             return None
+
+
+def resource_contents(
+    uri: str, data: bytes, media_type: str | None
+) -> types.TextResourceContents | types.BlobResourceContents:
+    """Data for another host: as text if it is UTF-8 and no medium, and else as base64."""
+    if not (media_type or "").startswith(("image/", "audio/", "video/")):
+        try:
+            return types.TextResourceContents(uri=uri, mime_type=media_type or "text/plain", text=data.decode())
+        except UnicodeDecodeError:
+            pass
+    kind = media_type or "application/octet-stream"
+    return types.BlobResourceContents(uri=uri, mime_type=kind, blob=b64encode(data).decode())
 
 
 # --- Messages: those of a prompt, and those that a server asks a model with ---

@@ -174,7 +174,7 @@ def key_variables() -> Mapping[str, str]:
     return Variables(os.environ, stored)
 
 
-def load_registry(path: Path | None, environ: Mapping[str, str] | None = None) -> ModelRegistry:
+def load_registry(path: Path | str | None, environ: Mapping[str, str] | None = None) -> ModelRegistry:
     """Load the registry of a file, or, without a file, of the keys that are set.
 
     The default file is $CALLBOARD_HOME/models.yaml.
@@ -189,7 +189,7 @@ def load_registry(path: Path | None, environ: Mapping[str, str] | None = None) -
     """
     environ = key_variables() if environ is None else environ
     if path is not None:
-        return read_models_yaml(path, environ)
+        return read_models_yaml(Path(path), environ)
     default = home_folder() / "models.yaml"
     return read_models_yaml(default, environ) if default.exists() else registry_from_env(environ)
 

@@ -13,7 +13,7 @@ from callboard.tracestore.nodes import ProbeTables
 
 from ..routing.availability import AvailabilityTable, RecordKey
 from ..routing.rate_limits import RateLimits
-from ..routing.rate_slots import Lesson
+from ..routing.rate_slots import LimitObservation
 
 # --- Findings about providers ---
 
@@ -91,7 +91,7 @@ class SharedAvailability:
                     assert isinstance(envelope.data, ProviderAvailabilityChanged)
                     self._changed(envelope.data)
                 for change in self._open.values():
-                    self._tell(change)
+                    self._publish(change)
 
     async def drain(self) -> None:
         """Nothing waits."""
@@ -117,11 +117,11 @@ class SharedAvailability:
             return
         if change.current == "available":
             if self._open.pop(key, None) is not None:
-                self._tell(change)
+                self._publish(change)
         elif not change.reason.startswith(_KNOWN_HERE_ONLY):
             self._open[key] = change
 
-    def _tell(self, change: ProviderAvailabilityChanged) -> None:
+    def _publish(self, change: ProviderAvailabilityChanged) -> None:
         seconds = None
         if change.retry_at_us is not None:
             seconds = (change.retry_at_us - self._clock.now_us()) / 1e6
@@ -141,14 +141,14 @@ TELL_SECONDS = 1.0
 _Place = tuple[str, str, str]
 
 
-class Told(msgspec.Struct, frozen=True):
+class LimitAnnouncement(msgspec.Struct, frozen=True):
     """A learned limit, as sent to the other nodes."""
 
     node: str
     """The node: the run of its engine."""
     adapter: str
     key: str
-    lesson: Lesson
+    observation: LimitObservation = msgspec.field(name="lesson")  # the name on the wire
     age_us: int
     """Microseconds since then."""
 
@@ -171,20 +171,20 @@ class LearnedLimits:
         self._subject = f"callboard.{cluster}.limits"
         self._broker = broker
         self._listens = False
-        self._news: dict[_Place, tuple[Lesson, float]] = {}
+        self._news: dict[_Place, tuple[LimitObservation, float]] = {}
         self._come = anyio.Event()
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
 
     def share(self, limits: RateLimits) -> None:
         self.limits = limits
-        limits.on_learned = self.note
+        limits.on_observation = self.note
 
-    def note(self, adapter: str, key: str, lesson: Lesson) -> None:
+    def note(self, adapter: str, key: str, observation: LimitObservation) -> None:
         """Record the limits of a reply here. They replace the earlier ones."""
-        self._news[adapter, key, lesson.model] = lesson, anyio.current_time()
+        self._news[adapter, key, observation.model] = observation, anyio.current_time()
         self._come.set()
-        if lesson.pause_us:
-            self._hurry.set()
+        if observation.pause_us:
+            self._wake.set()
 
     async def run(self) -> None:
         """Send learned limits and receive those of other nodes, until cancelled."""
@@ -193,10 +193,10 @@ class LearnedLimits:
             self._listens = True
         while True:
             await self._come.wait()
-            self._come, self._hurry = anyio.Event(), anyio.Event()
-            self._tell()
+            self._come, self._wake = anyio.Event(), anyio.Event()
+            self._publish()
             with anyio.move_on_after(TELL_SECONDS):
-                await self._hurry.wait()
+                await self._wake.wait()
 
     async def drain(self) -> None:
         """Do nothing: waiting limits have no use later."""
@@ -207,19 +207,21 @@ class LearnedLimits:
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
         """Apply limits that another node has learned."""
         try:
-            told = msgspec.json.decode(payload, type=Told)
+            announcement = msgspec.json.decode(payload, type=LimitAnnouncement)
         except msgspec.DecodeError as error:  # of another version
             _limits_log.debug("lesson_not_read", error=str(error))
             return
-        if told.node != self._node:
-            self.limits.learn(told.adapter, told.key, told.lesson, told.age_us)
+        if announcement.node != self._node:
+            self.limits.learn(
+                announcement.adapter, announcement.key, announcement.observation, announcement.age_us
+            )
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         news, self._news = self._news, {}
-        for (adapter, key, _), (lesson, at) in news.items():
+        for (adapter, key, _), (observation, at) in news.items():
             age_us = max(round((anyio.current_time() - at) * 1e6), 0)
-            told = Told(self._node, adapter, key, lesson, age_us)
-            self._broker.publish(self._subject, msgspec.json.encode(told))
+            announcement = LimitAnnouncement(self._node, adapter, key, observation, age_us)
+            self._broker.publish(self._subject, msgspec.json.encode(announcement))
 
 
 # --- One probe per cluster ---
@@ -260,7 +262,7 @@ class ProbeLeases:
         if not self._half_open(provider, model):
             return True
         async with self._asking:
-            await self._begun(provider, model)
+            await self._wait_for_probe(provider, model)
             keys = self._half_open(provider, model)
             return bool(keys) and await self._take(keys)
 
@@ -290,7 +292,7 @@ class ProbeLeases:
     def _half_open(self, provider: str, model: str) -> list[RecordKey]:
         return self._table.half_open(provider, model, self._clock.now_us())
 
-    async def _begun(self, provider: str, model: str) -> None:
+    async def _wait_for_probe(self, provider: str, model: str) -> None:
         """Wait until a call of this node has started its allowed probe."""
         for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
             if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):
@@ -298,8 +300,8 @@ class ProbeLeases:
             await anyio.sleep(_LOOK_SECONDS)
 
     def _is_to_begin(self, key: RecordKey) -> bool:
-        told = self._held.get(key)
-        return told is not None and anyio.current_time() - told < _BEGINS_SECONDS
+        held_since = self._held.get(key)
+        return held_since is not None and anyio.current_time() - held_since < _BEGINS_SECONDS
 
     async def _take(self, keys: list[RecordKey]) -> bool:
         taken: list[RecordKey] = []

@@ -135,14 +135,14 @@ class Read(msgspec.Struct, frozen=True):
     """The `seq` of the event before them."""
 
 
-class Rest(msgspec.Struct, frozen=True):
+class Pause(msgspec.Struct, frozen=True):
     """Do nothing until there are new events."""
 
     seconds: float | None
     """The seconds after which to continue in any case. None if there is nothing to do."""
 
 
-Step: TypeAlias = Send | Read | Rest
+Step: TypeAlias = Send | Read | Pause
 
 
 class BridgeQueue:
@@ -174,11 +174,11 @@ class BridgeQueue:
     def next(self, now: float, *, connected: bool) -> Step:
         """The next step at this time."""
         if not connected:
-            return Rest(None)
+            return Pause(None)
         if not self._waiting and not self.is_behind:
-            return Rest(None)
+            return Pause(None)
         if now < self._retry_at:
-            return Rest(self._retry_at - now)
+            return Pause(self._retry_at - now)
         if self._waiting:
             return Send(self._waiting[0])
         self._asked = self.committed
@@ -340,7 +340,7 @@ class EventBridge:
             course.cursor, course.committed, course.waiting_bytes, course.is_behind, course.failures
         )
 
-    async def _step(self) -> Rest | None:
+    async def _step(self) -> Pause | None:
         """Do the next step. Returns how long to wait if there is nothing to do now."""
         step = self._course.next(anyio.current_time(), connected=self._broker.connected)
         match step:
@@ -348,7 +348,7 @@ class EventBridge:
                 await self._send(page)
             case Read(after=after):
                 await self._read(after)
-            case Rest():
+            case Pause():
                 return step
         return None
 

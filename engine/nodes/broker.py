@@ -105,7 +105,7 @@ class Broker:
         self._subscriptions: set[_Subscription] = set()
         self._callbacks: list[Callable[[], None]] = []
         self._watchers: list[Callable[[bool], None]] = []
-        self._told: bool | None = None
+        self._last_state: bool | None = None
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._more = asyncio.Event()
@@ -270,7 +270,7 @@ class Broker:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                 await client.close()
             raise
-        self._tell()
+        self._report()
 
     async def _subscribe(self, client: Client, subscription: _Subscription) -> None:
         from nats.errors import Error
@@ -296,7 +296,7 @@ class Broker:
 
     async def _on_error(self, error: Exception) -> None:
         _log.debug("broker_error", error=f"{type(error).__name__}: {error}")
-        if self._told is None:
+        if self._last_state is None:
             self._changed(connected=False)
 
     async def _on_disconnect(self) -> None:
@@ -307,11 +307,11 @@ class Broker:
 
     async def _on_reconnect(self) -> None:
         self._reconnects += 1
-        self._tell()
+        self._report()
 
     def _changed(self, *, connected: bool) -> None:
-        if self._told != connected:
-            self._told = connected
+        if self._last_state != connected:
+            self._last_state = connected
             if connected:
                 _log.info("broker_connected", servers=self.addresses)
             else:
@@ -324,7 +324,7 @@ class Broker:
         """The addresses of the broker, without passwords."""
         return ", ".join(address.rpartition("@")[2].rpartition("//")[2] for address in self._servers)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._changed(connected=True)
         self._connected_at = asyncio.get_running_loop().time()
         self._reached.set()
@@ -353,7 +353,7 @@ def closing_transport() -> TcpTransport:
 # --- Inspecting a broker ---
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StreamContents(msgspec.Struct, frozen=True):
     """The contents of one of a broker's streams."""
 
     messages: int
@@ -369,9 +369,9 @@ class BrokerCondition(msgspec.Struct, frozen=True):
     version: str
     jetstream: bool
     """Whether it can keep messages."""
-    events: Kept | None
+    events: StreamContents | None
     """The events that it stores for the cluster; None if it never stored any."""
-    frames: Kept | None
+    frames: StreamContents | None
     """The frames of streams that it stores for the cluster, for some minutes; None if it stores none."""
 
 
@@ -415,11 +415,11 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
             await client.close()
 
 
-async def _kept(jetstream: JetStreamContext, stream: str) -> Kept | None:
+async def _kept(jetstream: JetStreamContext, stream: str) -> StreamContents | None:
     from nats.js.errors import NotFoundError
 
     try:
         state = (await jetstream.stream_info(stream)).state
     except NotFoundError:
         return None
-    return Kept(state.messages, state.bytes)
+    return StreamContents(state.messages, state.bytes)

@@ -64,12 +64,12 @@ class StreamPosition(msgspec.Struct, frozen=True):
     """The number of the message before the position."""
 
 
-class KeptMessage(msgspec.Struct, frozen=True):
+class RetainedMessage(msgspec.Struct, frozen=True):
     position: StreamPosition
     data: bytes
 
 
-class KeptEvents:
+class BrokerEvents:
     """The events of one cluster at the broker.
 
     Args:
@@ -127,7 +127,7 @@ class KeptEvents:
             return None, []
         return end, [headers[_ID] for headers in headers if _ID in headers]
 
-    async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
+    async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[RetainedMessage]:
         """The messages of the stream in their order, without end."""
         from nats.errors import Error
         from nats.js.api import ConsumerConfig, DeliverPolicy
@@ -144,7 +144,7 @@ class KeptEvents:
                 while True:
                     message = await pull.next()
                     sequence = message.metadata.sequence.stream
-                    yield KeptMessage(StreamPosition(end.stream, sequence), message.data)
+                    yield RetainedMessage(StreamPosition(end.stream, sequence), message.data)
         except (Error, TimeoutError) as error:
             raise OSError(f"can't read events from the broker: {type(error).__name__}: {error}") from error
 
@@ -257,7 +257,7 @@ FETCH_SECONDS = 2.0
 """The longest wait for them."""
 
 
-class KeptFrames:
+class BrokerFrames:
     """The broker of frames.
 
     Args:

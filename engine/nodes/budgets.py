@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from callboard.bus import Clock, Log, StoreError
-from callboard.tracestore.nodes import Allotment, Answer, LedgerTables, Slot, Standing, Want, by_name
+from callboard.tracestore.nodes import AccountBalance, Allotment, Answer, LedgerTables, SliceRequest, Slot, by_name
 from callboard.tracestore.rows import SpendingQuery
 
 from ..budgets.budget import ENDLESS_US, Budget
@@ -86,9 +86,9 @@ class SharedAccount(Account):
         """The amount reserved since the last check of idle slices."""
         self._spent = self._others = _NOTHING
 
-    def stands(self, standing: Standing) -> None:
-        self.granted[standing.slot] = standing.granted
-        self._spent, self._others = standing.spent, standing.others
+    def apply(self, balance: AccountBalance) -> None:
+        self.granted[balance.slot] = balance.granted
+        self._spent, self._others = balance.spent, balance.others
 
     def used(self, slot: Slot) -> Allotment:
         """The amount that this node has used in a slot."""
@@ -285,11 +285,11 @@ class BudgetSlices:
         except StoreError as error:
             _log.warning("accounts_not_asked", error=str(error))
 
-    async def count_anew(self, budgets: Sequence[Budget]) -> None:
+    async def recount(self, budgets: Sequence[Budget]) -> None:
         """Count the trace of ended runs again."""
         names = {name_of(budget) for budget in budgets}
         accounts = [account for account in self._accounts if account.scope.budget in names]
-        await self._tables.count_anew([account.scope for account in _in_order(accounts)])
+        await self._tables.recount([account.scope for account in _in_order(accounts)])
         await self._look(accounts)
 
     def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
@@ -316,9 +316,9 @@ class BudgetSlices:
             if slices:
                 await self._grant(
                     lambda now_us: slices,
-                    lambda account, slot: Want(account.scope, slot, account.used(slot), forced=True),
+                    lambda account, slot: SliceRequest(account.scope, slot, account.used(slot), forced=True),
                 )
-        await self._tables.count_anew([account.scope for account in carried])
+        await self._tables.recount([account.scope for account in carried])
         await self._look(carried)
 
     async def run(self) -> None:
@@ -350,23 +350,27 @@ class BudgetSlices:
         return [account for account in accounts if account.short_of(asked, now_us) is not None]
 
     async def _ask(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
-        def wants(account: SharedAccount, slot: Slot) -> Want:
+        def requests(account: SharedAccount, slot: Slot) -> SliceRequest:
             used = account.used(slot)
-            return Want(account.scope, slot, (used[0] + asked.money, used[1] + asked.tokens), account.recently)
+            return SliceRequest(
+                account.scope, slot, (used[0] + asked.money, used[1] + asked.tokens), account.recently
+            )
 
         def slices(now_us: int) -> _Slices:
             return [(account, account.scope.slot(now_us)) for account in accounts]
 
-        await self._grant(slices, wants)
+        await self._grant(slices, requests)
 
-    async def _grant(self, slices: Callable[[int], _Slices], wants: Callable[[SharedAccount, Slot], Want]) -> None:
+    async def _grant(
+        self, slices: Callable[[int], _Slices], requests: Callable[[SharedAccount, Slot], SliceRequest]
+    ) -> None:
         """Request slices, and apply the answer."""
         asked: _Slices = []
 
-        def ask(now_us: int) -> list[Want]:
+        def ask(now_us: int) -> list[SliceRequest]:
             asked[:] = slices(now_us)
             self._unsure.update(asked)
-            return [wants(account, slot) for account, slot in asked]
+            return [requests(account, slot) for account, slot in asked]
 
         self._number += 1
         began = self._clock.now_us()
@@ -379,12 +383,12 @@ class BudgetSlices:
         slices = sorted(self._unsure, key=lambda each: by_name(each[0].scope))
         if slices:
             await self._grant(
-                lambda now_us: slices, lambda account, slot: Want(account.scope, slot, (0, 0), forced=True)
+                lambda now_us: slices, lambda account, slot: SliceRequest(account.scope, slot, (0, 0), forced=True)
             )
 
     def _take_in(self, accounts: Sequence[SharedAccount], answer: Answer, began_us: int) -> None:
-        for account, standing in zip(accounts, answer.standings, strict=True):
-            account.stands(standing)
+        for account, balance in zip(accounts, answer.balances, strict=True):
+            account.apply(balance)
         self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
 
     def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
@@ -400,7 +404,7 @@ class BudgetSlices:
         now_us = self.now_us()
         in_use = [account for account in self._accounts if now_us - account.asked_us < FORGET_US]
         if self._overdrawn:
-            await self._confess()
+            await self._report_admitted()
         async with self._asking:
             await self._make_sure()
         wanted = await self._look(in_use) if in_use else {}
@@ -435,13 +439,13 @@ class BudgetSlices:
                 await self._tables.give_back(self._node, self._number, sizes)
                 self._unsure.difference_update(slices)
 
-    async def _confess(self) -> None:
+    async def _report_admitted(self) -> None:
         """Report to the store the calls that were admitted without it."""
         async with self._asking:
             slices = [(account, slot) for account in _in_order(self._accounts) for slot in account.granted]
             await self._grant(
                 lambda now_us: slices,
-                lambda account, slot: Want(account.scope, slot, account.used(slot), forced=True),
+                lambda account, slot: SliceRequest(account.scope, slot, account.used(slot), forced=True),
             )
             self._overdrawn = False
 

@@ -38,20 +38,20 @@ from callboard.tracestore.reports import Check
 
 from ..budgets.budget import Budget
 from ..routing.availability import AvailabilityTable
-from ..routing.rate_limits import LiveGate
+from ..routing.rate_limits import AsyncRateLimiter
 from ..stores import StoreAddress, is_address, server_store
 from ..tree import Caller
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
 from .bridge import EventBridge
 from .broker import Broker
-from .broker_streams import KeptEvents, KeptFrames
+from .broker_streams import BrokerEvents, BrokerFrames
 from .budgets import BudgetSlices
 from .frames.exchange import Subjects
-from .frames.retained import NothingStored, StoredTurns
+from .frames.retained_turns import NoStoredTurns, StoredTurns
 from .frames.sender import Frames
 from .ownership import Ownership, TakeoverRequests
 from .rate_limits import RateLimitShares
-from .trees import FarTrees
+from .trees import RemoteTrees
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The form of a cluster's name, which is a part of subjects."""
@@ -318,14 +318,14 @@ class Node:
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
         """The shared, learned rate limits; None without a broker."""
-        self.trees: FarTrees | None = None
+        self.trees: RemoteTrees | None = None
         """The trees of turns across several nodes; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
             shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
             self.learned = LearnedLimits(self.id, cluster.name, self.broker)
-            self.trees = FarTrees(self.id, cluster.name, self.broker)
+            self.trees = RemoteTrees(self.id, cluster.name, self.broker)
             self.parts = [*self.parts, self.broker, self.frames, shared, self.learned, self.trees]
             if self.ownership is not None:
                 self.parts = [*self.parts, TakeoverRequests(self.broker, Subjects(cluster.name), self.ownership)]
@@ -366,15 +366,15 @@ class Node:
         self.parts = [*self.parts, self.budgets]
         return self.budgets
 
-    def share_limits(self, bus: Bus, clock: Clock) -> Callable[[LiveGate], None] | None:
+    def share_limits(self, bus: Bus, clock: Clock) -> Callable[[AsyncRateLimiter], None] | None:
         """A function that shares a gate's declared limits with the cluster; None without a shared database."""
         if self.shared is None or self.ownership is None:
             return None
-        shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._living)
+        shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._live_nodes)
         self.parts = [*self.parts, shares]
         return shares.join
 
-    async def _living(self) -> int:
+    async def _live_nodes(self) -> int:
         assert self.ownership is not None
         nodes = await self.ownership.tables.nodes()
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
@@ -418,7 +418,7 @@ class Node:
         return broker
 
     def _bridge(self, broker: Broker, store: Store) -> EventBridge:
-        events = KeptEvents(broker, self.cluster.name)
+        events = BrokerEvents(broker, self.cluster.name)
         bridge = EventBridge(self.id, store, events, content=self.cluster.content)
         broker.on_reconnect(bridge.connected)
         return bridge
@@ -436,8 +436,8 @@ class Node:
         return Ownership(PostgresOwnership(shared), info, bus, clock)
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
-        kept = KeptFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
-        source = NothingStored() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
+        kept = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
+        source = NoStoredTurns() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
         return Frames(
             *(self.cluster.name, self.id, kept, streams, self.epoch_of, source, self._clock.now_us),
             patience=self.cluster.lease_seconds + 5.0,

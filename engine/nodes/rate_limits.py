@@ -2,8 +2,8 @@
 
 A node may use its share of a limit, which is never less than its use in the last minute. The shares of all nodes
 are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never exceed the
-limit. A node requests as much as its waiting requests need, and returns the rest. The share of a silent node is
-free again after a minute and a half.
+limit. A node requests the amount that its waiting requests need, and returns the remainder. The share of a silent
+node is free again after a minute and a half.
 
 While the store is unreachable, a node uses the limit divided by the last known number of nodes.
 """
@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
-from callboard.tracestore.nodes import Allotment, LedgerTables, Slot, Want
+from callboard.tracestore.nodes import Allotment, LedgerTables, SliceRequest, Slot
 
 from ..routing.rate_account import Declared, Ticket
-from ..routing.rate_limits import LiveGate
+from ..routing.rate_limits import AsyncRateLimiter
 
 _log = Log("engine.shared_limits")
 
@@ -71,13 +71,13 @@ class SharedLimit:
         live: The gate.
     """
 
-    def __init__(self, live: LiveGate) -> None:
+    def __init__(self, live: AsyncRateLimiter) -> None:
         self.live = live
-        self.declared = [limit for limit in live.gate.shared.limits if isinstance(limit, Declared)]
+        self.declared = [limit for limit in live.limiter.shared.limits if isinstance(limit, Declared)]
         sizes = {limit.kind: int(limit.limit) for limit in self.declared}
         self.scope = LimitScope(live.name, live.key, (sizes.get("requests"), sizes.get("tokens")))
         self.granted: Allotment = (0, 0)
-        self.told_us = 0
+        self.granted_us = 0
         """The time of the last update of the share in the store, in microseconds since the epoch."""
 
     def used(self) -> Allotment:
@@ -88,7 +88,7 @@ class SharedLimit:
 
     def needs(self) -> tuple[Allotment, Allotment]:
         """The share that all waiting requests need, and the share that the first one needs."""
-        tickets = self.live.gate.in_line()
+        tickets = self.live.limiter.in_line()
         return self._with(tickets), self._with(tickets[:1])
 
     def _with(self, tickets: list[Ticket]) -> Allotment:
@@ -121,48 +121,48 @@ class RateLimitShares:
         node: The node.
         bus: The engine's bus.
         clock: The engine's clock.
-        living: Returns the number of running nodes. Raises StoreError.
+        running_life: Returns the number of running nodes. Raises StoreError.
     """
 
     name = "shared rate limits"
 
     def __init__(
-        self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, living: Callable[[], Awaitable[int]]
+        self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, running_life: Callable[[], Awaitable[int]]
     ) -> None:
         self._tables = tables
         self._node = node
         self._bus = bus
         self._clock = clock
-        self._living = living
-        self._limits: dict[LiveGate, SharedLimit] = {}
+        self._live_nodes = running_life
+        self._limits: dict[AsyncRateLimiter, SharedLimit] = {}
         self._nodes = 1
         self._number = 0
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
         self._degraded = False
 
-    def join(self, live: LiveGate) -> None:
+    def join(self, live: AsyncRateLimiter) -> None:
         """Share the declared limits of a gate from now on."""
         limit = self._limits[live] = SharedLimit(live)
         for each in limit.declared:
             each.share = 0.0
-        live.on_wait = self._hurry_up
+        live.on_wait = self._wake_now
 
-    def _hurry_up(self) -> None:
-        self._hurry.set()
+    def _wake_now(self) -> None:
+        self._wake.set()
 
     async def run(self) -> None:
         """Keep the shares until cancelled."""
         counted = -math.inf
         while True:
             with anyio.move_on_after(LOOK_SECONDS):
-                await self._hurry.wait()
-            self._hurry = anyio.Event()
+                await self._wake.wait()
+            self._wake = anyio.Event()
             try:
                 for limit in tuple(self._limits.values()):
                     await self._balance(limit)
                 if self._limits and anyio.current_time() - counted > NODES_SECONDS:
                     counted = anyio.current_time()
-                    self._nodes = max(1, await self._living())
+                    self._nodes = max(1, await self._live_nodes())
                 self._become(degraded=False)
             except StoreError as error:
                 self._become(degraded=True, reason=str(error))
@@ -183,9 +183,9 @@ class RateLimitShares:
         if _exceeds(all_of_them, granted):
             if not await self._ask(limit, all_of_them):
                 await self._ask(limit, first)
-        elif now_us - limit.told_us > REFRESH_US and any(granted):
+        elif now_us - limit.granted_us > REFRESH_US and any(granted):
             await self._ask(limit, granted)
-        elif _exceeds(granted, used) and limit.live.gate.waiting == 0 and any(granted):
+        elif _exceeds(granted, used) and limit.live.limiter.waiting == 0 and any(granted):
             await self._give_back(limit)
         if self._degraded:
             limit.use(limit.granted)
@@ -194,12 +194,12 @@ class RateLimitShares:
         """Request a share. Returns whether it was granted."""
         self._number += 1
 
-        def wants(now_us: int) -> list[Want]:
-            return [Want(limit.scope, limit.scope.slot(now_us), up_to)]
+        def requests(now_us: int) -> list[SliceRequest]:
+            return [SliceRequest(limit.scope, limit.scope.slot(now_us), up_to)]
 
-        answer = await self._tables.grant(self._node, self._number, wants)
-        limit.told_us = self._clock.now_us()
-        limit.granted = answer.standings[0].granted
+        answer = await self._tables.grant(self._node, self._number, requests)
+        limit.granted_us = self._clock.now_us()
+        limit.granted = answer.balances[0].granted
         limit.use(limit.granted)
         return not _exceeds(up_to, limit.granted)
 

@@ -31,7 +31,7 @@ from ..runtime.runtime import Runtime
 from ..stores import StoreAddress, store_to_read
 from .bridge import BridgeStatistics, EventBridge
 from .broker import Broker
-from .broker_streams import KeptEvents
+from .broker_streams import BrokerEvents
 from .remote_source import RemoteEvents, RemoteStatistics
 
 CONNECT_SECONDS = 3.0
@@ -78,7 +78,7 @@ class RemoteBus(ReplayBus):
         self._own_store = store_to_read(StoreAddress(store)) if isinstance(store, str) else None
         shared = self._own_store if isinstance(store, str) else store
         self._events = RemoteEvents(
-            KeptEvents(self._broker, cluster),
+            BrokerEvents(self._broker, cluster),
             shared,
             clock,
             since=None if since is None else to_us(since),
@@ -181,7 +181,7 @@ class Bridge:
             raise ConfigurationError("an engine in a cluster with nats= sends its events automatically")
         self._engine = engine
         self._broker = Broker(nats_url, f"{socket.gethostname()}:{os.getpid()}")
-        events = KeptEvents(self._broker, cluster)
+        events = BrokerEvents(self._broker, cluster)
         self._bridge = EventBridge(engine.bus.run_id, engine.store, events, content=content, behind=True)
         self._broker.on_reconnect(self._bridge.connected)
         self._tasks: list[asyncio.Task[None]] = []

@@ -16,7 +16,7 @@ from callboard.bus.clock import from_us
 from callboard.tracestore import Store
 
 from .bridge import Page, decode_page
-from .broker_streams import KeptMessage, StreamPosition
+from .broker_streams import RetainedMessage, StreamPosition
 
 # --- One incoming run ---
 
@@ -78,13 +78,13 @@ class Incoming:
         """When to ask the store for the events after `known`; None if none are missing."""
         return self._ask_at if self.lacking else None
 
-    def heard(self, page: Arrived, now: float) -> list[Envelope]:
+    def receive(self, page: Arrived, now: float) -> list[Envelope]:
         """Process a page. Returns the events to deliver now, in order."""
         if self.known is None:
             self.known = self.wanted = page.after
         if page.last <= self.known:
             return []
-        self._want(page.last, now, FIRST_WAIT)
+        self._expect(page.last, now, FIRST_WAIT)
         if page.envelopes is None:
             self._ask_at = min(self._ask_at, now + FIRST_WAIT)
             return []
@@ -99,7 +99,7 @@ class Incoming:
         if self.known is None:
             self.known = self.wanted = last
         elif last > self.wanted:
-            self._want(last, now, GRACE_SECONDS)
+            self._expect(last, now, GRACE_SECONDS)
 
     def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
         """Add the store's answer with the events after `known`."""
@@ -129,7 +129,7 @@ class Incoming:
 
     # --- Helpers ---
 
-    def _want(self, last: int, now: float, wait: float) -> None:
+    def _expect(self, last: int, now: float, wait: float) -> None:
         if not self.lacking:
             self._wait = FIRST_WAIT
             self._ask_at = now + wait
@@ -183,7 +183,7 @@ AWAY_SECONDS = 0.25
 PAST_SECONDS = 0.5
 """Seconds until a failing store is asked again about the past."""
 
-TOLD_SECONDS = 30.0
+REPORT_SECONDS = 30.0
 """Seconds after which the log reports missing events."""
 
 DAY_US = 24 * 3600 * 1_000_000
@@ -198,7 +198,7 @@ class EventReader(Protocol):
         """The current end of its stream, and the id of each run's last message."""
         ...
 
-    def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
+    def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[RetainedMessage]:
         """Its messages in order. Raises OSError when the broker goes away."""
         ...
 
@@ -249,7 +249,7 @@ class RemoteEvents:
         self._position: StreamPosition | datetime | None = None
         self._runs: dict[str, Incoming] = {}
         self._lacking: set[str] = set()
-        self._told: set[str] = set()  # The runs with reported gaps.
+        self._reported: set[str] = set()  # The runs with reported gaps.
         self._new_run_from: int | None = None  # where a run starts that was not there at the start
         self._ready: deque[Envelope] = deque()
         self._pages: deque[Page] = deque()
@@ -309,7 +309,7 @@ class RemoteEvents:
 
     # --- Helpers ---
 
-    async def _take(self, message: KeptMessage) -> None:
+    async def _take(self, message: RetainedMessage) -> None:
         try:
             page = decode_page(message.data)
         except ValueError as error:  # of another version; the store has what it holds
@@ -327,7 +327,7 @@ class RemoteEvents:
             await self._read_past(self._past)
             return
         if self._pages:
-            self._heard(self._pages.popleft())
+            self._receive(self._pages.popleft())
             self._room.set()
             if self._ready:
                 return
@@ -350,14 +350,14 @@ class RemoteEvents:
         with anyio.move_on_after(seconds):
             await self._page_came.wait()
 
-    def _heard(self, page: Page) -> None:
+    def _receive(self, page: Page) -> None:
         try:
             envelopes = page.envelopes()
         except ValueError as error:
             _log.warning("page_not_read", run=page.run_id, error=str(error))
             envelopes = None
         run = self._run(page.run_id, self._new_run_from)
-        self._give(run.heard(Arrived(page.after, page.last, envelopes), anyio.current_time()))
+        self._give(run.receive(Arrived(page.after, page.last, envelopes), anyio.current_time()))
         self._note(page.run_id)
 
     async def _ask(self, name: str) -> None:
@@ -382,14 +382,14 @@ class RemoteEvents:
         if run.passed_over > passed_over:
             _log.warning("events_missing", run=name, known=run.known)
         self._note(name)
-        self._tell_if_stuck(name)
+        self._warn_if_stuck(name)
 
-    def _tell_if_stuck(self, name: str) -> None:
+    def _warn_if_stuck(self, name: str) -> None:
         run = self._runs[name]
         if run.stuck_since is None:
-            self._told.discard(name)
-        elif name not in self._told and anyio.current_time() > run.stuck_since + TOLD_SECONDS:
-            self._told.add(name)
+            self._reported.discard(name)
+        elif name not in self._reported and anyio.current_time() > run.stuck_since + REPORT_SECONDS:
+            self._reported.add(name)
             _log.warning("events_not_in_store", run=name, known=run.known, wanted=run.wanted)
 
     async def _sweep(self) -> None:

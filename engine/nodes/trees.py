@@ -74,7 +74,7 @@ class TreeBroker(Protocol):
     async def request(self, subject: str, payload: bytes, seconds: float, /) -> bytes | None: ...
 
 
-class FarTrees:
+class RemoteTrees:
     """The part of a node. See `engine.nodes.node`.
 
     Args:
@@ -92,7 +92,7 @@ class FarTrees:
         self._listens = False
         self._runs: weakref.WeakValueDictionary[tuple[str, str], _Run] = weakref.WeakValueDictionary()
         self._places: dict[str, _Place] = {}
-        self._far: dict[str, FarPlace] = {}
+        self._remote: dict[str, RemotePlace] = {}
         self._numbers = itertools.count(1)
 
     async def run(self) -> None:
@@ -125,39 +125,39 @@ class FarTrees:
     def receive(self, _subject: str, payload: bytes, reply: str) -> None:
         """Take in a message of another node."""
         try:
-            told = msgspec.json.decode(payload, type=TreeMessage)
+            received = msgspec.json.decode(payload, type=TreeMessage)
         except msgspec.DecodeError as error:  # of another version
             _log.debug("tree_message_not_read", error=str(error))
             return
-        if told.what == "cancel":
-            if (far := self._far.get(told.key)) is not None:
-                far.cancel()
+        if received.what == "cancel":
+            if (remote := self._remote.get(received.key)) is not None:
+                remote.cancel()
             return
-        place = self._places.get(told.key)
+        place = self._places.get(received.key)
         if place is None:
-            run = self._runs.get((told.turn, told.tool))
+            run = self._runs.get((received.turn, received.tool))
             if run is None:  # the tool has ended, so its calls have no place in the tree any more
-                if told.what == "busy":
-                    self.send(told.sender, TreeMessage("cancel", told.key))
+                if received.what == "busy":
+                    self.send(received.sender, TreeMessage("cancel", received.key))
                 if reply:
                     self._broker.publish(reply, msgspec.json.encode(Grant(granted=False)))
                 return
-            place = _Place(self, run, told.key, told.sender)
-            self._places[told.key] = place
-        answer = place.take(told)
+            place = _Place(self, run, received.key, received.sender)
+            self._places[received.key] = place
+        answer = place.take(received)
         if answer is not None and reply:
             self._broker.publish(reply, msgspec.json.encode(answer))
         if place.idle:
-            self._places.pop(told.key, None)
+            self._places.pop(received.key, None)
 
     # --- Far from home ---
 
     def reach(self, caller: Caller) -> None:
         """Let the node that stands for a far turn report to the home of that turn."""
         home = caller.carried.get("node")
-        if not home or caller.node.far is not None:
+        if not home or caller.node.remote is not None:
             return
-        caller.node.far = FarPlace(self, f"{self.node}:{next(self._numbers)}", home, caller)
+        caller.node.remote = RemotePlace(self, f"{self.node}:{next(self._numbers)}", home, caller)
 
     def send(self, node: str, message: TreeMessage) -> None:
         """Send a message to a node, without waiting."""
@@ -169,12 +169,12 @@ class FarTrees:
         answer = await self._broker.request(self._subjects + node, payload, GRANT_SECONDS)
         return Grant(granted=False) if answer is None else msgspec.json.decode(answer, type=Grant)
 
-    def hold(self, key: str, far: FarPlace | None) -> None:
+    def hold(self, key: str, remote: RemotePlace | None) -> None:
         """Note a place with calls in progress, or that it has none any more."""
-        if far is None:
-            self._far.pop(key, None)
+        if remote is None:
+            self._remote.pop(key, None)
         else:
-            self._far[key] = far
+            self._remote[key] = remote
 
 
 class _Run:
@@ -190,7 +190,7 @@ class _Run:
 class _Place:
     """A place at which a far node stands for a turn of this one, as long as calls are in progress there."""
 
-    def __init__(self, trees: FarTrees, run: _Run, key: str, sender: str) -> None:
+    def __init__(self, trees: RemoteTrees, run: _Run, key: str, sender: str) -> None:
         self._trees = trees
         self._run = run
         self._key = key
@@ -203,10 +203,10 @@ class _Place:
         """Whether nothing is in progress there, and no money is granted."""
         return not self._busy and not self._grants
 
-    def take(self, told: TreeMessage) -> Grant | None:
+    def take(self, received: TreeMessage) -> Grant | None:
         """Do what a message says. Returns the answer to a request."""
         caller = self._run.caller
-        match told.what:
+        match received.what:
             case "busy":
                 self._busy = True
                 caller.node.adopt(caller, self, self._cancel)
@@ -217,17 +217,17 @@ class _Place:
                 self._busy = False
                 if self._grants:
                     grants, self._grants = self._grants, []
-                    self._run.budgets.take_back(grants, told.amount)
+                    self._run.budgets.take_back(grants, received.amount)
                 caller.node.release(self)
             case "child":
-                assert told.child is not None
-                caller.note(told.child)
+                assert received.child is not None
+                caller.note(received.child)
             case "called":
-                caller.node.count_calls_elsewhere(told.calls)
+                caller.node.count_calls_elsewhere(received.calls)
             case "spent":
-                caller.node.count(told.cost or CostSum(), told.usage)
+                caller.node.count(received.cost or CostSum(), received.usage)
             case "money":
-                return self._grant(told.amount)
+                return self._grant(received.amount)
             case _:
                 pass
         return None
@@ -245,26 +245,26 @@ class _Place:
         self._trees.send(self._sender, TreeMessage("cancel", self._key))
 
 
-class FarPlace:
+class RemotePlace:
     """A place at which this node stands for a turn of another one."""
 
-    def __init__(self, trees: FarTrees, key: str, home: str, caller: Caller) -> None:
+    def __init__(self, trees: RemoteTrees, key: str, home: str, caller: Caller) -> None:
         self._trees = trees
         self._home = home
         self._node = caller.node
         self._about = TreeMessage("busy", key, trees.node, caller.node.turn_id, caller.tool_use_id or "")
-        self._account: FarAccount | None = None
+        self._account: RemoteAccount | None = None
         self._telling = anyio.Lock()
         self._is_known = False
         if "grants" in caller.carried:
             self._open_account()
 
     def _open_account(self) -> None:
-        self._account = FarAccount(self, self._node.turn_id)
+        self._account = RemoteAccount(self, self._node.turn_id)
         self._node.accounts = (self._account,)
 
     async def known(self) -> None:
-        """See `FarTurn.known`. Without this wait, the tool's result could be faster than the first message."""
+        """See `RemoteTurn.known`. Without this wait, the tool's result could be faster than the first message."""
         async with self._telling:
             if not self._is_known:
                 self._trees.hold(self._about.key, self)
@@ -272,7 +272,7 @@ class FarPlace:
                 self._is_known = True
 
     def idle(self) -> None:
-        """See `FarTurn.idle`."""
+        """See `RemoteTurn.idle`."""
         spent = _NOTHING
         if self._account is not None:
             spent = self._account.used
@@ -283,15 +283,15 @@ class FarPlace:
             self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
 
     def started(self, child: ChildTurn) -> None:
-        """See `FarTurn.started`."""
+        """See `RemoteTurn.started`."""
         self._send(msgspec.structs.replace(self._about, what="child", child=child))
 
     def called(self, calls: int) -> None:
-        """See `FarTurn.called`."""
+        """See `RemoteTurn.called`."""
         self._send(msgspec.structs.replace(self._about, what="called", calls=calls))
 
     def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """See `FarTurn.spent`."""
+        """See `RemoteTurn.spent`."""
         self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
 
     def cancel(self) -> None:
@@ -308,10 +308,10 @@ class FarPlace:
         self._trees.send(self._home, message)
 
 
-class FarAccount(Account):
+class RemoteAccount(Account):
     """The money that the home node has granted for calls here. Each call asks for what it may cost."""
 
-    def __init__(self, place: FarPlace, turn_id: str) -> None:
+    def __init__(self, place: RemotePlace, turn_id: str) -> None:
         super().__init__(Budget(max_cost_usd=0, max_tokens=0, per="turn", unpriced="refuse"), turn_id)
         self._place = place
         self._unpriced = False

@@ -27,7 +27,7 @@ from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFou
 from callboard.tracestore import StoredBatch, StoredSubmission
 
 from ..budgets.ledger import Amount
-from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
 from ..calls.outcome import texts_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
@@ -327,11 +327,13 @@ class _Creation:
         stored = await stored_batch(self._runtime, self._batch_id)
         if stored is not None:
             self._require_same(stored.digest)
-            told = submissions_of(stored)
+            stored_parts = submissions_of(stored)
             if started is None:
-                started = plan_of(self._runtime, self._named, stored), told
+                started = plan_of(self._runtime, self._named, stored), stored_parts
             # Another process may have gone on since this engine left off.
-            started[1].update({part: sent for part, sent in told.items() if not has_job(started[1].get(part))})
+            started[1].update(
+                {part: sent for part, sent in stored_parts.items() if not has_job(started[1].get(part))}
+            )
         elif started is None:
             started = self._planned(), {}
             self._publish_plan(started[0])
@@ -470,7 +472,8 @@ class _Creation:
                 request.messages, request.tools, request.system_prompt, model=request.wire_model
             )
             fees = tool_fees(request.provider_options)
-            most = worst_case_of_reply(at_batch_prices, estimate, request.max_output_tokens, fees)
+            output = most_output(request.max_output_tokens, request.provider_options)
+            most = worst_case_of_reply(at_batch_prices, estimate, output, fees)
             money = None if money is None or most.nano_usd is None else money + most.nano_usd
             tokens += most.tokens
         return Amount(money, tokens)

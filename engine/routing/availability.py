@@ -5,10 +5,10 @@
     unavailable  it is skipped until `retry_at`, except by calls without an alternative
     probing      one call checks whether it is back; for all other calls it is still unavailable
 
-`TRANSITIONS` is the whole state machine. `blame` reads the signals from the events. Five failures in a row are an
-`outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty account
-and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration. While a
-call probes, only that call's failure counts, but any success does.
+`TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row
+are an `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty
+account and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration.
+While a call probes, only that call's failure counts, but any success does.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
     """The earliest time of the next try, in microseconds since the epoch."""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Readiness(msgspec.Struct, frozen=True):
     """The availability of a model for a call that has a choice."""
 
     kind: Literal["ready", "later", "closed"] = "ready"
@@ -128,12 +128,12 @@ class Standing(msgspec.Struct, frozen=True):
     """Seconds until a call may try it again; None while a probe of unknown length is in progress."""
 
 
-READY = Standing()
-LIMITED = Standing("later", "its rate limit is exhausted")
+READY = Readiness()
+LIMITED = Readiness("later", "its rate limit is exhausted")
 """The standing of a model with no room in its known rate limits."""
 
 
-def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
+def signals_of(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
     """The signals about the provider and the model in the end of an attempt."""
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
@@ -189,23 +189,23 @@ class AvailabilityTable:
             if record.state != "available"
         )
 
-    def standing(self, provider: str, model: str, now_us: int) -> Standing:
+    def readiness(self, provider: str, model: str, now_us: int) -> Readiness:
         """The availability of a model now, for a call that has a choice."""
         if not self._records:
             return READY
-        closed: list[Standing] = []
+        closed: list[Readiness] = []
         worst = READY
         for record in self._of(provider, model):
             wait = max((record.retry_at_us or now_us) - now_us, 0) / 1e6
             if record.state == "probing":
-                closed.append(Standing("closed", f"unavailable ({record.reason}), probe in progress"))
+                closed.append(Readiness("closed", f"unavailable ({record.reason}), probe in progress"))
             elif record.state == "unavailable" and wait:
-                closed.append(Standing("closed", f"unavailable ({record.reason})", wait))
+                closed.append(Readiness("closed", f"unavailable ({record.reason})", wait))
             elif record.state == "degraded" and wait:
-                worst = Standing("later", f"degraded ({record.reason})", wait)
+                worst = Readiness("later", f"degraded ({record.reason})", wait)
         if not closed:
             return worst
-        waits = [standing.retry_after_seconds for standing in closed]
+        waits = [readiness.retry_after_seconds for readiness in closed]
         last = None if None in waits else max(wait for wait in waits if wait is not None)
         return msgspec.structs.replace(closed[0], retry_after_seconds=last)
 
@@ -238,7 +238,7 @@ class AvailabilityTable:
         """Record the end of an attempt. `request_id` is the id of its call."""
         if not self._records and isinstance(event, LlmCallCompleted):
             return ()
-        of_provider, of_model = blame(event)
+        of_provider, of_model = signals_of(event)
         ended = isinstance(event, LlmCallCompleted) or not event.will_retry
         reason = "a call succeeded" if isinstance(event, LlmCallCompleted) else _reason(event)
         hint = None if isinstance(event, LlmCallCompleted) else event.retry_after_seconds
@@ -467,23 +467,23 @@ def _reason(event: LlmCallFailed) -> str:
             return f"{event.error_class}: {event.error_type}"
 
 
-def standing_of_key(
-    standing: Standing, adapter: ProviderAdapter, key: str | None, wire_model: str, now_us: int
-) -> Standing:
+def readiness_of_key(
+    readiness: Readiness, adapter: ProviderAdapter, key: str | None, wire_model: str, now_us: int
+) -> Readiness:
     """The availability of a model for a call with a key."""
     keys = getattr(adapter, "keys", None)
     if not isinstance(keys, Keyring):  # an adapter of another kind sends no key
         if key is not None:
             raise ConfigurationError(f"{adapter.name!r} has no key {key!r}: it has no named keys")
-        return standing
+        return readiness
     if key is None and keys.unnamed is not None:
-        return standing
+        return readiness
     keys.check(key)
-    rest = keys.rest(key, wire_model, now_us)
-    if rest is None or standing.kind == "closed":
-        return standing
-    wait = max(rest.until_us - now_us, 0) / 1e6
-    return Standing("closed" if rest.weight == "refused" else "later", rest.in_words(), wait)
+    cooldown = keys.cooldown(key, wire_model, now_us)
+    if cooldown is None or readiness.kind == "closed":
+        return readiness
+    wait = max(cooldown.until_us - now_us, 0) / 1e6
+    return Readiness("closed" if cooldown.weight == "refused" else "later", cooldown.in_words(), wait)
 
 
 # --- The actor ---

@@ -46,7 +46,7 @@ from callboard.bus.values.base import cached_property
 from ..budgets.ledger import Refusal
 from ..models.entries import ModelEntry, ModelInput
 from ..models.registry import ModelRegistry
-from .availability import READY, Standing
+from .availability import READY, Readiness
 from .model_choice import Model, ModelChoice, Requirements, model_text
 
 UNLISTED_MAX_OUTPUT = 4096
@@ -121,11 +121,13 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """Warnings for the caller if the model serves."""
     obstacle: CallboardError | None = None
     """The reason why the model can't serve this request."""
-    standing: Standing = READY
+    readiness: Readiness = READY
     nominal_cost: int | None = None
     """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model isn't wanted."""
     too_dear: Refusal | None = None
     """The refusal of a budget that requires a cheaper model; None if the call has room."""
+    speaks_client: bool = False
+    """Whether the provider has the protocol of a client whose own body may be sent."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -260,7 +262,7 @@ def choose(
         taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[1]
     others: tuple[str, ...] = ()
     if len(usable) > 1 and stay_with != taken.named.model:
-        ready = [option for option in usable if option is not taken and option.standing.kind == "ready"]
+        ready = [option for option in usable if option is not taken and option.readiness.kind == "ready"]
         others = tuple([option.named.model for option in ready])
     return Route(_decision(plan, options, rejected, taken, cached_at), taken, others)
 
@@ -290,8 +292,8 @@ def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str
         return failed[option.named.model]
     if option.obstacle is not None:
         return str(option.obstacle)
-    if option.standing.kind == "closed" and not alone:
-        return option.standing.reason
+    if option.readiness.kind == "closed" and not alone:
+        return option.readiness.reason
     return None
 
 
@@ -301,12 +303,12 @@ def _rank(
     unpriced = plan.cheapest and option.nominal_cost is None
     cost = (option.nominal_cost or 0) if plan.cheapest else 0
     model = option.named.model
-    return model != stay_with, option.standing.kind == "later", model != cached_at, unpriced, cost, place
+    return model != stay_with, option.readiness.kind == "later", model != cached_at, unpriced, cost, place
 
 
 def _set_back(option: Option, taken: Option) -> str | None:
-    if option.standing.kind == "later" and taken.standing.kind != "later":
-        return option.standing.reason
+    if option.readiness.kind == "later" and taken.readiness.kind != "later":
+        return option.readiness.reason
     return None
 
 
@@ -314,9 +316,11 @@ def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
     """The error when there is no model to take."""
     if len(options) == 1 and options[0].obstacle is not None:
         return options[0].obstacle
-    reasons = "; ".join(f"{option.named.model}: {option.obstacle or option.standing.reason}" for option in options)
+    reasons = "; ".join(
+        f"{option.named.model}: {option.obstacle or option.readiness.reason}" for option in options
+    )
     if any(option.obstacle is None for option in options):
-        waits = [option.standing.retry_after_seconds for option in options if option.obstacle is None]
+        waits = [option.readiness.retry_after_seconds for option in options if option.obstacle is None]
         return NoModelAvailable(
             f"no model is available for {plan.requested!r}: {reasons}",
             retryable=True,

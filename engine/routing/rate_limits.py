@@ -24,26 +24,26 @@ from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitE
 
 from ..models.entries import AdapterEntry
 from .rate_account import Ticket
-from .rate_slots import NO_HEADERS, Gate, Headers, Lesson, aged, read_headers
+from .rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged, read_headers
 
 _LONGEST_NAP_SECONDS = 60.0
 
 
-class LiveGate:
+class AsyncRateLimiter:
     """A gate on an event loop: it wakes the requests that were admitted."""
 
-    def __init__(self, name: str, key: str, gate: Gate) -> None:
+    def __init__(self, name: str, key: str, limiter: RateLimiter) -> None:
         self.name = name
         self.key = key
-        self.gate = gate
+        self.limiter = limiter
         self.on_wait: Callable[[], None] | None = None
         """Called when requests wait; None if nothing can help them."""
-        self.on_learned: Callable[[Lesson], None] | None = None
+        self.on_observation: Callable[[LimitObservation], None] | None = None
         """Called with the limits learned from a reply; None if no other node uses the key."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.unseen: dict[Permit, None] = {}
+        self.unseen: dict[RateLimitLease, None] = {}
         """The calls in progress that were sent before any limit was known."""
-        self._told: dict[Ticket, anyio.Event] = {}
+        self._events: dict[Ticket, anyio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def now_us(self) -> int:
@@ -60,44 +60,46 @@ class LiveGate:
     def begin_to_count(self) -> None:
         """Count from now on, since a limit is known. The calls in progress are counted as sent now."""
         unseen, self.unseen = self.unseen, {}
-        self.gate.known = True
-        for permit in unseen:
-            permit.force()
+        self.limiter.known = True
+        for lease in unseen:
+            lease.force()
 
     def learned(self, model: str, headers: Headers) -> None:
         """Share the limits learned from a reply with other nodes."""
-        if self.on_learned is not None:
-            account = self.gate.models[model]
+        if self.on_observation is not None:
+            account = self.limiter.models[model]
             pause_us = 0 if account.cap is None else max(account.paused_until_us - self.now_us(), 0)
-            self.on_learned(Lesson(model, headers, pause_us, account.cap is None))
+            self.on_observation(LimitObservation(model, headers, pause_us, account.cap is None))
 
-    def learn(self, lesson: Lesson, observed_us: int) -> None:
+    def learn(self, observation: LimitObservation, observed_us: int) -> None:
         """Apply limits that other nodes have learned."""
         now_us = self.now_us()
-        if not self.gate.known:
+        if not self.limiter.known:
             self.begin_to_count()
-        if lesson.pause_us:
-            self.gate.refused_elsewhere(lesson.model, lesson.pause_us, now_us)
-        if lesson.headers.requests is not None or lesson.headers.tokens is not None:
-            self.gate.answered_elsewhere(lesson.model, lesson.headers, observed_us, now_us, opens=lesson.opens)
+        if observation.pause_us:
+            self.limiter.refused_elsewhere(observation.model, observation.pause_us, now_us)
+        if observation.headers.requests is not None or observation.headers.tokens is not None:
+            self.limiter.answered_elsewhere(
+                observation.model, observation.headers, observed_us, now_us, opens=observation.opens
+            )
         self.changed()
 
     def changed(self) -> None:
         """Admit all requests that may go now, and set a timer for the next ones."""
-        if not self.gate.waiting:
+        if not self.limiter.waiting:
             return
         now_us = self.now_us()
-        for ticket in self.gate.admit(now_us):
-            told = self._told.pop(ticket, None)
-            if told is not None:
-                told.set()
+        for ticket in self.limiter.admit(now_us):
+            event = self._events.pop(ticket, None)
+            if event is not None:
+                event.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.gate.waiting:
+        if self.limiter.waiting:
             if self.on_wait is not None:
                 self.on_wait()
-            wait = self.gate.wakes_in(now_us)
+            wait = self.limiter.wakes_in(now_us)
             if wait is not None:
                 seconds = min(wait / 1e6 + 0.0005, _LONGEST_NAP_SECONDS)
                 self._timer = asyncio.get_running_loop().call_later(seconds, self.changed)
@@ -106,16 +108,16 @@ class LiveGate:
         """Return when a waiting request is admitted. If the wait is cancelled, the request is dropped."""
         try:
             while ticket.state == "waiting":
-                told = self._told[ticket] = anyio.Event()
-                await told.wait()
+                event = self._events[ticket] = anyio.Event()
+                await event.wait()
         except BaseException:
-            self._told.pop(ticket, None)
-            self.gate.withdraw(ticket, self.now_us())
+            self._events.pop(ticket, None)
+            self.limiter.withdraw(ticket, self.now_us())
             self.changed()
             raise
 
 
-class Permit:
+class RateLimitLease:
     """The turns of one call's requests.
 
     While no limit is known, nothing is counted and there is no ticket.
@@ -125,7 +127,7 @@ class Permit:
 
     def __init__(
         self,
-        live: LiveGate,
+        live: AsyncRateLimiter,
         model: str,
         order: int,
         most: tuple[int, int],
@@ -145,10 +147,10 @@ class Permit:
     def ask(self) -> bool:
         """Ask for a request's turn. Returns whether it may be sent now."""
         live = self._live
-        if not live.gate.known:
+        if not live.limiter.known:
             return True
         ticket = self._ticket = Ticket(self.model, self._order, *self._most)
-        if live.gate.ask(ticket, live.now_us()):
+        if live.limiter.ask(ticket, live.now_us()):
             return True
         live.changed()
         return _is_held(ticket)
@@ -156,7 +158,7 @@ class Permit:
     def force(self) -> None:
         """Count a request that is sent without a turn."""
         self._ticket = Ticket(self.model, self._order, *self._most)
-        self._live.gate.force(self._ticket, self._live.now_us())
+        self._live.limiter.force(self._ticket, self._live.now_us())
 
     async def wait(self, time_left: float) -> None:
         """Wait for the turn that was requested."""
@@ -165,8 +167,8 @@ class Permit:
             return
         patience = time_left if self._patience is None else min(self._patience, time_left)
         now_us = live.now_us()
-        self._waited_for = live.gate.reason(ticket, now_us)
-        if live.gate.opens_in(ticket, now_us) / 1e6 > patience:
+        self._waited_for = live.limiter.reason(ticket, now_us)
+        if live.limiter.opens_in(ticket, now_us) / 1e6 > patience:
             self._refuse(ticket, patience)
         with anyio.move_on_after(patience) as scope:
             await live.wait(ticket)
@@ -182,13 +184,13 @@ class Permit:
         """Count the request as sent. Returns False if it must wait, because a refusal followed its admission."""
         live = self._live
         if self._ticket is None:
-            if not live.gate.known:
+            if not live.limiter.known:
                 live.unseen[self] = None
                 return True
             if not self.ask():  # a limit was learned since
                 return False
         assert self._ticket is not None
-        if live.gate.send(self._ticket, live.now_us()):
+        if live.limiter.send(self._ticket, live.now_us()):
             return True
         live.changed()
         return False
@@ -225,7 +227,7 @@ class Permit:
                 return
             live.begin_to_count()
         if self._ticket is not None and self._ticket.state == "sent":
-            live.gate.answered(self._ticket, headers, live.now_us())
+            live.limiter.answered(self._ticket, headers, live.now_us())
             live.changed()
             if headers is not NO_HEADERS:
                 live.learned(self.model, headers)
@@ -249,7 +251,7 @@ class Permit:
             live.begin_to_count()
         if self._ticket is not None and self._ticket.state == "sent":
             hint = error.retry_after_seconds
-            live.gate.refused(self._ticket, None if hint is None else math.ceil(hint * 1e6), live.now_us())
+            live.limiter.refused(self._ticket, None if hint is None else math.ceil(hint * 1e6), live.now_us())
             live.learned(self.model, NO_HEADERS)
 
     def _over(self, usage: TokenUsage | None) -> None:
@@ -258,7 +260,7 @@ class Permit:
             live.unseen.pop(self, None)
         elif ticket.state != "over":
             used = None if usage is None else (usage.total_tokens - usage.output_tokens, usage.output_tokens)
-            live.gate.over(ticket, used, live.now_us())
+            live.limiter.over(ticket, used, live.now_us())
             live.changed()
 
     async def _next_turn(self, failure: AdapterError) -> None:
@@ -277,9 +279,9 @@ class Permit:
     def _refuse(self, ticket: Ticket, patience: float) -> NoReturn:
         live = self._live
         now_us = live.now_us()
-        seconds = live.gate.opens_in(ticket, now_us) / 1e6
-        why = live.gate.reason(ticket, now_us) or self._waited_for
-        live.gate.withdraw(ticket, now_us)
+        seconds = live.limiter.opens_in(ticket, now_us) / 1e6
+        why = live.limiter.reason(ticket, now_us) or self._waited_for
+        live.limiter.withdraw(ticket, now_us)
         live.changed()
         raise RateLimitWaitError(
             f"{live.name}: not sent: {_WHY[why]} for {self.model}; the earliest free slot is in "
@@ -312,7 +314,7 @@ def _is_of_rate(error: RateLimitError) -> bool:
 
 # The rate limits of one engine
 
-MOST_HEARD = 256
+MOST_EARLY = 256
 """The number of models of an unused adapter with stored readings from other nodes."""
 
 
@@ -348,52 +350,54 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimits:
-    def __init__(self, share: Callable[[LiveGate], None] | None = None) -> None:
+    def __init__(self, share: Callable[[AsyncRateLimiter], None] | None = None) -> None:
         """Create the gates of an engine, without any use so far."""
         self._share = share
-        self.on_learned: Callable[[str, str, Lesson], None] | None = None
+        self.on_observation: Callable[[str, str, LimitObservation], None] | None = None
         """Called with each learned limit of an adapter and a key. Does nothing without other nodes."""
-        self._heard: dict[tuple[str, str], dict[str, tuple[Lesson, int]]] = {}
+        self._early: dict[tuple[str, str], dict[str, tuple[LimitObservation, int]]] = {}
         """The readings of other nodes for adapters and keys that are unused here, with their moments, by models.
         """
-        self._gates: dict[tuple[str, str], LiveGate] = {}
+        self._limiters: dict[tuple[str, str], AsyncRateLimiter] = {}
         self._entries: dict[tuple[str, str], AdapterEntry] = {}
 
-    def permit(self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]) -> Permit:
+    def lease(
+        self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]
+    ) -> RateLimitLease:
         """A permit for one call, to be asked for."""
         name = entry.name, key
-        live = self._gates.get(name)
+        live = self._limiters.get(name)
         if live is None or self._entries[name] is not entry:
             live = self._declared(name, entry)
         pooled = not key and bool(
             entry.config.key_pool
         )  # the adapter chooses the key of each attempt, and lets it rest
-        return Permit(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
+        return RateLimitLease(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
-    def learn(self, adapter: str, key: str, lesson: Lesson, age_us: int) -> None:
+    def learn(self, adapter: str, key: str, observation: LimitObservation, age_us: int) -> None:
         """Apply limits that another engine has learned."""
         name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
-        if (live := self._gates.get(name)) is not None:
-            self._teach(live, lesson, observed_us)
-        elif len(heard := self._heard.setdefault(name, {})) < MOST_HEARD:
-            heard[lesson.model] = lesson, observed_us
+        if (live := self._limiters.get(name)) is not None:
+            self._apply(live, observation, observed_us)
+        elif len(early := self._early.setdefault(name, {})) < MOST_EARLY:
+            early[observation.model] = observation, observed_us
 
     @staticmethod
-    def _teach(live: LiveGate, lesson: Lesson, observed_us: int) -> None:
-        if (still := aged(lesson, max(live.now_us() - observed_us, 0))) is not None:
+    def _apply(live: AsyncRateLimiter, observation: LimitObservation, observed_us: int) -> None:
+        if (still := aged(observation, max(live.now_us() - observed_us, 0))) is not None:
             live.learn(still, observed_us)
 
     def is_free(self, adapter: str, model: str, key: str = "") -> bool:
         """Whether a small request to a model would be sent immediately."""
-        live = self._gates.get((adapter, key))
-        if live is None or not live.gate.known:
+        live = self._limiters.get((adapter, key))
+        if live is None or not live.limiter.known:
             return True
-        return live.gate.is_free(model, live.now_us())
+        return live.limiter.is_free(model, live.now_us())
 
     def of(self, adapter: str) -> Iterator[RateLimit]:
         for live in self._of(adapter):
             now_us = live.known_time_us()
-            for room in live.gate.rooms(now_us) if now_us is not None else ():
+            for room in live.limiter.rooms(now_us) if now_us is not None else ():
                 yield RateLimit(
                     model=room.model,
                     key=live.key,
@@ -407,7 +411,7 @@ class RateLimits:
         """The calls that wait for the limits of an adapter, by their models."""
         for live in self._of(adapter):
             now_us = live.known_time_us()
-            for line in live.gate.lines(now_us) if now_us is not None else ():
+            for line in live.limiter.lines(now_us) if now_us is not None else ():
                 yield RateLimitQueue(
                     model=line.model,
                     key=live.key,
@@ -416,27 +420,27 @@ class RateLimits:
                     opens_in_seconds=line.opens_in_us / 1e6,
                 )
 
-    def share(self, live: LiveGate) -> None:
+    def share(self, live: AsyncRateLimiter) -> None:
         """Share the declared limits of a gate with the other nodes, if there are any."""
-        if self._share is not None and any(live.gate.declared):
+        if self._share is not None and any(live.limiter.declared):
             self._share(live)
 
-    def _of(self, adapter: str) -> list[LiveGate]:
-        return [live for live in self._gates.values() if live.name == adapter]
+    def _of(self, adapter: str) -> list[AsyncRateLimiter]:
+        return [live for live in self._limiters.values() if live.name == adapter]
 
-    def _declared(self, name: tuple[str, str], entry: AdapterEntry) -> LiveGate:
+    def _declared(self, name: tuple[str, str], entry: AdapterEntry) -> AsyncRateLimiter:
         """The gate of an adapter that is new or may have a new configuration."""
         requests, tokens = entry.config.requests_per_minute, entry.config.tokens_per_minute
-        live = self._gates.get(name)
-        changes = live is None or live.gate.declared != (requests, tokens)
+        live = self._limiters.get(name)
+        changes = live is None or live.limiter.declared != (requests, tokens)
         if live is None:
-            live = self._gates[name] = LiveGate(*name, Gate(requests, tokens))
-            if self.on_learned is not None:
-                live.on_learned = partial(self.on_learned, *name)
-            for lesson, observed_us in self._heard.pop(name, {}).values():
-                self._teach(live, lesson, observed_us)
+            live = self._limiters[name] = AsyncRateLimiter(*name, RateLimiter(requests, tokens))
+            if self.on_observation is not None:
+                live.on_observation = partial(self.on_observation, *name)
+            for observation, observed_us in self._early.pop(name, {}).values():
+                self._apply(live, observation, observed_us)
         elif changes:
-            live.gate.declare(requests, tokens)
+            live.limiter.declare(requests, tokens)
         if changes:
             self.share(live)
         live.changed()

@@ -62,7 +62,7 @@ class Line(NamedTuple):
     opens_in_us: int
 
 
-class Gate:
+class RateLimiter:
     """The limits of one adapter and key, and the requests that wait for them."""
 
     def __init__(self, requests: float | None = None, tokens: float | None = None) -> None:
@@ -324,7 +324,7 @@ def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed:
     return Reading(limit, remaining, None if seconds is None else round(seconds * 1e6), fixed)
 
 
-class Lesson(msgspec.Struct, frozen=True):
+class LimitObservation(msgspec.Struct, frozen=True):
     """The facts of a reply about the limits of its model."""
 
     model: str
@@ -335,13 +335,13 @@ class Lesson(msgspec.Struct, frozen=True):
     """Whether the request was sent after the last refusal, so that the provider accepts requests again."""
 
 
-def aged(lesson: Lesson, age_us: int) -> Lesson | None:
+def aged(observation: LimitObservation, age_us: int) -> LimitObservation | None:
     """The lesson after some microseconds; None if it has expired."""
     if age_us >= MINUTE_US:
         return None
-    requests, tokens, output = lesson.headers
+    requests, tokens, output = observation.headers
     headers = Headers(_aged(requests, age_us), _aged(tokens, age_us), output)
-    return msgspec.structs.replace(lesson, headers=headers, pause_us=max(lesson.pause_us - age_us, 0))
+    return msgspec.structs.replace(observation, headers=headers, pause_us=max(observation.pause_us - age_us, 0))
 
 
 def _aged(reading: Reading | None, age_us: int) -> Reading | None:

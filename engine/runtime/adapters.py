@@ -2,7 +2,7 @@
 
 An adapter starts when it is first needed. It is restarted after a crash, and replaced by a reload. Each provider
 has a number of slots for concurrent calls. Slots follow the order of turns, not of requests: the second call of
-an earlier turn precedes the first call of a later one, so new turns cannot starve an admitted turn. A waiting
+an earlier turn precedes the first call of a later one. So new turns cannot starve an admitted turn. A waiting
 call can be cancelled at any moment. If it had just received a slot, the next call gets that slot.
 
 `Host` is the interface to the engine's life. The engine's life is in a layer above the parts that use it.
@@ -97,7 +97,7 @@ RESTART_SECONDS = 6.0
 """Seconds that a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
 
 
-async def come_up(ref: ActorRef) -> None:
+async def wait_for_restart(ref: ActorRef) -> None:
     """Wait for the restart of a crashed actor, so that the next use gets the new one."""
     if not ref.coming_up:  # nearly always
         return
@@ -315,7 +315,7 @@ class AdapterPool:
             self._spares.pop(provider, None)
         elif not running.ref.running:
             await self._host.revive_adapter(running)
-            await come_up(running.ref)
+            await wait_for_restart(running.ref)
         return running
 
     def _entry(self, provider: str) -> AdapterEntry:

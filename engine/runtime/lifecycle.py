@@ -44,9 +44,9 @@ from ..models.entries import AdapterEntry
 from ..routing.availability import WATCHED, AvailabilityActor
 from ..sessions.open import ApplyCosts, SessionManager
 from ..tree import current_tool
-from .adapters import CallSlots, RunningAdapter, Startable, come_up
+from .adapters import CallSlots, RunningAdapter, Startable, wait_for_restart
 from .in_flight import require_asyncio, require_loop
-from .process import LivingEngine, engines
+from .process import RunningEngine, engines
 from .runtime import Limits, Runtime
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Life:
         self._started = 0
         self._waited: dict[str, float] = {}  # for the shared store, in seconds, by the turns that run
         self.writer: WriterCore | None = None
-        self._noted: LivingEngine | None = None  # as one of the process's engines
+        self._noted: RunningEngine | None = None  # as one of the process's engines
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
         self._report: ShutdownReport | None = None
@@ -289,7 +289,7 @@ class Life:
                 budget = runtime.timeouts.shutdown
                 try:
                     await self._start_children(root)
-                    self._noted = engines().note(LivingEngine(runtime.bus, self.loop, runtime.store, self.flush))
+                    self._noted = engines().note(RunningEngine(runtime.bus, self.loop, runtime.store, self.flush))
                     self._up.set()
                     await self._stop.wait()
                     began = anyio.current_time()
@@ -426,13 +426,13 @@ class EngineHost:
             require_loop(self._life.loop, instead)
 
     async def start(self) -> None:
-        await self.living()
+        await self.running_life()
 
     async def aclose(self) -> ShutdownReport | None:
         self.require_loop()
         return await self._life.stop() if self._life is not None else None
 
-    async def living(self) -> Life:
+    async def running_life(self) -> Life:
         """The life, started if needed. The exceptions are the same as for `start`."""
         require_asyncio()
         if self._life is None:
@@ -449,15 +449,15 @@ class EngineHost:
         self._life = None
 
     async def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
-        if (writer := (await self.living()).writer) is not None:
+        if (writer := (await self.running_life()).writer) is not None:
             writer.watch_commits(callback)
 
     async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
         life = self._life
         if life is None or not life.runs_here:
-            life = await self.living()
+            life = await self.running_life()
         manager = life.manager
-        await come_up(manager)
+        await wait_for_restart(manager)
         turn.enter_queue()
         try:
             return manager.spawn(turn.run, name=f"turn {turn.id}")
@@ -485,26 +485,26 @@ class EngineHost:
             writer.secure_now()
 
     async def flush(self) -> None:
-        await (await self.living()).flush()
+        await (await self.running_life()).flush()
 
     async def share(self) -> bool:
-        return await (await self.living()).share()
+        return await (await self.running_life()).share()
 
     async def settle(self) -> bool:
-        return await (await self.living()).settle()
+        return await (await self.running_life()).settle()
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
         if self._life is not None:
             self._life.manager.spawn(work, name=name)
 
     async def show_costs(self, costs: Mapping[str, Cost]) -> None:
-        await (await self.living()).manager.ask(ApplyCosts(costs))
+        await (await self.running_life()).manager.ask(ApplyCosts(costs))
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
-        return await (await self.living()).start_adapter(entry)
+        return await (await self.running_life()).start_adapter(entry)
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
-        await (await self.living()).revive_adapter(running)
+        await (await self.running_life()).revive_adapter(running)
 
     def retire(self, running: RunningAdapter) -> None:
         if self._life is not None:

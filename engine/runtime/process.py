@@ -22,7 +22,7 @@ from callboard.tracestore import Store
 _FLUSH_SECONDS = 0.5
 
 
-class LivingEngine:
+class RunningEngine:
     """A started engine. The engine's life holds it.
 
     Args:
@@ -47,30 +47,30 @@ class LivingEngine:
             await flush()
 
 
-Newcomer: TypeAlias = Callable[[LivingEngine], object]
+Newcomer: TypeAlias = Callable[[RunningEngine], object]
 """A function that is called for each engine of the process.
 
 It may run in any thread; a new engine calls it on its own loop.
 """
 
 
-class Living:
+class RunningEngines:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._engines: WeakValueDictionary[str, LivingEngine] = WeakValueDictionary()
+        self._engines: WeakValueDictionary[str, RunningEngine] = WeakValueDictionary()
         self._watchers: WeakSet[Watcher] = WeakSet()
 
-    def note(self, living: LivingEngine) -> LivingEngine:
+    def note(self, engine: RunningEngine) -> RunningEngine:
         """Register an engine that has started on the loop that runs here.
 
         Watchers are called before the engine does any work.
         """
         with self._lock:
-            self._engines[living.bus.run_id] = living
+            self._engines[engine.bus.run_id] = engine
             watchers = list(self._watchers)
         for watcher in watchers:
-            watcher.tell(living)
-        return living
+            watcher.tell(engine)
+        return engine
 
     def watch(self, tell: Newcomer) -> Watcher:
         """Call a function for all running engines, and for each new one while the result is referenced."""
@@ -78,8 +78,8 @@ class Living:
         with self._lock:
             self._watchers.add(watcher)
             engines = list(self._engines.values())
-        for living in engines:
-            tell(living)
+        for engine in engines:
+            tell(engine)
         return watcher
 
     async def flush(self, path: Path) -> None:
@@ -91,22 +91,22 @@ class Living:
             with contextlib.suppress(StoreError, RuntimeError, TimeoutError):
                 await _on_its_loop(each)
 
-    def _writing_to(self, path: Path) -> list[LivingEngine]:
+    def _writing_to(self, path: Path) -> list[RunningEngine]:
         with self._lock:
             found = list(self._engines.values())
         place = path.resolve()
         return [each for each in found if each.store is not None and each.store.path.resolve() == place]
 
 
-async def _on_its_loop(living: LivingEngine) -> None:
+async def _on_its_loop(engine: RunningEngine) -> None:
     """Flush an engine, with a limited wait.
 
     Raises RuntimeError if its loop has ended, and TimeoutError if the loop is blocked.
     """
-    if _running_loop() is living.loop:
-        await living.flush()
-    elif living.loop.is_running():
-        flushing = asyncio.run_coroutine_threadsafe(living.flush(), living.loop)
+    if _running_loop() is engine.loop:
+        await engine.flush()
+    elif engine.loop.is_running():
+        flushing = asyncio.run_coroutine_threadsafe(engine.flush(), engine.loop)
         await anyio.to_thread.run_sync(flushing.result, _FLUSH_SECONDS)
 
 
@@ -128,17 +128,17 @@ class Watcher:
         self.tell = tell
 
 
-_living = Living()
+_running = RunningEngines()
 
 
-def engines() -> Living:
-    return _living
+def engines() -> RunningEngines:
+    return _running
 
 
 def _forget_after_fork() -> None:
     """Forget everything in a child process: none of the loops runs there."""
-    global _living
-    _living = Living()
+    global _running
+    _running = RunningEngines()
 
 
 if hasattr(os, "register_at_fork"):

@@ -25,7 +25,7 @@ from callboard.bus import (
 )
 from callboard.tracestore import CallFilter, Store
 
-from ..conversation.options import AskedWith
+from ..conversation.options import StoredTurnOptions
 from ..routing.model_choice import Model, model_text
 from ..runtime.adapters import Host
 from .state import SessionState, TurnLease, configured
@@ -101,7 +101,7 @@ class OpenSessions:
         if self._captures and not state.resumed:
             self._publish_history(state)
 
-    def keep_asked(self, state: SessionState, asked: AskedWith) -> None:
+    def keep_asked(self, state: SessionState, asked: StoredTurnOptions) -> None:
         """Keep the options of a turn that called tools, for the turn that answers the calls."""
         state.asked = asked
         if self._captures and state.announced:

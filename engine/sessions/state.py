@@ -16,20 +16,20 @@ from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 
 from ..conversation.context import WHOLE, RefusedReasoning
-from ..conversation.options import NOTHING, AskedWith, TurnOptions, asked_with_of, merged
+from ..conversation.options import NOTHING, StoredTurnOptions, TurnOptions, merged, stored_turn_options
 from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike
 from ..tools.collect import collected
 
 if TYPE_CHECKING:
-    from ..nodes.frames.retained import Retained
+    from ..nodes.frames.retained_turns import RetainedTurns
     from ..nodes.ownership import Ownership
 
 
 _NO_OPTIONS: TurnOptions = {}
 
 
-class TurnUnderWay(Protocol):
+class TurnInProgress(Protocol):
     """The operations on a turn in progress that other parts may use."""
 
     def cancel(self, why: str = "") -> bool:
@@ -87,15 +87,15 @@ class SessionState:
         self.context = WHOLE
         """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
-        self.asked: AskedWith = NOTHING
+        self.asked: StoredTurnOptions = NOTHING
         """The options of the last turn with tool calls, for the turn that answers them."""
         self.asked_stored: JsonObject | None = None
         """These options as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
-        self.queue: list[TurnUnderWay] = []
+        self.queue: list[TurnInProgress] = []
         """The turns that have been started and not yet admitted, in the order in which they will run."""
-        self.running: TurnUnderWay | None = None
+        self.running: TurnInProgress | None = None
         self.announced = False
         """Whether the session's existence was published."""
         self.resumed = False
@@ -149,7 +149,7 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 
-def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetup:
+def setup_of(state: SessionState, asked: StoredTurnOptions | None = None) -> SessionSetup:
     asked = state.asked if asked is None else asked
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(
@@ -185,7 +185,7 @@ class Opening(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(Opening)
 
 
-def packed_opening(state: SessionState, asked: AskedWith) -> bytes:
+def packed_opening(state: SessionState, asked: StoredTurnOptions) -> bytes:
     """A session's setup as bytes; empty if it can't be written. It is cached until it changes."""
     now = (state.model, state.system_prompt, state.tools, state.name, asked)
     if state.opening is None or state.opening[0] != now:
@@ -193,7 +193,7 @@ def packed_opening(state: SessionState, asked: AskedWith) -> bytes:
     return state.opening[1]
 
 
-def _packed(state: SessionState, asked: AskedWith) -> bytes:
+def _packed(state: SessionState, asked: StoredTurnOptions) -> bytes:
     try:
         packed = msgspec.msgpack.encode(Opening(setup_of(state, asked), state.tags, state.name))
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
@@ -219,17 +219,17 @@ def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
     )
 
 
-def asked_in(packed: bytes) -> AskedWith | None:
+def asked_in(packed: bytes) -> StoredTurnOptions | None:
     """The options of the last turn that a dead owner started; None if they can't be read."""
     saved = saved_of("", packed)
-    return None if saved is None or saved.setup is None else asked_with_of(saved.setup.asked_with)
+    return None if saved is None or saved.setup is None else stored_turn_options(saved.setup.asked_with)
 
 
-def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:
+def in_its_first_turn(saved: SavedSession, kept: RetainedTurns) -> SavedSession:
     """A session whose owner died in its first turn. Its messages are in the frames."""
     turn = kept.unfinished
-    begun = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
-    if saved.messages or saved.missing != (NOTHING_SAID,) or not begun:
+    started = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
+    if saved.messages or saved.missing != (NOTHING_SAID,) or not started:
         return saved
     return msgspec.structs.replace(saved, missing=())
 

@@ -12,7 +12,7 @@ from callboard.bus import CallboardError, ConfigurationError, SessionBusy, Sessi
 from callboard.tracestore import SavedSession, SessionRow, decode_json, encode_json
 
 from ..conversation.context import WHOLE
-from ..conversation.options import TurnOptions, asked_with_of
+from ..conversation.options import TurnOptions, stored_turn_options
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of, model_text
 from ..runtime.runtime import Runtime
@@ -227,5 +227,5 @@ def state_of(
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}. Pass a model of this engine with model=") from error
     state.messages.extend(document.messages)
-    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
+    state.asked, state.asked_stored = stored_turn_options(setup.asked_with), setup.asked_with
     return state

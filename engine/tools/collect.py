@@ -28,6 +28,13 @@ class ToolSource(Sequence[Tool]):
     def tools(self) -> tuple[Tool, ...]:
         """The current tools. The tuple must be the same object until they change."""
 
+    def watch(self, changed: Callable[[], object]) -> Callable[[], object]:
+        """Call a function when the tools change. Returns a function that ends this.
+
+        A source that does not override it reports no changes.
+        """
+        return lambda: None
+
     @overload
     def __getitem__(self, index: int) -> Tool: ...
     @overload

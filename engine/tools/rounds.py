@@ -36,7 +36,7 @@ A plain function runs in a thread.
 """
 
 
-Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
+OnToolEvent: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 
 
 class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
 
     clock: Clock
     """The clock that measures how long tools take."""
-    tell: Tell
+    tell: OnToolEvent
     """A function that gets the events."""
     messages: tuple[Message, ...] = ()
     """The conversation, with the message that made the calls."""

@@ -180,9 +180,9 @@ async def _readied(
         repaired = await _repaired(call, tool, error, shared)
         if repaired is None:
             raise Refused(f"{error}; call the tool again with arguments that follow its schema.") from error
-    mended = msgspec.structs.replace(call, input=repaired, raw_arguments=None, incomplete=False)
+    changed = msgspec.structs.replace(call, input=repaired, raw_arguments=None, incomplete=False)
     try:
-        return repaired, _read(mended, handler)
+        return repaired, _read(changed, handler)
     except InvalidToolCallError as error:
         raise Refused(f"{error}; call the tool again with arguments that follow its schema.") from error
 
@@ -369,7 +369,7 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
     except Exception as error:
         done = True
         _log.warning("tool_failed", error, tool=call.name, error=type(error).__name__)
-        return ToolResultBlock(call.id, _told(error), is_error=True)
+        return ToolResultBlock(call.id, _error_text(error), is_error=True)
     finally:
         current_tool.reset(inherited)
         if caller is not None:
@@ -380,7 +380,7 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
             controller.abort(why)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

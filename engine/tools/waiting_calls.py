@@ -6,7 +6,7 @@ continue after a restart, and in another process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -15,8 +15,9 @@ from callboard.adapters import Message, Role, ToolResultBlock, ToolUseBlock
 from callboard.bus.errors import CallboardError
 from callboard.bus.values.messages import ended_well
 
+from .collect import ToolLike, as_tools
 from .context import Approved, Denied, ToolError, as_content, denial
-from .handler import Tool
+from .handler import Handoff, Tool
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
 """An answer to a call. `Approved()` runs the call, and `Denied(...)` does not. Any other value is its result, as a
@@ -50,6 +51,34 @@ def last_reply(messages: Sequence[Message]) -> Message:
         if message.role is Role.ASSISTANT:
             return message
     raise LookupError("there is no reply yet")
+
+
+def results_in(messages: Iterable[Message]) -> dict[str, ToolResultBlock]:
+    """The results of calls in a history, by the ids of the calls, without errors."""
+    blocks = (block for message in messages if message.role is Role.TOOL for block in message.content)
+    return {each.tool_use_id: each for each in blocks if isinstance(each, ToolResultBlock) and not each.is_error}
+
+
+def handoff_in(reply: Message, tools: Iterable[Tool], ran: Container[str]) -> Handoff | None:
+    """The agent that gets the conversation by the calls of a reply: that of the first handoff which has run."""
+    handoffs = {tool.name: tool for tool in tools if isinstance(tool, Handoff)}
+    called = (call.name for call in reply.tool_uses if call.id in ran)
+    return next((handoffs[name] for name in called if name in handoffs), None)
+
+
+def agent_now(tools: Sequence[ToolLike], messages: Sequence[Message]) -> Handoff | None:
+    """The agent that has a conversation after its handoffs; None if it is the first one, which has these tools."""
+    current, found = as_tools(tools), None
+    if not any(isinstance(tool, Handoff) for tool in current):
+        return None
+    results = results_in(messages)
+    waiting = {call.id for call in open_calls(messages)}
+    for message in messages:
+        if waiting.isdisjoint(call.id for call in message.tool_uses):
+            agent = handoff_in(message, current, results)
+            if agent is not None:
+                current, found = as_tools(agent.tools), agent
+    return found
 
 
 def was_cut_off(message: Message) -> bool:

@@ -41,7 +41,7 @@ from ..runtime.adapters import RunningAdapter
 from ..runtime.in_flight import InFlight
 from ..runtime.lifecycle import Life
 from ..runtime.runtime import Runtime
-from ..sessions.resuming import Wanted, stored_state
+from ..sessions.resuming import SessionToOpen, stored_state
 
 if TYPE_CHECKING:
     from ..nodes.ownership import OwnershipStatistics
@@ -70,8 +70,11 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """``queued`` after a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
-    the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
+    """The progress: ``queued`` after a turn of its session, or ``waiting`` for a slot, a rate limit or a budget.
+
+    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, as with tools. ``ending``
+    comes after a cancellation.
+    """
     model: str
     """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
     session_id: str | None
@@ -397,7 +400,7 @@ class WatchingMethods:
         state = runtime.sessions.states.get(session_id)
         if state is None:
             await runtime.host.start()
-            state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
+            state = await stored_state(runtime, SessionToOpen(session_id=session_id, model=model))
         if not content:
             raise CallboardError("the message of a turn can't be empty")
         return preview(runtime, state, model, Message.user(content), given)

@@ -28,7 +28,7 @@ from callboard.bus import (
 )
 from callboard.bus.values.base import ShortRepr
 
-from ..runtime.process import LivingEngine, engines
+from ..runtime.process import RunningEngine, engines
 
 # --- An ended call ---
 
@@ -183,7 +183,7 @@ class CallCursor:
             if len(self._calls) == self._capacity:
                 self._skipped += 1 + self._calls.popleft().skipped
             self._calls.append(call)
-        self._tell()
+        self._report()
 
     def take(self) -> EndedCall | None:
         """The oldest call; None if there is none."""
@@ -212,7 +212,7 @@ class CallCursor:
     def add(self, followed: _Followed) -> bool:
         """Add a reader of an engine. Returns whether it is needed."""
         with self._changed:
-            if self.closed or any(each.living is followed.living for each in self._followed):
+            if self.closed or any(each.engine is followed.engine for each in self._followed):
                 return False
             self._followed = [each for each in self._followed if not each.over] + [followed]
             return True
@@ -227,9 +227,9 @@ class CallCursor:
         with self._changed:
             self.closed = True
             self._followed = []
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._changed:
             waker, self._waker = self._waker, None
             self._changed.notify_all()
@@ -241,8 +241,8 @@ class CallCursor:
 class _Followed:
     """The reader of one engine's bus, on that engine's loop."""
 
-    def __init__(self, living: LivingEngine, events: Subscription, cursor: ref[CallCursor]) -> None:
-        self.living = living
+    def __init__(self, engine: RunningEngine, events: Subscription, cursor: ref[CallCursor]) -> None:
+        self.engine = engine
         self._events = events
         self._cursor = cursor
         self._calls = CallsOfEngine()
@@ -279,11 +279,11 @@ class _Followed:
             self._events.close()
             done.set()
 
-        if _running_loop() is self.living.loop:
+        if _running_loop() is self.engine.loop:
             end()
             return done
         try:
-            self.living.loop.call_soon_threadsafe(end)
+            self.engine.loop.call_soon_threadsafe(end)
         except RuntimeError:  # that loop has ended
             done.set()
         return done
@@ -296,26 +296,26 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _follow(cursor: ref[CallCursor], living: LivingEngine) -> None:
+def _follow(cursor: ref[CallCursor], engine: RunningEngine) -> None:
     """Start to read an engine's bus. Any thread may call this."""
-    if _running_loop() is living.loop:
-        _begin(cursor, living)
+    if _running_loop() is engine.loop:
+        _begin(cursor, engine)
     else:
         with contextlib.suppress(RuntimeError):  # that loop has ended
-            living.loop.call_soon_threadsafe(_begin, cursor, living)
+            engine.loop.call_soon_threadsafe(_begin, cursor, engine)
 
 
-def _begin(cursor: ref[CallCursor], living: LivingEngine) -> None:
+def _begin(cursor: ref[CallCursor], engine: RunningEngine) -> None:
     """Start on the engine's loop."""
     calls = cursor()
     if calls is None or calls.closed:
         return
-    events = living.bus.subscribe(*_TOPICS, policy=DropOldest(4096), name="watch")
-    followed = _Followed(living, events, cursor)
+    events = engine.bus.subscribe(*_TOPICS, policy=DropOldest(4096), name="watch")
+    followed = _Followed(engine, events, cursor)
     if not calls.add(followed):
         events.close()
         return
-    followed.task = living.loop.create_task(followed.run(), name="callboard watch")
+    followed.task = engine.loop.create_task(followed.run(), name="callboard watch")
 
 
 # --- Watching the process ---

@@ -262,7 +262,7 @@ class Repricings:
 
         Other repricings on the engine's bus count, too.
         """
-        heard = asyncio.create_task(self._hear()) if self._subject.engine is not None else None
+        watcher = asyncio.create_task(self._watch_events()) if self._subject.engine is not None else None
         try:
             while True:
                 news = self._news
@@ -270,10 +270,10 @@ class Repricings:
                 await news.wait()
                 await asyncio.sleep(0.05)
         finally:
-            if heard is not None:
-                heard.cancel()
+            if watcher is not None:
+                watcher.cancel()
 
-    async def _hear(self) -> None:
+    async def _watch_events(self) -> None:
         """Notify the page when another process has changed the costs."""
         engine = self._subject.engine
         assert engine is not None

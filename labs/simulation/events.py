@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from callboard.bus import ActorStarted, Envelope
-from callboard.engine.nodes.bridge import BridgeQueue, Page, Read, Rest, Send
+from callboard.engine.nodes.bridge import BridgeQueue, Page, Pause, Read, Send
 from callboard.engine.nodes.remote_source import Arrived, Incoming
 
 from .kernel import ANSWER_SECONDS, BrokenPromise, Host, Kernel, Network
@@ -80,7 +80,7 @@ class Bridge:
                 seqs = [each for each in self._file.seqs.get(self._host.run_id, ()) if after < each <= committed]
                 self._outgoing.read([self._page(after, seqs)] if seqs else [])
                 self._step()
-            case Rest(seconds) if seconds is not None:
+            case Pause(seconds) if seconds is not None:
                 self._host.soon(seconds, self._step)
 
     def _arrived(self, page: Page) -> None:

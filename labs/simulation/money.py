@@ -16,7 +16,7 @@ from callboard.engine import Budget
 from callboard.engine.budgets.budget import Payer
 from callboard.engine.budgets.ledger import Account, Amount, Ledger
 from callboard.engine.nodes.budgets import BudgetSlices, Scope
-from callboard.tracestore.nodes import AccountScope, Allotment, Answer, LedgerTables, Slot, Wants
+from callboard.tracestore.nodes import AccountScope, Allotment, Answer, LedgerTables, SliceRequests, Slot
 from tests.support.shared_tables import LedgerModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
@@ -79,7 +79,7 @@ class Tables:
         self._model = bank.model
         self._kernel = bank.kernel
 
-    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+    async def grant(self, node: str, number: int, wants: SliceRequests) -> Answer:
         return cast("Answer", await self._ask(lambda: self._model.grant(node, number, wants)))
 
     async def give_back(

@@ -14,7 +14,7 @@ import msgspec
 from callboard.bus import StreamLog
 from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
 from callboard.tracestore.shipping.shipment import START, Position
-from callboard.tracestore.shipping.shipper import Ask, Rest, Send, ShippingOptions, ShippingPlan
+from callboard.tracestore.shipping.shipper import Ask, Pause, Send, ShippingOptions, ShippingPlan
 from callboard.tracestore.sql.events import belongs
 from tests.support.shared_tables import OwnershipModel
 
@@ -155,7 +155,7 @@ class File:
         self.seqs.setdefault(written.run_id, []).append(written.seq)
         if self._is_idle:
             self._is_idle = False
-            self.course.hurry()
+            self.course.wake()
             self._host.soon(self._kernel.random.uniform(0.05, 2), self._step)
         self.on_write(written)
         return written
@@ -180,7 +180,7 @@ class File:
                 last = Position(after.event + len(events), events[-1].run_id, events[-1].seq)
                 take = partial(self._trace.take, self._host.number, after, events, last)
                 self._network.ask(self._host, take, self._sent, self._failed)
-            case Rest(seconds):
+            case Pause(seconds):
                 self._host.soon(seconds, self._step)
 
     def _asked(self, position: Position) -> None:

@@ -1,14 +1,16 @@
-"""The structure of the rooms: no circle of files, and every package states its subject."""
+"""The structure of the rooms, the form of docstrings, and generators that may hold no cancel scope."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from scripts.house import crossings, name_of
+import pytest
+
+from scripts.house import crossings, name_of, nodes
 
 from .test_imports import PACKAGES, ROOT, imports, modules
 
@@ -95,12 +97,8 @@ def test_nothing_below_the_engine_imports_it() -> None:
 
 def test_every_package_states_its_subject() -> None:
     """The docstring of each `__init__` says what the folder holds."""
-    silent = [
-        str(path.parent.relative_to(ROOT))
-        for package in PACKAGES
-        for path in modules(package)
-        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    ]
+    faces = [path for package in PACKAGES for path in modules(package) if path.name == "__init__.py"]
+    silent = [path for path in faces if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
     assert silent == []
 
 
@@ -120,3 +118,149 @@ def test_the_core_needs_no_annex() -> None:
     used = {name_of(each.path) for each in crossings() if each.when == "call"}
     assert [each for each in crossings() if each.when == "start"] == []
     assert used <= COMPOSE
+
+
+# -- docstrings
+
+RUN_IN = re.compile(r"(?:\A|\n\n|[.;:]\s+)((?:\w+,\s+)*\w+(?:\s+and\s+\w+)?):\s")
+"""Names that are told within a paragraph: `One call. text: of it.`"""
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    """What a docstring may list: arguments, fields, attributes, methods and properties."""
+    for each in ast.walk(node):
+        match each:
+            case (
+                ast.arg(arg=name)
+                | ast.AnnAssign(target=ast.Name(id=name))
+                | ast.Attribute(value=ast.Name(id="self"), attr=name)
+                | ast.FunctionDef(name=name)
+            ):
+                yield name
+            case _:
+                pass
+
+
+def run_in_lists(source: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    """The lines of the functions and classes whose docstrings list names in a paragraph, with the names."""
+    for node in source:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (ast.get_docstring(node) or "").splitlines()
+            prose = "\n".join(line for line in lines if not line.startswith(" "))  # no sections, no tables
+            found = [name for told in RUN_IN.findall(prose) for name in re.findall(r"\w+", told)]
+            yield from ((node.lineno, name) for name in found if name in {*names(node)})
+
+
+def test_no_docstring_lists_names_in_a_paragraph() -> None:
+    """An argument stands in a section, and what a field or an attribute means stands below it."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for package in PACKAGES
+        for path in modules(package)
+        for line, name in run_in_lists(nodes(path))
+    ]
+    assert found == []
+
+
+CALL = """
+class Call:
+    '''{}'''
+    text: str
+    usage: int | None
+
+    def __init__(self, model):
+        self.ended = False
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "listed"),
+    [
+        ("One call. text: of it. usage: what it came to;\n    None if unknown.", ["text", "usage"]),
+        ("text, usage: of it.", ["text", "usage"]),
+        ("One call;\n    ended: no more comes.", ["ended"]),
+        ("One call\n\n    model: that was asked.", ["model"]),
+        ("One call: text and usage. It ends by itself. Note: the text may be empty.", []),
+        ("One call.\n\n    Args:\n        model: The model. text: as it comes.\n\n    It ends by itself.", []),
+    ],
+)
+def test_what_docstrings_list_is_found(said: str, listed: list[str]) -> None:
+    """Names of the class itself in its paragraphs, and nothing in its sections."""
+    assert [name for _, name in run_in_lists([*ast.walk(ast.parse(CALL.format(said)))])] == listed
+
+
+MENTION = re.compile(r"(?<!`)`([A-Z][a-z]+\w*)[\w.]*(?:\(\))?`(?!`)")
+
+
+def test_a_class_in_backticks_exists() -> None:
+    known, mentions = {"Interval", "Len"}, []  # these two are classes of annotated-types
+    for package in (*PACKAGES, "callboard", "tests", "labs", "benchmarks", "examples", "scripts"):
+        for path in modules(package):
+            text = path.read_text("utf-8")
+            known.update(re.findall(r"\b[A-Z][a-z]+\w*", MENTION.sub("", text)))
+            mentions += [(name, path.relative_to(ROOT)) for name in MENTION.findall(text)]
+    missing = [f"{path}: {name}" for name, path in mentions if name not in known]
+    assert not missing, "these classes do not exist; write their present names"
+
+
+# -- cancel scopes
+
+# A generator that yields while it holds a cancel scope or a task group may be left in the middle, with the scope
+# open in a task that may be another one: trio and anyio then raise, or cancel the wrong code, at a later point.
+# Async context managers made of generators are the exception: they are entered and left in one task.
+
+SCOPES = ("CancelScope", "create_task_group", "fail_after", "move_on_after", "fail_at", "move_on_at", "timeout",
+          "timeout_at", "TaskGroup", "open_nursery")  # fmt: skip
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def yields_in_scopes(source: Sequence[ast.AST]) -> Iterator[int]:
+    """The lines of such yields."""
+    for node in source:
+        if isinstance(node, ast.AsyncFunctionDef) and not any(map(is_context_manager, node.decorator_list)):
+            for child in node.body:
+                yield from _yields(child, in_scope=False)
+
+
+def is_context_manager(decorator: ast.expr) -> bool:
+    return any(name in ast.unparse(decorator) for name in ("asynccontextmanager", "fixture"))
+
+
+def _yields(node: ast.AST, *, in_scope: bool) -> Iterator[int]:
+    if isinstance(node, FUNCTIONS):
+        return
+    if isinstance(node, ast.Yield) and in_scope:
+        yield node.lineno
+    if isinstance(node, ast.With | ast.AsyncWith):
+        in_scope = in_scope or any(opens_scope(item.context_expr) for item in node.items)
+    for child in ast.iter_child_nodes(node):
+        yield from _yields(child, in_scope=in_scope)
+
+
+def opens_scope(expression: ast.expr) -> bool:
+    return any(
+        isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in SCOPES
+        for node in ast.walk(expression)
+    )
+
+
+def test_no_generator_yields_inside_a_scope() -> None:
+    folders = (*PACKAGES, "examples", "benchmarks", "labs")
+    files = [path for folder in folders for path in modules(folder) if "yield" in path.read_text("utf-8")]
+    assert [f"{name_of(path)}:{line}" for path in files for line in yields_in_scopes(nodes(path))] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("async with anyio.create_task_group() as g:\n        yield 1", [3]),
+        ("with anyio.move_on_after(1):\n        if x:\n            yield 1", [4]),
+        ("with CancelScope() as scope:\n        pass\n    yield 1", []),
+        ("with open(x) as f:\n        yield 1", []),
+        ("with anyio.CancelScope():\n        def inner():\n            yield 1", []),
+    ],
+)
+def test_yields_in_scopes_are_found(body: str, lines: list[int]) -> None:
+    function = f"async def f():\n    {body}\n"
+    assert list(yields_in_scopes([*ast.walk(ast.parse(function))])) == lines
+    assert list(yields_in_scopes([*ast.walk(ast.parse(f"@asynccontextmanager\n{function}"))])) == []

@@ -24,10 +24,10 @@ from callboard.bus import (
 from callboard.bus.streams.events import TextDelta, ThinkingDelta
 from callboard.engine import RequestLoss, RequestPreview
 from callboard.engine.calls.outcome import NOT_KNOWN
-from callboard.engine.cli.chat.chat import preview_lines, replies_text
-from callboard.engine.cli.chat.lines import HELP, command_of, completions, edited, is_open, unknown, unwrapped
-from callboard.engine.cli.chat.state import Interrupts, ReplyWriter
-from callboard.engine.cli.common.screen import Screen, console_class
+from callboard.engine.cli.chat import preview_lines, replies_text
+from callboard.engine.cli.chat_input import HELP, command_of, completions, edited, is_open, unknown, unwrapped
+from callboard.engine.cli.chat_state import Interrupts, ReplyWriter
+from callboard.engine.cli.screen import Screen, console_class
 
 from .running import call, read_until, start
 
@@ -354,7 +354,7 @@ def test_the_history_is_private_and_never_behind_a_link(tmp_path: Path) -> None:
     pytest.importorskip("prompt_toolkit")
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    from callboard.engine.cli.chat.terminal import LARGEST_HISTORY, files, history
+    from callboard.engine.cli.chat_terminal import LARGEST_HISTORY, files, history
 
     path = tmp_path / "home" / "chat-history"
     kept = history(path)

@@ -25,7 +25,7 @@ import pytest
 
 from callboard.bus.files import write_private
 from callboard.engine.cli.command_line import build_parser
-from callboard.engine.cli.common.sanitize import sanitize
+from callboard.engine.cli.sanitize import sanitize
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.call_columns import DIMENSIONS
 from callboard.tracestore.collections import CollectionFile, Item, packed

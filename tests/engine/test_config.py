@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard import ConfigurationError, KeyFile, ModelDefaults, RetryPolicy, ToolSettings, load_registry
+from callboard import ConfigurationError, Engine, KeyFile, ModelDefaults, RetryPolicy, ToolSettings, load_registry
 from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from callboard.engine.routing.candidates import expand
 
@@ -50,6 +50,11 @@ models:
     tier: balanced
     can_delegate: true
     aliases: [gpt5]
+"""
+PRICES = """
+label: own
+date: 2026-01-01
+prices: [{model: "openai:gpt-5", input: 1, output: 2}]
 """
 KEYS = {"ANTHROPIC_API_KEY": "sk-ant", "OPENAI_API_KEY": "sk-oai"}
 
@@ -277,6 +282,18 @@ def test_the_home_folder_moves_with_its_variable(tmp_path: Path, monkeypatch: py
     assert load_registry(None, KEYS).source == str(tmp_path / "models.yaml")
     with pytest.raises(ConfigurationError, match=r"can't be read"):
         load_registry(tmp_path / "absent.yaml")
+
+
+async def test_an_engine_takes_its_files_as_texts(tmp_path: Path) -> None:
+    """`models=`, `store=` and `prices=` take the path of a file as a text, too."""
+    written(tmp_path, SEED_EXAMPLE)
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    texts = {name: f"{tmp_path}/{name}.yaml" for name in ("models", "prices")}
+    async with Engine(store=f"{tmp_path}/trace.db", **texts) as engine:
+        assert "own" in engine.prices.label
+        assert "openai:gpt-5" in engine.registry.models
+        await engine.reload(texts["models"])
+    assert (tmp_path / "trace.db").exists()
 
 
 def test_a_key_written_into_the_file_works_and_is_warned_about(

@@ -293,7 +293,6 @@ def test_a_tree_in_a_trace_file_is_as_the_model_says(
 def test_a_tree_in_postgresql_is_as_the_model_says(
     postgres_server: PostgresServer, tmp_path: Path, plan: Plan, limits: TurnLimits | None
 ) -> None:
-    """As in a trace file."""
     story = Story(plan, limits, second=0.02)
     with postgres_server.clean_database() as dsn:
 

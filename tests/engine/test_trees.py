@@ -29,6 +29,7 @@ from callboard import (
     generate_sync,
     handoff,
     run_sync,
+    stream_sync,
     tool,
     trace_context,
 )
@@ -418,6 +419,39 @@ async def test_the_text_of_the_whole_tree_is_read_in_one_place() -> None:
             own = [text async for text in turn.text_stream]
     assert "".join(text for depth, text in pieces if depth == 0) == "".join(own) == "Wait. Done."
     assert "".join(text for depth, text in pieces if depth == 1) == "By me."
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_the_text_of_a_tree_has_the_children_of_another_engine_and_event_loop() -> None:
+    """A tool in a thread uses the blocking functions. Its child has a child there, too."""
+    below = runs("b", lambda: other.session("b:m").send("Go."))
+    script = {"a": [Say("By ", calls=[("b", {})]), Say("me.")], "b": [Say("And me.")]}
+    other = Engine(models=registry(**script), trace=False, prices=PRICES)
+
+    @tool
+    def look() -> str:
+        """Look."""
+        with stream_sync("a:m", "Look.", engine=other, tools=[below]) as stream:
+            return stream.result().text
+
+    async with running(asks("look"), Say("Done.")) as (engine, _):
+        async with engine.session("s:m", tools=[look]).stream("Go.") as turn:
+            pieces = [(piece.depth, piece.text) async for piece in turn.text_stream(tree=True)]
+    assert "".join(text for depth, text in pieces if depth == 0) == "Done."
+    assert "".join(text for depth, text in pieces if depth == 1) == "By me."
+    assert "".join(text for depth, text in pieces if depth == 2) == "And me."
+    await anyio.to_thread.run_sync(lambda: run_sync(other.aclose()))
+
+
+def test_the_blocking_stream_reads_the_text_of_the_tree_too() -> None:
+    agent = agent_tool("agent", model="a:m")
+    calls = Say("Wait. ", calls=[("agent", {"task": "Do it."})])
+    with Engine(models=registry(calls, Say("Done."), a=[Say("By ", "me.")]), trace=False) as engine:
+        with stream_sync("s:m", "Go.", engine=engine, tools=[agent]) as stream:
+            pieces = list(stream.text_stream(tree=True))
+            own = list(stream.text_stream)
+    assert "".join(piece.text for piece in pieces if piece.depth == 0) == "".join(own) == "Wait. Done."
+    assert "".join(piece.text for piece in pieces if piece.depth == 1) == "By me."
 
 
 async def test_the_trees_of_a_trace_show_what_each_turn_cost_with_its_children(tmp_path: Path) -> None:

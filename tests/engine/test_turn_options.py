@@ -127,6 +127,21 @@ async def test_a_turn_ends_when_its_timeout_is_over() -> None:
             await session.send("Hi", timeout_seconds=0)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
+@pytest.mark.parametrize("name", ["max_output_tokens", "max_tool_rounds", "retry_empty", "max_retries"])
+async def test_a_negative_limit_is_refused(ask: Ask, name: str, tmp_path: Path) -> None:
+    """Some servers read -1 as no limit, and then a budget would reserve nothing."""
+    async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
+        with pytest.raises(ValueError, match=f"{name}=-1: must be at least"):
+            await ask(engine, **{name: -1})
+
+
+def test_a_session_refuses_a_negative_limit() -> None:
+    """Its default would hold for each turn."""
+    with pytest.raises(ValueError, match="max_output_tokens=0: must be at least 1"):
+        Engine(trace=False).session("local-chat", max_output_tokens=0)
+
+
 def test_a_tool_takes_its_time_limit_by_both_names() -> None:
     """As a decorator's argument, as a field, and as an attribute."""
 

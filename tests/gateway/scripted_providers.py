@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -33,14 +32,32 @@ class Scripted(NamedTuple):
     """Whether the body is complete, the connection breaks after it, or nothing more comes."""
 
 
+class Head(NamedTuple):
+    """A request without its body."""
+
+    target: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+
+
+def head_of(data: bytes) -> Head:
+    first, *lines = data.decode("latin-1").strip().split("\r\n")
+    fields = (line.partition(":") for line in lines)
+    return Head(first.split(" ")[1], {name.lower(): value.strip() for name, _, value in fields})
+
+
 class ScriptedProvider:
     """A server of scripted replies, the next one for each request."""
 
     def __init__(self) -> None:
         self.url = ""
         self.replies: list[Scripted] = []
+        self.repeats = False
+        """Whether the last reply is given again."""
         self.asked: list[Any] = []
         """The bodies of the requests."""
+        self.heads: list[Head] = []
+        """The requests without their bodies."""
         self.left = asyncio.Event()
         """Set when a client left before the end of its reply."""
 
@@ -50,10 +67,11 @@ class ScriptedProvider:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                found = re.search(rb"\r\ncontent-length: *(\d+)", head.lower())
-                length = int(found[1]) if found else 0
+                self.heads.append(asked := head_of(head))
+                length = int(asked.headers.get("content-length", 0))
                 self.asked.append(msgspec.json.decode(await reader.readexactly(length) or b"null"))
-                if not await self._answer(self.replies.pop(0), reader, writer):
+                reply = self.replies[0] if self.repeats and len(self.replies) == 1 else self.replies.pop(0)
+                if not await self._answer(reply, reader, writer):
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -124,16 +142,33 @@ async def serving(
         client_model: The client's name for its model.
         named: The provider's name of the model; None for one that converses.
     """
-    named = named or MODELS[wire.name]
+    async with serving_models(wire, {client_model: named or MODELS[wire.name]}) as found:
+        yield found
+
+
+@asynccontextmanager
+async def serving_models(
+    wire: Wire, models: Mapping[str, str], *, adapter: str | None = None
+) -> AsyncIterator[tuple[str, ScriptedProvider]]:
+    """The same for several models.
+
+    Args:
+        wire: The provider's protocol.
+        models: The provider's names of the models by the client's.
+        adapter: The adapter's own name; None for that of its protocol.
+    """
+    adapter = adapter or wire.name
     provider = ScriptedProvider()
     server = await asyncio.start_server(provider.serve, "127.0.0.1", 0)
     provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    model = f"{wire.name}:{named}"
     config = AdapterConfig(api_key="k", base_url=provider.url, max_retries=0, options=dict(wire.options))
     registry = ModelRegistry(
-        {wire.name: AdapterEntry(name=wire.name, type=wire.type_name, config=config)},
-        {model: ModelEntry(id=model, adapter=wire.name, wire_name=named)},
-        client_names={client_model: [model]},
+        {adapter: AdapterEntry(name=adapter, type=wire.type_name, config=config)},
+        {
+            f"{adapter}:{named}": ModelEntry(id=f"{adapter}:{named}", adapter=adapter, wire_name=named)
+            for named in models.values()
+        },
+        client_names={name: [f"{adapter}:{named}"] for name, named in models.items()},
     )
     with _port() as listener:
         async with server, Engine(models=registry, trace=False) as engine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from callboard.bus.errors import (
     RateLimitError,
 )
 from callboard.engine import Engine, Limits
-from callboard.engine.gateway import GatewayLimits
+from callboard.engine.gateway import GatewayLimits, http
 from callboard.engine.gateway.application import Gateway, gateway
 from callboard.tracestore import PriceRow, PriceTable
 from tests.gateway.asking import Asked, ask, open_request, post
@@ -29,6 +29,7 @@ from tests.gateway.plain_wire import WIRE
 from tests.support.engines import registry, running
 from tests.support.scripted import Say
 
+zstd: Any = http.zstd()
 PRICES = PriceTable([PriceRow(model="s:m", input=3_000_000, output=15_000_000)], label="test")
 """3 and 15 dollars for a million tokens."""
 
@@ -227,7 +228,10 @@ def large(bytes_: int) -> bytes:
         (b"", {"content-length": "2000"}, 413),
         (gzip.compress(large(200_000), mtime=0), {"content-encoding": "gzip"}, 413),
         (gzip.compress(large(10), mtime=0)[:-4], {"content-encoding": "gzip"}, 400),
-        (b"x", {"content-encoding": "zstd"}, 415),
+        (zstd.compress(large(200_000)), {"content-encoding": "zstd"}, 413),
+        (zstd.compress(large(10))[:-4], {"content-encoding": "zstd"}, 400),
+        (b"x", {"content-encoding": "zstd"}, 400),
+        (b"x", {"content-encoding": "br"}, 415),
         (b"[" * 900, {}, 400),
         (b"[]", {}, 400),
         (b'{"model":', {}, 400),
@@ -242,10 +246,17 @@ async def test_a_request_out_of_bounds_is_refused(body: bytes, headers: dict[str
     assert answer.status == status
 
 
-async def test_a_compressed_body_is_read() -> None:
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
+async def test_a_compressed_body_is_read(encoding: str, compress: Callable[[bytes], bytes]) -> None:
     async with serving(Say("Hi")) as app:
-        answer = await post(app, gzip.compress(large(10), mtime=0), headers={"content-encoding": "gzip"})
+        answer = await post(app, compress(large(10)), headers={"content-encoding": encoding})
     assert answer.status == 200
+
+
+async def test_without_its_library_zstd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callboard.engine.gateway.http.zstd", lambda: None)
+    async with serving(Say("Hi")) as app:
+        assert (await post(app, b"x", headers={"content-encoding": "zstd"})).status == 415
 
 
 async def test_a_body_in_pieces_is_counted_as_it_arrives() -> None:

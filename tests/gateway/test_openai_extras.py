@@ -14,14 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callboard.adapters import AdapterConfig, ImageBlock, ProviderAdapter
+from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.images import GeneratedImage, ImageRequest
 from callboard.adapters.operations.openai_media import OpenAIImages
 from callboard.adapters.operations.openai_wires import OpenAIEmbeddings
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.requests.content import write_data_url
+from callboard.adapters.requests.fitted import WireCall
+from callboard.bus import Clock
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
+from callboard.engine import Engine
+from callboard.engine.gateway import gateway
+from callboard.engine.gateway.http import FormField, form_fields
 from callboard.engine.gateway.openai_extras import (
     read_embeddings,
+    read_image_edit,
+    read_image_edit_json,
     read_images,
     write_embeddings,
     write_image_stream,
@@ -29,7 +40,9 @@ from callboard.engine.gateway.openai_extras import (
 )
 from callboard.engine.gateway.wire import BadRequest
 
+from ..support.engines import model, serving
 from ..support.recordings import FOLDER, needs_recordings
+from ..support.scripted import adapter_type
 
 PNG = b"\x89PNG\r\n\x1a\n"
 USAGE = TokenUsage(input_tokens=5)
@@ -231,3 +244,83 @@ def test_a_field_of_images_without_a_canonical_word_is_a_loss_elsewhere() -> Non
 )
 def test_a_wrong_request_for_images_is_refused_in_the_vendors_words(body: JsonObject, said: str) -> None:
     assert said in refusal(read_images, body)
+
+
+# --- Images to edit ---
+
+
+def form_of(call: WireCall) -> list[FormField]:
+    assert call.body.startswith(b"--")
+    return form_fields(call.body, {**call.headers}["content-type"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("mask", [None, ImageBlock(data=PNG + b"mask")])
+def test_an_edit_of_the_adapter_is_read_as_itself(count: int, mask: ImageBlock | None) -> None:
+    images = tuple(ImageBlock(data=PNG + b"\r\n--%d" % number, media_type="image/png") for number in range(count))
+    request = ImageRequest(
+        request_id="", model="gpt-image-2", prompt="A cat", images=images, mask=mask, n=2, quality="high"
+    )
+    asked = read_image_edit(form_of(OpenAIImages().write(request, "openai")))
+    assert asked.request == msgspec.structs.replace(
+        request, mask=mask and msgspec.structs.replace(mask, media_type="image/png")
+    )
+
+
+async def test_the_sdk_edits_an_image_through_the_gateway() -> None:
+    """The provider gets the image, and the client the provider's."""
+    reply = {"data": [{"b64_json": "iVBORw0KGgo="}], "usage": {"input_tokens": 5, "output_tokens": 7}}
+    transport = FakeTransport(*[FakeReply(json.dumps(reply).encode()) for _ in range(2)])
+
+    def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+        return OpenAIAdapter(AdapterConfig(api_key="k"), name=name, transport=transport, clock=clock)
+
+    models = serving(model("a:gpt-image-2", kind="image"), a=adapter_type(make))
+    async with Engine(models=models, trace=False) as engine:
+        client = openai.AsyncOpenAI(
+            api_key="k", base_url="http://localhost/v1", max_retries=0,
+            http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway(engine, keyless=True))),
+        )  # fmt: skip
+        edited = await client.images.edit(model="a:gpt-image-2", prompt="A hat", image=("a.png", PNG, "image/png"))
+        made = await client.images.generate(model="a:gpt-image-2", prompt="A cat")
+    for images in (edited, made):
+        assert images.data is not None
+        assert images.data[0].b64_json == "iVBORw0KGgo="
+    assert [request.url.rpartition("/")[2] for request in transport.requests] == ["edits", "generations"]
+    assert PNG in transport.requests[0].body
+
+
+def test_images_in_json_are_data_and_no_addresses() -> None:
+    body: JsonObject = {
+        "model": "m",
+        "prompt": "A hat",
+        "images": [{"image_url": write_data_url("image/png", PNG)}],
+    }
+    assert read_image_edit_json(body).request.images == (ImageBlock(data=PNG, media_type="image/png"),)
+    body["images"] = [{"image_url": "http://169.254.169.254/a.png"}]
+    assert "expected an image_url with data" in refusal(read_image_edit_json, body)
+    assert "Missing required parameter: 'image'" in refusal(
+        read_image_edit_json, {"model": "m", "prompt": "A hat"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"--b\r\n\r\n--b--", "multipart/form-data"),
+        (b"", "multipart/form-data; boundary=b"),
+        (b'--b\r\ncontent-disposition: form-data; name="a"\r\n\r\nx', "multipart/form-data; boundary=b"),
+        (b"--b\r\n\r\nx\r\n--b--", "multipart/form-data; boundary=b"),
+        (b"--b" + b'\r\ncontent-disposition: form-data; name="a"\r\n\r\nx\r\n--b' * 70 + b"--",
+         "multipart/form-data; boundary=b"),
+    ],
+    ids=["no boundary", "empty", "cut", "no name", "too many"],
+)  # fmt: skip
+def test_a_form_that_is_none_is_refused(body: bytes, kind: str) -> None:
+    with pytest.raises(BadRequest):
+        form_fields(body, kind)
+
+
+def test_a_file_that_is_no_image_is_refused() -> None:
+    with pytest.raises(BadRequest, match="not a PNG"):
+        read_image_edit([FormField("image", b"text", "text/plain")])

@@ -12,10 +12,11 @@ import pytest
 from callboard.adapters import AdapterConfig, CanonicalRequest, ProviderAdapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.bus import Clock
-from callboard.engine import Engine
+from callboard.bus.values.base import Json
+from callboard.engine import Budget, Engine
 from callboard.engine.gateway import gateway
 from callboard.engine.gateway.application import Gateway
-from callboard.engine.gateway.passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind, replaced
+from callboard.engine.gateway.passing import MOST_WAITING_BYTES, ClientTooSlow, PassedReply, replaced
 from callboard.engine.gateway.wire import ClientRequest
 from tests.gateway.asking import post
 from tests.support.engines import model, serving
@@ -44,11 +45,14 @@ class Provider:
         self.wire = wire
         self.transport = FakeTransport(*replies)
         self.key = "sk-of-the-provider"
+        self.history: Mapping[str, Any] = {}
+        """Fields of the request."""
 
     @asynccontextmanager
     async def gateway(self, **more: Any) -> AsyncIterator[Gateway]:
         def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
-            config = AdapterConfig(api_key=self.key, base_url=self.wire.base_url, max_retries=0)
+            options: dict[str, Json] = {"quirks": "openrouter"} if self.wire.name == "openai_compatible" else {}
+            config = AdapterConfig(api_key=self.key, base_url=self.wire.base_url, max_retries=0, options=options)
             return self.wire.adapter(config, name=name, transport=self.transport, clock=clock)
 
         models = serving(model("a:m"), a=adapter_type(make)).with_client_names({"mine": ["a:m"]})
@@ -60,7 +64,7 @@ class Provider:
         return msgspec.json.decode(self.transport.requests[-1].body)
 
     async def ask(self, app: Gateway, *, streamed: bool) -> bytes:
-        kind, body = self.wire.type_name, dict(BODIES[self.wire.type_name])
+        kind, body = self.wire.type_name, {**BODIES[self.wire.type_name], **self.history}
         path, query = PATHS[kind], ""
         if kind != "gemini":
             body |= {"model": "mine"} | ({"stream": True} if streamed else {})
@@ -101,6 +105,49 @@ async def test_the_body_reaches_the_provider_as_it_was(wire: Wire) -> None:
     assert provider.sent == expected
 
 
+@pytest.mark.parametrize(("wire", "more", "needed"), [
+    (WIRES[2], {"max_tokens": 40, "n": 3}, 120), (WIRES[2], {"max_tokens": -1}, 16_384),
+    (WIRES[2], {"max_tokens": 40, "max_completion_tokens": 20}, 40),
+    (WIRES[3], {"generationConfig": {"maxOutputTokens": 40, "candidateCount": 2}}, 80),
+])  # fmt: skip
+async def test_a_budget_reserves_all_that_the_clients_body_asks_for(
+    wire: Wire, more: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider gets the client's own body, and bills each choice up to the highest limit in it."""
+    monkeypatch.setitem(BODIES, wire.type_name, BODIES[wire.type_name] | more)  # type: ignore[arg-type]
+    for room, admitted in ((needed, False), (needed + 1_000, True)):
+        provider = Provider(wire, wire.whole("Hello"))
+        async with provider.gateway(budgets=[Budget(max_tokens=room, unpriced="allow")]) as app:
+            if admitted:
+                await provider.ask(app, streamed=False)
+            else:  # there is no room for the input
+                with pytest.raises(AssertionError, match="tokens left"):
+                    await provider.ask(app, streamed=False)
+
+
+SOUND: Any = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+DEMANDS: Mapping[str, Any] = {
+    "anthropic": {
+        "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+        "tool_choice": {"type": "any"},
+    },
+    "openai": {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+    "openai_compatible": {"messages": [{"role": "user", "content": [SOUND]}]},
+    "gemini": {"tools": [{"googleSearch": {}}], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+}
+"""What a provider can do beyond our words and tables: a forced call of its own tools, and sound."""
+
+
+@each_wire
+async def test_the_provider_judges_what_a_body_asks_for(wire: Wire) -> None:
+    provider = Provider(wire, wire.whole("Hello"))
+    asked = {**BODIES[wire.type_name], **DEMANDS[wire.type_name]}
+    async with provider.gateway() as app:
+        answer = await post(app, {"model": "mine", **asked}, path=PATHS[wire.type_name])
+    assert answer.status == 200, answer.data
+    assert provider.sent.items() >= DEMANDS[wire.type_name].items()
+
+
 @each_wire
 async def test_a_whole_reply_is_the_providers_with_the_clients_name_of_the_model(wire: Wire) -> None:
     provider = Provider(wire, wire.whole("Hello"))
@@ -137,6 +184,75 @@ async def test_middleware_that_may_change_a_reply_takes_the_providers_bytes_away
     assert b"Hello" not in got
 
 
+SECRET = "c2VjcmV0IG9mIHRoZSBwcm92aWRlcg=="
+HISTORIES: Mapping[str, Any] = {
+    "anthropic": {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": SECRET},
+                    {"type": "text", "text": "Yes."},
+                ],
+            },
+            {"role": "user", "content": "Go on"},
+        ]
+    },
+    "openai": {
+        "input": [
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": SECRET},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]},
+            {"role": "user", "content": "Go on"},
+        ]
+    },
+    "openai_compatible": {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": "Yes.",
+                "reasoning_details": [{"type": "reasoning.encrypted", "data": SECRET, "format": "of-tomorrow"}],
+            },
+            {"role": "user", "content": "Go on"},
+        ]
+    },
+    "gemini": {
+        "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+        "contents": [
+            {"role": "user", "parts": [{"text": "Hi"}]},
+            {"role": "model", "parts": [{"text": "Yes.", "thoughtSignature": SECRET}]},
+            {"role": "user", "parts": [{"text": "Go on"}]},
+        ],
+    },
+}
+"""Conversations with what only the provider understands."""
+
+
+async def brief(request: CanonicalRequest, next: Any) -> Any:
+    """Middleware that changes a request, so that the canonical form is sent."""
+    return await next(msgspec.structs.replace(request, system_prompt="Be brief."))
+
+
+@each_wire
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_opaque_data_goes_there_and_back_if_the_adapter_has_another_name(wire: Wire, streamed: bool) -> None:
+    """The adapter is named `a`, and the request is changed, so that both ways are by the canonical form."""
+    reply = [event for _, event in wire.events("Yes.", 0, "end", "Let me think.")]
+    whole = wire.body("Yes.", 0, "end", "Let me think.")
+    said = FakeReply(wire.stream(*reply)) if streamed else FakeReply(msgspec.json.encode(whole))
+    said.headers["content-type"] = "text/event-stream" if streamed else "application/json"
+    provider = Provider(wire, said)
+    provider.history = HISTORIES[wire.type_name]
+    async with provider.gateway(middleware=[brief]) as app:
+        got = await provider.ask(app, streamed=streamed)
+    assert "Be brief." in str(provider.sent)
+    assert SECRET in str(provider.sent)
+    if not streamed or wire.name != "openai":  # a written stream of Responses has tokens of what the gateway keeps
+        assert all(secret in got.decode() for secret in wire.secrets[:1])
+
+
 @each_wire
 async def test_the_key_of_the_provider_is_in_no_answer(wire: Wire) -> None:
     said = {"error": {"message": "Incorrect API key provided: sk-of-the-provider", "type": "authentication"}}
@@ -150,6 +266,62 @@ async def test_the_key_of_the_provider_is_in_no_answer(wire: Wire) -> None:
     assert answer.status == 403
     assert b"sk-of" not in answer.data
     assert "sk-of" not in str(answer.headers)
+
+
+# --- Limits ---
+
+LIMITS = {
+    "anthropic": {
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": "49",
+        "anthropic-ratelimit-requests-reset": "2020-01-01T00:00:00Z",
+        "anthropic-ratelimit-input-tokens-limit": "9000",
+        "anthropic-ratelimit-input-tokens-remaining": "8000",
+    },
+    "openai_compatible": {
+        "x-ratelimit-limit-requests": "50",
+        "x-ratelimit-remaining-requests": "49",
+        "x-ratelimit-reset-requests": "1m0s",
+        "x-ratelimit-limit-tokens": "9000",
+    },
+}
+"""The limits of a provider, in the headers of its replies."""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "asked", "expected"),
+    [
+        ("anthropic", "anthropic", LIMITS["anthropic"]),
+        ("openai_compatible", "openai_compatible", LIMITS["openai_compatible"]),
+        # Tokens of the input alone are no limit that OpenAI has a header for.
+        ("anthropic", "openai_compatible", {
+            "x-ratelimit-limit-requests": "50", "x-ratelimit-remaining-requests": "49",
+            "x-ratelimit-reset-requests": "0.000s",
+        }),
+        ("openai_compatible", "anthropic", {
+            "anthropic-ratelimit-requests-limit": "50", "anthropic-ratelimit-requests-remaining": "49",
+            "anthropic-ratelimit-requests-reset": "…", "anthropic-ratelimit-tokens-limit": "9000",
+        }),
+        ("openai_compatible", "gemini", {}),
+    ],
+)  # fmt: skip
+async def test_the_providers_limits_are_told_in_the_clients_words(
+    kind: str, asked: str, expected: Mapping[str, str], streamed: bool
+) -> None:
+    wire = next(each for each in WIRES if each.type_name == kind)
+    provider = Provider(wire, wire.streamed("Hello") if streamed else wire.whole("Hello"))
+    (reply,) = provider.transport.replies
+    reply.headers = {**reply.headers, **LIMITS[kind], "x-ratelimit-key": provider.key}
+    body = {"model": "mine", **BODIES[asked], "stream": streamed}
+    path = PATHS[asked].replace("generateContent", "streamGenerateContent") if streamed else PATHS[asked]
+    async with provider.gateway() as app:
+        answer = await post(app, body, path=path)
+    assert answer.status == 200
+    told = {name: value for name, value in answer.headers.items() if "ratelimit" in name}
+    assert provider.key not in str(told)
+    told.pop("x-ratelimit-key", None)
+    assert {name: (expected.get(name) == "…" and "…") or value for name, value in told.items()} == expected
 
 
 # --- The bytes themselves ---
@@ -199,7 +371,7 @@ def test_a_client_far_behind_costs_bounded_memory() -> None:
     reply = passed("anthropic")
     for _ in range(2 * MOST_WAITING_BYTES // 100_000):
         reply.take_in("content_block_delta", b"x" * 100_000)
-    with pytest.raises(TooFarBehind):
+    with pytest.raises(ClientTooSlow):
         reply.take()
 
 

@@ -17,6 +17,7 @@ from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent, TextDelta, ThinkingDelta, ToolUseInputDelta
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.responses_requests import read_request
 from callboard.engine.gateway.wire import BadRequest, ClientRequest
@@ -41,21 +42,17 @@ from .responses_cases import (
 
 # --- Requests ---
 
-_JSON_HINT: JsonObject = {"role": "developer", "content": "Answer with a JSON object."}
-
 
 def items_of(body: JsonObject) -> list[JsonObject]:
     """The items of a body in one form.
 
-    The adapter joins messages of one role that follow each other, and makes up ids for replies. It also mentions
-    JSON where the mode for JSON needs it, and leaves out empty messages.
+    The adapter joins messages of one role that follow each other, makes up ids for replies, and leaves out empty
+    messages.
     """
     given = body["input"]
     found: list[JsonObject] = []
     for item in given if isinstance(given, list) else [{"role": "user", "content": given}]:
         assert isinstance(item, dict)
-        if item == _JSON_HINT:
-            continue
         kept: JsonObject = {name: value for name, value in item.items() if value is not None}
         if item.get("type") == "function_call":
             arguments = item["arguments"]
@@ -106,6 +103,21 @@ def test_what_is_read_of_what_the_adapter_writes_is_written_the_same_again(reque
     assert {name: value for name, value in again.items() if name not in gateways} == {
         name: value for name, value in body.items() if name not in gateways
     }
+
+
+def test_the_word_that_json_mode_needs_is_written_once() -> None:
+    """The adapter adds a message that mentions JSON. Read again, it is one of the request's own."""
+    hello = Message(Role.DEVELOPER, (TextBlock("Hi"),))
+    request = CanonicalRequest(
+        request_id="",
+        model="openai:gpt-5",
+        messages=(hello,),
+        max_output_tokens=16,
+        output_schema={"type": "object"},
+    )
+    body = build(request)
+    assert items_of(build(read_again(body))) == items_of(body)
+    assert str(body).count("JSON object") == 1
 
 
 _ITEMS: st.SearchStrategy[list[Json]] = st.lists(values(ResponseInputItemParam), min_size=1, max_size=3)

@@ -66,8 +66,14 @@ def test_it_prints_how_to_use_it_from_each_client() -> None:
 
 def test_it_says_what_a_client_needs() -> None:
     assert "callboard clients add NAME" in "\n".join(serve.greeting(URL, registry(Say("x")), keyless=False))
-    local = serve.served_models(registry_from_env({}))
-    assert "local model" in "\n".join(serve.greeting(URL, local, keyless=True))
+
+
+@pytest.mark.parametrize("command", [None, "pip install it"])
+def test_it_says_whether_the_local_model_is_there(command: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "what_to_install", lambda: command)
+    said = "\n".join(serve.greeting(URL, serve.served_models(registry_from_env({})), keyless=True))
+    assert "the local model serves every request" in said
+    assert ("pip install it" in said) is (command is not None)
 
 
 @pytest.mark.parametrize(

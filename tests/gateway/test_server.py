@@ -16,6 +16,7 @@ import uvicorn
 
 from callboard.bus import LlmCallFailed, Lossless
 from callboard.engine import Engine
+from callboard.engine.cli.web import serve_until_interrupt
 from callboard.engine.gateway import GatewayLimits, gateway, server
 from callboard.engine.gateway.server import server_options
 from tests.support.engines import registry
@@ -35,7 +36,7 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     async with Engine(models=registry(*replies), trace=False) as engine:
         app = gateway(engine, keyless=True, limits=limits)
-        config = uvicorn.Config(app, **(server_options() | {"timeout_graceful_shutdown": 1, "lifespan": "off"}))
+        config = uvicorn.Config(app, **(server_options() | {"lifespan": "off"}))
         running = uvicorn.Server(config)
         running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         task = asyncio.create_task(running.serve(sockets=[listener]))
@@ -118,6 +119,24 @@ async def test_a_flood_or_a_smuggled_request_is_refused_and_its_connection_close
         assert await client.answers() in ([status], [])
 
 
+@pytest.mark.parametrize("depth", [300, 900, 1_000, 100_000])
+async def test_deep_json_is_the_clients_fault(depth: int) -> None:
+    """However deep: what can be decoded may still be too deep for what follows."""
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth},
+    }
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": "x"}]  # fmt: skip
+    bodies = (msgspec.json.encode({"model": "s:m", "messages": messages}), b"[" * depth + b"]" * depth)
+    async with serving(Say("Hello")) as (_, port):
+        for body in bodies:
+            async with connected(port) as client:
+                client.send(request(body))
+                assert await client.status() in (200, 400)
+
+
 async def test_a_body_without_an_end_is_refused_when_it_is_too_large() -> None:
     limits = GatewayLimits(body_bytes=1000)
     async with serving(limits=limits) as (_, port), connected(port) as client:
@@ -187,3 +206,16 @@ async def test_answers_are_not_held_back_for_an_acknowledgement(monkeypatch: pyt
         client.send(request(BODY))
         assert await client.status() == 200
         assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+async def test_every_server_of_the_command_line_has_these_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`callboard web` and `mcp serve` too, so that no answer of theirs waits 40 ms."""
+    served: list[uvicorn.Config] = []
+
+    async def serve(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        served.append(self.config)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await serve_until_interrupt(None, listener)
+    assert [config.http for config in served] == [server.BoundedProtocol]

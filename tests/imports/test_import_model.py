@@ -155,6 +155,23 @@ class Story:
             path.write_text("".join(kept))
             self._touch(path)
 
+    def edit(self, file: int, more: int) -> None:
+        """Change one line in the middle. The length, the start and the end of the file stay."""
+        path = self.paths[file]
+        if not path.exists() or file in self.halves:
+            return
+        lines = path.read_text().splitlines(keepends=True)
+        place = len(lines) // 2
+        with suppress(ValueError):
+            record = json.loads(lines[place])
+            counts = record["message"]["usage"]
+            counts["output_tokens"] = min(99, counts["output_tokens"] + more)
+            text = json.dumps(record) + "\n"
+            if len(text) == len(lines[place]):
+                lines[place] = text
+                path.write_text("".join(lines))
+                self._touch(path)
+
     def fork(self, file: int, to: int) -> None:
         """A new session with the past of another one."""
         if self.paths[file].exists():
@@ -296,6 +313,7 @@ ACTS = st.one_of(
     st.tuples(st.just("half"), FILES, OUT),
     st.tuples(st.just("junk"), FILES),
     st.tuples(st.just("rewrite"), FILES, st.integers(0, 2)),
+    st.tuples(st.just("edit"), FILES, OUT),
     st.tuples(st.just("fork"), FILES, FILES),
     st.tuples(st.just("move"), FILES),
     st.tuples(st.just("imported"), st.integers(0, 1)),
@@ -362,6 +380,15 @@ STORIES = [
     [("new", 0, 5, 0), ("new", 0, 5, 0), ("imported", 0), ("rewrite", 0, 1), ("new", 0, 6, 0), ("new", 0, 7, 0)],
     [("new", n % 3, 5 + n, n % 2) for n in range(9)] + [("killed", 3), ("both",), ("move", 1), ("both",)],
     [
+        *(("new", 0, 15, 0) for _ in range(20)),
+        ("imported", 0),
+        ("edit", 0, 9),
+        ("imported", 0),
+        ("edit", 0, 5),
+        ("new", 0, 15, 1),
+        ("both",),
+    ],
+    [
         ("new", 0, 5, 0),
         ("reprice", 0, 0),
         ("reprice", 1, 1),
@@ -375,7 +402,7 @@ STORIES = [
 
 @pytest.mark.parametrize("story", STORIES)
 def test_stories_that_show_one_thing(tmp_path: Path, story: list[tuple[Any, ...]]) -> None:
-    """A correction after a repricing, a pruned call in a fork, a rewritten file, a kill, and a late import."""
+    """A correction after a repricing, a pruned call in a fork, rewritten files, a kill, and a late import."""
     anyio.run(told, lambda clock: TraceStore(tmp_path / "trace.db", clock=clock), tmp_path, story)
 
 

@@ -14,7 +14,15 @@ from callboard import Budget
 from callboard.bus import ConfigurationError, StoreError, TokenUsage
 from callboard.engine.budgets.budgets import query_of
 from callboard.engine.imports.importer import Importer, import_calls, request_id
-from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, Unread, source_named
+from callboard.engine.imports.source import (
+    START,
+    ImportedCall,
+    Item,
+    Mark,
+    SourceFile,
+    UnreadablePart,
+    source_named,
+)
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.call_columns import IMPORTED, OWN, trees
 from tests.support.session_files import Claude, Codex, counts, usage, write
@@ -172,6 +180,82 @@ async def test_sub_agents_are_children_of_their_turn(store: Store, tmp_path: Pat
         "toolu_1",
         1,
     )
+
+
+async def agent_of(store: Store) -> tuple[str | None, str | None, int | None]:
+    """The place in the tree of the call of a sub-agent, which is the reply 2."""
+    (row,) = [row for row in await store.calls() if row.response_id == "msg_2"]
+    return row.parent_call_id, row.parent_tool_use_id, row.depth
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["one process", "another process"])
+@pytest.mark.parametrize("first", ["call", "link"])
+async def test_a_sub_agent_has_its_place_once_it_is_known(
+    first: str, restarted: bool, store: Store, tmp_path: Path, session: Claude
+) -> None:
+    """The result of the tool names the sub-agent, which may have written its calls before or writes them later."""
+    top = session.file(tmp_path)
+    side = top.with_suffix("") / "subagents" / "agent-a1.jsonl"
+    call = [session.reply(2, isSidechain=True, agentId="a1")]
+    write(top, [session.prompt(), session.task(1, "toolu_1"), session.prompt("x" * 5000, isMeta=True)])
+    link = [session.result("toolu_1", toolUseResult={"agentId": "a1"})]
+    importer = Importer(store, "claude-code", tmp_path, prices=PRICES)
+    for path, records in ((side, call), (top, link)) if first == "call" else ((top, link), (side, call)):
+        await importer.run()
+        if restarted:
+            importer = Importer(store, "claude-code", tmp_path, prices=PRICES)
+        write(path, records, append=True)
+    report = await importer.run()
+    assert (report.new, report.corrected) == ((0, 1) if first == "call" else (1, 0))
+    assert await agent_of(store) == (request_id("claude-code", "msg_1:req_1"), "toolu_1", 1)
+    assert not (await Importer(store, "claude-code", tmp_path, prices=PRICES).run()).changed
+
+
+async def test_a_session_of_codex_has_its_place_also_in_another_process(store: Store, tmp_path: Path) -> None:
+    parent, child = Codex(), Codex("01990000-0000-7000-8000-000000000002")
+    write(parent.file(tmp_path), [parent.meta(), parent.context(), parent.tokens(counts(1, 2, 3))])
+    await import_calls(store, "codex", tmp_path, prices=PRICES)
+    child.now = parent.now + 10
+    origin = {"subagent": {"thread_spawn": {"parent_thread_id": parent.session, "depth": 1}}}
+    write(child.file(tmp_path), [child.meta(source=origin), child.context(), child.tokens(counts(4, 5, 6))])
+    await import_calls(store, "codex", tmp_path, prices=PRICES)
+    (tree,) = trees(await store.calls())
+    assert [row.session_id for row in tree.children[0].calls] == [child.session]
+
+
+async def test_a_deleted_session_does_not_come_back(place: Place, tmp_path: Path, session: Claude) -> None:
+    """Neither its name, its file, its tags nor its messages. The figures of further calls count."""
+    top = write(session.file(tmp_path), [session.prompt("Hidden"), session.reply(1, usage(3, 5), stop=None)])
+    side = [session.reply(2, isSidechain=True, agentId="a1")]
+    write(top.with_suffix("") / "subagents" / "agent-a1.jsonl", side)
+    async with place.store() as store:
+        await import_calls(store, "claude-code", tmp_path, prices=PRICES, content=True)
+        await store.delete_session(session.session)
+        more = [session.reply(1, usage(3, 9)), session.prompt("Hidden"), session.task(3, "toolu_1")]
+        write(top, [*more, session.result("toolu_1", toolUseResult={"agentId": "a1"})], append=True)
+        report = await import_calls(store, "claude-code", tmp_path, prices=PRICES, content=True)
+        assert (report.new, report.corrected) == (1, 2)
+        rows = await store.calls()
+        assert [row.origin for row in rows] == ["claude-code"] * 3
+        assert {row.response_id: row.usage and row.usage.output_tokens for row in rows}["msg_1"] == 9
+        assert not [row for row in rows if row.origin_file or row.tags]
+        assert await store.sessions() == []
+        assert not await store.messages(session.session)
+        for table in ("events", "calls", "call_tags", "sessions", "session_messages", "content"):
+            told = repr((await store.sql(f"SELECT * FROM {table}")).rows)
+            assert not [word for word in ("Hidden", "/src/shop", tmp_path.name, "main'") if word in told]
+
+
+async def test_the_place_of_a_deleted_sessions_file_is_forgotten(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    path = write(session.file(tmp_path), [session.reply(1)])
+    await run(store, tmp_path)
+    await store.delete_session(session.session)
+    assert await store.imported_files("claude-code") == {}
+    path.unlink()
+    await run(store, tmp_path)
+    assert await store.imported_files("claude-code") == {}
 
 
 async def test_old_calls_are_left_out_and_come_with_a_later_import(
@@ -360,7 +444,7 @@ async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) 
     )
     importer = Importer(store, "otlp", prices=PRICES)
     for new in (1, 0):
-        report = await importer.take([call, Unread(line=0, why="not valid JSON")], "POST /v1/traces")
+        report = await importer.take([call, UnreadablePart(line=0, why="not valid JSON")], "POST /v1/traces")
         assert (report.new, report.known, report.unread) == (new, 1 - new, 1)
     (row,) = await store.calls()
     assert (row.origin, row.origin_file) == ("otlp", "POST /v1/traces")

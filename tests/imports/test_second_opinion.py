@@ -1,10 +1,12 @@
-"""The same folders read by ccusage, a program that many use. Set CCUSAGE to the command that starts it."""
+"""The same folders read by ccusage, a program that many use.
+
+`CALLBOARD_NPM` names a folder with `ccusage` in its `node_modules`. `NODE` names Node if it is not on the path.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,10 +21,13 @@ from callboard.tracestore import CallRow, TraceStore
 from tests.support.session_files import claude_folder, codex_folder
 from tests.support.virtual_time import runs_on
 
+from .test_real_files import place_of
+
 anyio_backend = runs_on("asyncio")
+CCUSAGE = Path(os.environ.get("CALLBOARD_NPM", ""), "node_modules", "ccusage", "src", "cli.js")
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif("CCUSAGE" not in os.environ, reason="CCUSAGE names no program"),
+    pytest.mark.skipif(not CCUSAGE.is_file(), reason="CALLBOARD_NPM names no folder with ccusage"),
 ]
 
 Tokens = dict[tuple[str, str], tuple[int, int, int, int]]
@@ -31,7 +36,8 @@ Tokens = dict[tuple[str, str], tuple[int, int, int, int]]
 
 def told(arguments: str, **environment: str) -> dict[str, Any]:
     """What ccusage says, as JSON."""
-    command = [*shlex.split(os.environ["CCUSAGE"]), *arguments.split(), "--json", "--offline", "--timezone", "UTC"]
+    node = os.environ.get("NODE", "node")
+    command = [node, str(CCUSAGE), *arguments.split(), "--json", "--offline", "--timezone", "UTC"]
     run = subprocess.run(
         command, capture_output=True, check=True, env={**os.environ, **environment, "TZ": "UTC"}, timeout=60
     )
@@ -92,7 +98,20 @@ async def test_tokens_of_claude_code_by_day_model_and_session_are_those_of_ccusa
         )
         for of in sessions["sessions"]
     }
-    assert summed(rows, lambda row: (row.session_id or "", "")) == by_session
+    # ccusage counts lines of progress by day, but not by session.
+    others = [row for row in rows if not (row.response_id or "").endswith("progress")]
+    assert summed(others, lambda row: (row.session_id or "", "")) == by_session
+    costs: dict[str, int] = defaultdict(int)
+    for row in rows:
+        assert row.cost is not None
+        assert row.usage is not None
+        searches = (row.usage.details or {}).get("web_search", 0)  # for which ccusage has no price
+        costs[row.model.partition(":")[2]] += (row.cost.nano_usd or 0) - searches * 10_000_000
+    for model, nano_usd in costs.items():
+        cost = sum(
+            each["cost"] for of in theirs["daily"] for each in of["modelBreakdowns"] if each["modelName"] == model
+        )
+        assert round(cost * 1e9) == nano_usd
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -112,3 +131,26 @@ async def test_tokens_of_codex_by_day_and_model_are_those_of_ccusage(seed: int, 
         for of in sessions["sessions"]
     }
     assert summed(rows, lambda row: (row.session_id or "", "")) == by_session
+
+
+HOMES = {
+    "claude-code": ("claude", "CLAUDE_CONFIG_DIR", ""),
+    "codex": ("codex", "CODEX_HOME", "sessions"),
+    "gemini-cli": ("gemini", "GEMINI_DATA_DIR", "tmp"),
+    "opencode": ("opencode", "OPENCODE_DATA_DIR", ""),
+}
+"""What ccusage calls a source, the variable with its folder, and the files' folder in it."""
+
+
+@pytest.mark.parametrize("source", HOMES)
+async def test_tokens_of_real_files_are_those_of_ccusage(source: str, tmp_path: Path) -> None:
+    command, variable, inner = HOMES[source]
+    (home := tmp_path / "home" / inner).mkdir(parents=True)
+    rows = await imported(source, place_of(source, home), tmp_path)
+    theirs = told(f"{command} daily", **{variable: str(tmp_path / "home")})
+    totals = theirs["totals"]
+    found = summed(rows, lambda row: ("", ""))[("", "")]
+    assert found == tuple(
+        totals[name] for name in ("inputTokens", "outputTokens", "cacheCreationTokens", "cacheReadTokens")
+    )
+    assert {day(row) for row in rows} == {of["date"] for of in theirs["daily"]}

@@ -120,6 +120,12 @@ class Claude:
         block = {"type": "tool_use", "id": tool_use_id, "name": "Task", "input": {"prompt": "Look"}}
         return self.reply(number, counts, stop="tool_use", content=[block], **more)
 
+    def progress(self, said: Record, agent: str, tool_use_id: str) -> Record:
+        """A line that repeats what a sub-agent said."""
+        message = {key: said[key] for key in ("type", "timestamp", "uuid", "requestId", "message")}
+        data = {"type": "agent_progress", "agentId": agent, "message": message}
+        return self.line("progress", data=data, parentToolUseID=tool_use_id)
+
 
 # --- Codex ---
 
@@ -234,6 +240,25 @@ def claude_folder(top: Path, seed: int, sessions: int = 8) -> None:
                     side.append({**reply, "isSidechain": True, "agentId": f"a{number}"})
                 write(session.file(top, f"{session.session}/subagents/agent-a{number}"), side)
                 records.append(session.result(f"toolu_{number}", toolUseResult={"agentId": f"a{number}"}))
+            if chance.random() < 0.3:  # an agent of earlier versions, whose lines are among those of the session
+                number += 1
+                records += [
+                    session.task(f"{seed}_{number}", f"toolu_{number}"),
+                    session.prompt("Look", isSidechain=True),
+                ]
+                number += 1
+                records.append(session.reply(f"{seed}_{number}", usage(2, 40, 300), isSidechain=True))
+            if chance.random() < 0.3:  # an agent that reports its replies in lines of progress, more than once
+                number += 1
+                records.append(session.task(f"{seed}_{number}", f"toolu_{number}"))
+                said = session.reply(f"{seed}_{number}_progress", usage(4, 60, 700))
+                records += [session.progress(said, f"p{number}", f"toolu_{number}") for _ in range(2)]
+            if chance.random() < 0.3:
+                number += 1
+                searches = {"web_search_requests": chance.randint(1, 3), "web_fetch_requests": 0}
+                records.append(session.reply(f"{seed}_{number}", usage(3, 30, server_tool_use=searches)))
+            if chance.random() < 0.2:
+                records.append(session.prompt("The story so far", isCompactSummary=True))
         write(session.file(top), records)
         made.append((session, records))
     for session, records in made[:2]:  # a session that was forked: its past is copied, then it goes on

@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from callboard.tracestore.nodes import (
+    AccountBalance,
     AccountScope,
     Allotment,
     Answer,
     Claimed,
-    Held,
+    HeldSession,
     NodeInfo,
     NodeRow,
     Owner,
     Renewed,
+    SliceRequest,
+    SliceRequests,
     Slot,
-    Standing,
     TurnEnding,
-    Want,
-    Wants,
     granted,
 )
 from callboard.tracestore.postgres.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
@@ -74,15 +74,15 @@ class OwnershipModel:
     async def leave(self, node: str) -> None:
         self._leases.pop(node, None)
 
-    async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
+    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | HeldSession:
         row = self._owned.get(session_id)
         if row is None:
             return Claimed(epoch=self._own(session_id, node).epoch)
         owner = self._owner(row)
         if row.node != node and owner.lives and not row.released:
-            if wants:
+            if request_takeover:
                 row.wanted_at = self.now
-            return Held(by=owner)
+            return HeldSession(by=owner)
         del self._of_node[row.node][session_id]
         return Claimed(epoch=self._own(session_id, node).epoch, previous=owner)
 
@@ -187,7 +187,7 @@ class LedgerModel:
         """Nodes that are gone, all of whose calls are in the trace."""
         self._accounts: dict[tuple[str, str], _SharedAccount] = {}
 
-    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+    async def grant(self, node: str, number: int, wants: SliceRequests) -> Answer:
         now_us = self._now_us
         asked = wants(now_us)
         sizes = [self._size(want, node, number) for want in asked]
@@ -197,7 +197,7 @@ class LedgerModel:
                 slices, key = self._account(want.scope).slices, (want.slot.start_us, node)
                 if key not in slices or slices[key].number < number:
                     slices[key] = _Slice(want.slot, size, number)
-        return Answer(now_us, [self._standing(want.scope, want.slot, node) for want in asked])
+        return Answer(now_us, [self._balance(want.scope, want.slot, node) for want in asked])
 
     async def give_back(
         self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
@@ -210,12 +210,12 @@ class LedgerModel:
 
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
         now_us = self._now_us
-        stands = [self._standing(scope, scope.slot(now_us), node) for scope in scopes]
+        stands = [self._balance(scope, scope.slot(now_us), node) for scope in scopes]
         accounts = [self._accounts.get((scope.budget, scope.value)) for scope in scopes]
         wanted = [each is not None and each.wanted_at > self.now - WANTED_FOR_SECONDS for each in accounts]
         return Answer(now_us, stands, wanted)
 
-    async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
+    async def recount(self, scopes: Sequence[AccountScope]) -> None:
         for scope in scopes:
             self._count(self._account(scope), scope)
 
@@ -238,7 +238,7 @@ class LedgerModel:
 
     def counted(self, scope: AccountScope) -> Allotment:
         """All that counts of an account now: the trace's and every node's."""
-        standing = self._standing(scope, scope.slot(self._now_us), "")
+        standing = self._balance(scope, scope.slot(self._now_us), "")
         return standing.spent[0] + standing.others[0], standing.spent[1] + standing.others[1]
 
     @property
@@ -263,9 +263,9 @@ class LedgerModel:
                 before = account.spent.get(slot, (0, 0))
                 account.spent[slot] = before[0] + nano, before[1] + tokens
 
-    def _size(self, want: Want, node: str, number: int) -> Allotment | None:
+    def _size(self, want: SliceRequest, node: str, number: int) -> Allotment | None:
         account = self._account(want.scope)
-        standing = self._standing(want.scope, want.slot, node)
+        standing = self._balance(want.scope, want.slot, node)
         mine = [
             each
             for (_, of), each in account.slices.items()
@@ -279,14 +279,14 @@ class LedgerModel:
             account.wanted_at = self.now
         return size
 
-    def _standing(self, scope: AccountScope, slot: Slot, node: str) -> Standing:
+    def _balance(self, scope: AccountScope, slot: Slot, node: str) -> AccountBalance:
         account = self._accounts.get((scope.budget, scope.value)) or _SharedAccount()
         now_us = self._now_us
         counting = {key: each for key, each in account.slices.items() if each.slot.forgotten_us > now_us}
         others = [each.size for (_, of), each in counting.items() if of != node]
         spent = [size for each, size in account.spent.items() if each.forgotten_us > now_us]
         mine = counting.get((slot.start_us, node))
-        return Standing(slot, (0, 0) if mine is None else mine.size, self._sum(spent), self._sum(others))
+        return AccountBalance(slot, (0, 0) if mine is None else mine.size, self._sum(spent), self._sum(others))
 
     @staticmethod
     def _sum(sizes: Sequence[Allotment]) -> Allotment:

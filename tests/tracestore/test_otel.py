@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from callboard.adapters import AdapterConfig, Role, ServerError
-from callboard.adapters.requests.content import mend_json
+from callboard.adapters.requests.content import repair_json
 from callboard.bus import (
     Bus,
     ConfigurationError,
@@ -585,7 +585,7 @@ def test_every_message_of_a_model_says_why_it_ended() -> None:
         appended = make(SessionMessageAppended(position=0, message=said), **IDS)
         collector = Collector(content=True).handle(turn_began(make), appended, turn_ended(make))
         told = str((collector.span("invoke_agent").attributes or {})["gen_ai.output.messages"])
-        (message,) = msgspec.json.decode(mend_json(told.encode()))
+        (message,) = msgspec.json.decode(repair_json(told.encode()))
         assert message["finish_reason"] == word
         assert message["parts"] == [{"type": "text", "content": "half \ufffd"}]
 

@@ -45,6 +45,7 @@ SQLITE = (
     "fe86912e74da6a12",  # 21: trees of turns
     "bb80874bb78894bd",  # 22: gateway
     "037cf4ba252e6bde",  # 23: imported calls
+    "b2a92a6634cd96de",  # 24: calls of a turn
 )
 
 POSTGRES = (
@@ -60,6 +61,7 @@ POSTGRES = (
     "59217b12813456ea",  # 10: trees of turns
     "ad98686e05152b37",  # 11: gateway
     "7fa855547e8abc30",  # 12: imported calls
+    "b2a92a6634cd96de",  # 13: calls of a turn
 )
 
 

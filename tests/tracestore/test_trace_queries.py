@@ -97,6 +97,16 @@ async def test_the_usual_filters_use_an_index(store: TraceStore) -> None:
             )
 
 
+async def test_the_calls_of_a_tree_are_found_by_indexes(store: TraceStore) -> None:
+    """Those of its root by the turn, and the others by the root."""
+    statement, values = calls_query(CallFilter(root_turn_id="trn_1"), None, 50, SQLITE)
+    plan = [row[3] for row in await store._database.read(f"EXPLAIN QUERY PLAN {statement}", values)]
+    assert [step for step in plan if step.split()[1] == "c"] == [
+        "SEARCH c USING INDEX calls_by_root (root_turn_id=?)",
+        "SEARCH c USING INDEX calls_by_turn (turn_id=?)",
+    ]
+
+
 async def test_sql_does_nothing_but_read(store: TraceStore, make: Maker) -> None:
     """Whatever it is, it is refused in words, and the file stays as it was."""
     await three_calls(store, make)

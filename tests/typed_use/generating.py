@@ -31,6 +31,7 @@ from callboard import (
     TokenUsage,
     ToolResultBlock,
     ToolUseBlock,
+    TreePiece,
     UsageSoFar,
     ViewEvent,
     default_engine,
@@ -116,7 +117,9 @@ def plainly() -> None:
     assert_type(generate_sync("sonnet", "Hi").text, str)
     with stream_sync("sonnet", "Hi") as result:
         assert_type(result, SyncStreamResult)
-        assert_type(result.text_stream, Iterator[str])
+        pieces: Iterator[str] = result.text_stream
+        assert_type(next(pieces), str)
+        assert_type(result.text_stream(tree=True), Iterator[TreePiece])
         for event in result:
             assert_type(event, ViewEvent)
     assert_type(result.response(), CanonicalResponse)

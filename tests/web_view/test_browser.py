@@ -13,7 +13,7 @@ import anyio
 import pytest
 from starlette.responses import PlainTextResponse
 
-from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage, web
+from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage, agent_tool, web
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.subject import Tail
 from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
@@ -432,6 +432,44 @@ async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path
             assert all(each in said for each in ("Be brief.", "What is 1 + 2?", "Adding."))
             await page.click(".waterfall li:last-child a")
             await page.until("document.querySelector('main').innerText.includes('Three.')")
+
+
+async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Path) -> None:
+    """On Now, on the page of a call and on its session's: children below their parent, each with its cost."""
+    go_on = anyio.Event()
+    agents = [agent_tool(name, model=f"{name}:m") for name in ("a", "b")]
+    asked = [("a", {"task": "Look."}), ("b", {"task": "Look."})]
+    script = {"a": [Say("found")], "b": [Say("part ", "found", pause=go_on.wait)]}
+    prices = PriceTable.from_rows(
+        [PriceRow(model=f"{name}:*", input=10**6, output=10**7) for name in "sab"], "three"
+    )
+    models = registry(Say(calls=asked), Say("Done."), **script)  # type: ignore[arg-type]
+    async with keeping(tmp_path / "t.db", models=models, prices=prices) as engine:
+        session = engine.session("s:m", tools=agents)
+        async with looked_at(engine) as (page, _):
+            sending = asyncio.create_task(session.send("Go.", max_tool_rounds=2))
+            await go(page, "now")
+            table = "table[aria-label='Turns and calls in progress'] tbody tr"
+            await page.until(
+                f"[...document.querySelectorAll({table!r})].some((row) => /└ b:m/.test(row.innerText))"
+            )
+            await page.until(f"document.querySelector({table!r}).innerText.includes('+ $')")
+            go_on.set()
+            await sending
+            await engine.flush()
+            assert engine.store is not None
+            child = next(row for row in await engine.store.calls() if row.provider == "a")
+            for screen in (f"calls/{child.request_id}", f"sessions/{session.id}"):
+                await go(page, screen)
+                rows = "[...document.querySelectorAll(\"table[aria-label='Tree of turns'] tbody tr\")]"
+                await page.until(f"{rows}.length === 3")
+                cells = f"{rows}.map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
+                seen = await page.run(cells)
+                assert [row[0].replace("\u00a0", "") for row in seen] == ["s:m", "└ a:m", "└ b:m"]
+                assert [row[1] for row in seen] == ["completed"] * 3
+                own, whole = ([float(row[place].strip("$")) for row in seen] for place in (4, 5))
+                assert whole[0] == pytest.approx(sum(own))
+                assert whole[1:] == own[1:] != [0, 0]
 
 
 async def test_filters_are_kept_in_the_link(tmp_path: Path) -> None:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..nodes import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
+from ..nodes import (
+    AccountBalance,
+    AccountScope,
+    Allotment,
+    Answer,
+    SliceRequest,
+    SliceRequests,
+    SliceRow,
+    Slot,
+    granted,
+)
 from ..sql.connection import Row, Statements
 from ..sql.listing import spending
 from .nodes import SharedDatabase
@@ -81,25 +91,25 @@ class PostgresLedger:
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
 
-    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+    async def grant(self, node: str, number: int, requests: SliceRequests) -> Answer:
         def work(statements: Statements) -> Answer:
             now_us = _now(statements)
-            asked = wants(now_us)
-            accounts = [_locked(statements, want.scope, now_us) for want in asked]
+            asked = requests(now_us)
+            accounts = [_locked(statements, request.scope, now_us) for request in asked]
             sizes = [
-                _size(statements, account, want, node, number, now_us)
-                for account, want in zip(accounts, asked, strict=True)
+                _size(statements, account, request, node, number, now_us)
+                for account, request in zip(accounts, asked, strict=True)
             ]
             if None not in sizes:
-                for account, want, size in zip(accounts, asked, sizes, strict=True):
+                for account, request, size in zip(accounts, asked, sizes, strict=True):
                     assert size is not None
-                    slot = want.slot
+                    slot = request.slot
                     statements.run(_SET, (account, slot.start_us, slot.forgotten_us, node, *size, number))
-            stands = [
-                _standing(statements, account, want.slot, node, now_us)[0]
-                for account, want in zip(accounts, asked, strict=True)
+            balances = [
+                _balance(statements, account, request.slot, node, now_us)[0]
+                for account, request in zip(accounts, asked, strict=True)
             ]
-            return Answer(now_us, stands)
+            return Answer(now_us, balances)
 
         return await self._database.brief(work)
 
@@ -117,17 +127,17 @@ class PostgresLedger:
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
         def work(statements: Statements) -> Answer:
             now_us = _now(statements)
-            stands, wanted = [], []
+            balances, wanted = [], []
             for scope in scopes:
                 found = statements.run(_FIND, (WANTED_SECONDS, scope.budget, scope.value))
                 account, asked_for = found[0] if found else (None, 0)
-                stands.append(_standing(statements, account, scope.slot(now_us), node, now_us)[0])
+                balances.append(_balance(statements, account, scope.slot(now_us), node, now_us)[0])
                 wanted.append(bool(asked_for))
-            return Answer(now_us, stands, wanted)
+            return Answer(now_us, balances, wanted)
 
         return await self._database.brief(work)
 
-    async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
+    async def recount(self, scopes: Sequence[AccountScope]) -> None:
         def work(statements: Statements) -> None:
             now_us = _now(statements)
             for scope in scopes:
@@ -214,24 +224,24 @@ def _settle(statements: Statements, node: str, scope: AccountScope, now_us: int)
 
 
 def _size(
-    statements: Statements, account: int, want: Want, node: str, number: int, now_us: int
+    statements: Statements, account: int, request: SliceRequest, node: str, number: int, now_us: int
 ) -> Allotment | None:
     """The size of a requested slice; None if it is refused. Other nodes then see the need."""
-    standing, own, last = _standing(statements, account, want.slot, node, now_us)
+    balance, own, last = _balance(statements, account, request.slot, node, now_us)
     if last >= number:
-        return standing.granted
-    size = granted(want, standing, own)
+        return balance.granted
+    size = granted(request, balance, own)
     if size is None:
         statements.run("UPDATE ledger_accounts SET wanted_at = clock_timestamp() WHERE id = ?", (account,))
     return size
 
 
-def _standing(
+def _balance(
     statements: Statements, account: int | None, slot: Slot, node: str, now_us: int
-) -> tuple[Standing, Allotment, int]:
+) -> tuple[AccountBalance, Allotment, int]:
     """The state of an account, the node's own slices in all slots, and the number of its last change."""
     names = {"account": account, "node": node, "slot": slot.start_us, "now": now_us}
     (row,) = statements.run(_STANDING, names)
     spent_nano, spent_tokens, others_nano, others_tokens, own_nano, own_tokens, nano, tokens, last = map(int, row)
-    standing = Standing(slot, (nano, tokens), (spent_nano, spent_tokens), (others_nano, others_tokens))
-    return standing, (own_nano, own_tokens), last
+    balance = AccountBalance(slot, (nano, tokens), (spent_nano, spent_tokens), (others_nano, others_tokens))
+    return balance, (own_nano, own_tokens), last

@@ -1151,3 +1151,8 @@ CREATE OR REPLACE VIEW call_rows AS SELECT id AS call_id, run_id, request_id, at
     )
 ) AS priced
 ;
+
+-- step 13: calls of a turn
+
+CREATE INDEX calls_by_turn ON calls (turn_id) WHERE turn_id IS NOT NULL
+;

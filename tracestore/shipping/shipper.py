@@ -21,7 +21,7 @@ from ..prices.table import PriceTable
 from ..sql.batches import Delivered
 from ..sql.connection import Unstorable
 from ..sqlite.store import TraceStore
-from .marks import LookForFiles, Mark, Turn, first_mark, mark_path, write_mark
+from .marks import Mark, RegisteredFiles, Turn, first_mark, mark_path, write_mark
 from .shipment import START, Origin, Position, Reading, Shipment, Target
 from .source import Recent, Source
 
@@ -59,13 +59,13 @@ class Send(msgspec.Struct, frozen=True):
     """The largest number of events."""
 
 
-class Rest(msgspec.Struct, frozen=True):
-    """Do nothing for this time, or until `hurry`."""
+class Pause(msgspec.Struct, frozen=True):
+    """Do nothing for this time, or until `wake`."""
 
     seconds: float
 
 
-Step: TypeAlias = Ask | Send | Rest
+Step: TypeAlias = Ask | Send | Pause
 
 
 class ShippingPlan:
@@ -85,7 +85,7 @@ class ShippingPlan:
         """The next step at this time."""
         if self.state in ("resting", "retrying"):
             if now < self._until:
-                return Rest(self._until - now)
+                return Pause(self._until - now)
             self.state = "shipping" if self.state == "resting" and now < self._ask_at else "asking"
         if self.state == "asking":
             self._ask_at = now + self._options.ask_seconds
@@ -122,7 +122,7 @@ class ShippingPlan:
         self.state, self._until = "retrying", now + wait
         return wait
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """End a rest, because a caller waits. A failing target keeps its pause."""
         if self.state == "resting":
             self._until = 0.0
@@ -135,7 +135,7 @@ ShippingState: TypeAlias = Literal["shipping", "retrying"]
 _MARK_SECONDS = 1.0
 """Seconds after which the mark is written again during long sending."""
 
-_TELL_FROM = 1000
+_LOG_FROM = 1000
 """The number of waiting events from which reports start. After it, each doubling is reported."""
 
 
@@ -200,7 +200,7 @@ class TraceShipper:
         self._course = ShippingPlan(options)
         self._turn = Turn(self._source.path, self._target.name)
         self._files = (
-            None if adopts is None else LookForFiles(adopts, self._source.path, self._target.name, prices)
+            None if adopts is None else RegisteredFiles(adopts, self._source.path, self._target.name, prices)
         )
         self._mark: Mark | None = None
         self._mark_at = 0.0  # when it is to be written again
@@ -209,9 +209,9 @@ class TraceShipper:
         self._open_runs: set[str] = set()
         self._state: ShippingState = "shipping"
         self._reason = ""
-        self._shipped = self._behind = self._told = self._passed_over = 0
+        self._shipped = self._behind = self._logged = self._passed_over = 0
         self._wanted = self._served = 0  # The number of callers that wait until all is shipped.
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
         self._changed = anyio.Event()
 
     @classmethod
@@ -268,7 +268,7 @@ class TraceShipper:
         before = self._shipped
         self._wanted += 1
         mine = self._wanted
-        self._course.hurry()
+        self._course.wake()
         while self._served < mine:
             await self._step(at_once=True)
             if self._course.state == "retrying":
@@ -283,8 +283,8 @@ class TraceShipper:
         """
         self._wanted += 1
         mine = self._wanted
-        self._course.hurry()
-        self._hurry.set()
+        self._course.wake()
+        self._wake.set()
         with anyio.move_on_after(seconds):
             while self._served < mine and self._state == "shipping":
                 await self._changed.wait()
@@ -322,7 +322,7 @@ class TraceShipper:
     async def _step(self, *, at_once: bool = False) -> float:
         """Do the next step. Returns the seconds to wait before the one after it."""
         step = self._course.next(anyio.current_time())
-        if isinstance(step, Rest):
+        if isinstance(step, Pause):
             return step.seconds
         if not (at_once or self._wanted > self._served or self._turn.take()):
             self._source.recent.forget()
@@ -430,9 +430,9 @@ class TraceShipper:
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
-            await self._hurry.wait()
-        if self._hurry.is_set():
-            self._hurry = anyio.Event()
+            await self._wake.wait()
+        if self._wake.is_set():
+            self._wake = anyio.Event()
 
     # --- Reporting ---
 
@@ -462,8 +462,8 @@ class TraceShipper:
         self._reason = reason
         with contextlib.suppress(StoreError, OSError):
             self._behind = await self._source.behind(self._course.position)
-        if self._state == "shipping" or self._behind >= max(_TELL_FROM, 2 * self._told):
-            self._told = self._behind
+        if self._state == "shipping" or self._behind >= max(_LOG_FROM, 2 * self._logged):
+            self._logged = self._behind
             self._become("retrying", reason, again=True)
 
     def _become(self, state: ShippingState, reason: str, *, again: bool = False) -> None:

@@ -103,7 +103,18 @@ def erase_words(statements: Statements, session_id: str, origin: str | None = No
     with statements.erasing():
         statements.run(f"DELETE FROM call_tags WHERE call_id IN (SELECT id FROM calls WHERE {calls})", of_calls)
         statements.run(
-            f"UPDATE calls SET tags = NULL, error_message = NULL, routing = NULL, usage_raw = NULL WHERE {calls}",
+            f"""
+            DELETE FROM imported_files
+             WHERE path IN (SELECT origin_file FROM calls WHERE {calls} AND origin_file IS NOT NULL)
+            """,
+            of_calls,
+        )
+        statements.run(
+            f"""
+            UPDATE calls SET tags = NULL, error_message = NULL, routing = NULL, usage_raw = NULL,
+                   origin_file = NULL
+             WHERE {calls}
+            """,
             of_calls,
         )
 

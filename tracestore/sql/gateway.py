@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..gateway import Client, ClientKey, GatewayChanges, Kept, KeptKind
+from ..gateway import Client, ClientKey, ConversationEntry, GatewayChanges, KeptKind
 from .connection import SqlValue, Statements, placeholders
 
 _T = TypeVar("_T")
@@ -124,7 +124,7 @@ class SqlGateway:
 
     # --- Conversations ---
 
-    async def keep(self, some: Sequence[Kept]) -> None:
+    async def keep(self, some: Sequence[ConversationEntry]) -> None:
         rows: list[tuple[SqlValue, ...]] = [
             (each.client, each.kind, each.key, each.session_id, each.body, len(each.body), each.ts_us)
             for each in some
@@ -141,9 +141,9 @@ class SqlGateway:
 
         await self._write(work)
 
-    async def kept(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[Kept]:
-        def work(statements: Statements) -> list[Kept]:
-            found: list[tuple[int, Kept]] = []
+    async def kept(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[ConversationEntry]:
+        def work(statements: Statements) -> list[ConversationEntry]:
+            found: list[tuple[int, ConversationEntry]] = []
             for start in range(0, len(keys), KEYS_AT_ONCE):
                 some = keys[start : start + KEYS_AT_ONCE]
                 rows = statements.run(
@@ -156,7 +156,7 @@ class SqlGateway:
                 found += [
                     (
                         number,
-                        Kept(
+                        ConversationEntry(
                             client=client,
                             kind=kind,
                             key=bytes(key),

@@ -39,6 +39,18 @@ async def imported_calls(database: Database, request_ids: Sequence[str]) -> dict
     return found
 
 
+async def deleted_sessions(database: Database, session_ids: Sequence[str]) -> set[str]:
+    """The given sessions that were deleted. No import brings them back."""
+    found: set[str] = set()
+    for place in range(0, len(session_ids), _AT_ONCE):
+        some = session_ids[place : place + _AT_ONCE]
+        rows = await database.read(
+            f"SELECT session_id FROM erasures WHERE session_id IN ({placeholders(len(some))})", some
+        )
+        found.update(name for (name,) in rows)
+    return found
+
+
 _FILE = tuple(ImportedFile.__struct_fields__)
 
 

@@ -201,7 +201,7 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str, without: S
         values.append(query.since_us)
     priced, bound = with_nano(cost_under(current_runs(statements)), " AND ".join(conditions), values)
     value = f"coalesce({group.names[0]}, '')" if group.names else "''"
-    unknown = f"({usage_unknown('keyed')} OR {_output_unknown('keyed')} OR {_under_way('keyed')})"
+    unknown = f"({usage_unknown('keyed')} OR {_output_unknown('keyed')} OR {_in_progress('keyed')})"
     cost = "keyed.now_nano" if query.current else "keyed.cost_nano"
     used = f"({total_input('keyed')} + keyed.output_tokens)"
     slot = "0" if query.slot_us is None else "(keyed.ts_us - ?) / ?"
@@ -229,7 +229,7 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str, without: S
     )
 
 
-def _under_way(row: str) -> str:
+def _in_progress(row: str) -> str:
     """The condition that a call has created a job without a stored end."""
     return (
         f"({row}.operation = 'video_create' AND {row}.status = 'completed' AND NOT EXISTS"

@@ -45,7 +45,7 @@ from .events import (
     open_replies,
     owner,
 )
-from .imports import imported_calls, imported_files
+from .imports import deleted_sessions, imported_calls, imported_files
 from .listing import call_row, calls_after_query, calls_query, costs, sessions
 
 
@@ -64,6 +64,9 @@ class SqlStore(Store, Protocol):
 
     async def imported_files(self, source: str) -> dict[str, ImportedFile]:
         return await imported_files(self._database, source)
+
+    async def deleted_sessions(self, session_ids: Sequence[str]) -> set[str]:
+        return await deleted_sessions(self._database, session_ids)
 
     async def calls(
         self, where: CallFilter | None = None, limit: int | None = 1000, *, under: str | None = None

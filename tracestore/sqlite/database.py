@@ -29,7 +29,7 @@ from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.log import Log
 
 from ..sql.connection import Row, SqlValue, Unstorable, shielded
-from .files import FileLock, create_private, has_log, is_at_rest, is_made_for_log, refuse_foreign, refuse_missing
+from .files import FileLock, create_private, has_log, is_immutable, is_made_for_log, refuse_foreign, refuse_missing
 from .statements import (
     BUSY_TIMEOUT_MS,
     SQLITE,
@@ -74,7 +74,7 @@ class Database:
         self._connection: aiosqlite.Connection | None = None
         self._file_lock: FileLock | None = None
         self._file: tuple[int, int] | None = None
-        self.at_rest = False  # read as a file that never changes
+        self.immutable = False  # read as a file that never changes
         self._copy: Path | None = None  # read in place of the file
 
     @property
@@ -111,12 +111,12 @@ class Database:
 
         if not self.readonly:
             self._file_lock = FileLock(self.path) if needs_file_lock() else None
-        self.at_rest = self._copy is None and self.readonly and is_at_rest(self.path)
+        self.immutable = self._copy is None and self.readonly and is_immutable(self.path)
         connection = aiosqlite.connect(
             uri(
                 self._copy or self.path,
                 "ro" if self.readonly else "rw",
-                immutable=self.at_rest or self._copy is not None,
+                immutable=self.immutable or self._copy is not None,
             ),
             uri=True,
             isolation_level=None,
@@ -182,7 +182,7 @@ class Database:
 
     async def journal_mode(self) -> str:
         """SQLite's name of the journal mode. For a file at rest it is read from the file's header."""
-        if self.at_rest:
+        if self.immutable:
             return "wal" if is_made_for_log(self.path) else "delete"
         ((mode,),) = await self.read("PRAGMA journal_mode")
         return str(mode)
@@ -305,7 +305,7 @@ class Database:
     def _open_connection(self) -> aiosqlite.Connection:
         if self._connection is None:
             raise StoreError(f"{self.path} is not open: call open() first")
-        if self.at_rest and has_log(self.path):
+        if self.immutable and has_log(self.path):
             raise StoreUnavailable(f"{self.path} has been written since it was opened. Open it again")
         return self._connection
 

@@ -44,7 +44,7 @@ def refuse_irregular(path: Path) -> None:
         raise StoreError(f"{path} is not a regular file. Use the path of a trace file")
 
 
-def is_at_rest(path: Path) -> bool:
+def is_immutable(path: Path) -> bool:
     """Whether a file was closed by its writer and is in a folder without write access, as on read-only media.
 
     SQLite needs a file of shared memory to read a database that has a write-ahead log. A file at rest has no log.
@@ -131,13 +131,13 @@ class HeldFile:
 _held: set[HeldFile] = set()
 
 
-def _let_go() -> None:
+def _close_all() -> None:
     for file in list(_held):
         file.close()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_all)
 
 
 class FileLock:

@@ -1495,3 +1495,8 @@ CREATE VIEW call_rows AS SELECT id AS call_id, run_id, request_id, attempt, sess
     )
 ) AS priced
 ;
+
+-- step 24: calls of a turn
+
+CREATE INDEX calls_by_turn ON calls (turn_id) WHERE turn_id IS NOT NULL
+;

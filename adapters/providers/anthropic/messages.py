@@ -31,7 +31,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from ...requests.content import is_remote, media_bytes, media_type_of, mend_text
+from ...requests.content import is_remote, media_bytes, media_type_of, repair_text
 from ...requests.fitted import FittedHistory, Loss, encoded_form, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from .response import CONTAINER, FALLBACK
@@ -222,7 +222,7 @@ _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
 
-class Habits(NamedTuple):
+class ServerTraits(NamedTuple):
     """The differences between servers of the Messages API. The defaults are Anthropic's."""
 
     errors_in_words: bool = False
@@ -238,10 +238,10 @@ class Habits(NamedTuple):
     """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
 
 
-ANTHROPIC = Habits()
+ANTHROPIC = ServerTraits()
 
 
-def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
+def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
     return _Writer(history, habits).write()
 
 
@@ -261,7 +261,7 @@ _encoded = encoded_form("messages", _plain)
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory, habits: Habits) -> None:
+    def __init__(self, history: FittedHistory, habits: ServerTraits) -> None:
         self.history = history
         self.habits = habits
         self.error_words = "Error: " if habits.errors_in_words else ""
@@ -457,7 +457,7 @@ class _Writer:
             self._lose(home, source, kind="document")
             return
         wire_block: JsonObject = {"type": "document", "source": source}
-        title = mend_text(document.name or "").strip()[:_MAX_TITLE]
+        title = repair_text(document.name or "").strip()[:_MAX_TITLE]
         if title:
             wire_block["title"] = title
         yield {**wire_block, **self._fields(document.provider_raw, "citations", "context", "title")}

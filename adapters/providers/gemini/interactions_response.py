@@ -122,17 +122,17 @@ def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | No
     tools = reported_count(found.total_tool_use_tokens)
     if prompt is None and said is None and thought is None:
         return None
-    heard, heard_before = (
+    prompt_audio, cached_audio = (
         _of(found.input_tokens_by_modality, "audio"),
         _of(found.cached_tokens_by_modality, "audio"),
     )
-    seen, seen_before = (
+    seen, cached_images = (
         _of(found.input_tokens_by_modality, "image"),
         _of(found.cached_tokens_by_modality, "image"),
     )
     spoken, drawn = (_of(found.output_tokens_by_modality, kind) for kind in ("audio", "image"))
     fresh = max(0, (prompt or 0) - (cached or 0))
-    audio = min(fresh, max(0, heard - heard_before))
+    audio = min(fresh, max(0, prompt_audio - cached_audio))
     spoken = min(said or 0, spoken)
     return TokenUsage(
         input_tokens=fresh + (tools or 0),
@@ -140,16 +140,16 @@ def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | No
         cached_input_tokens=cached or 0,
         reasoning_tokens=thought,
         source=source_of(
-            *((cached, prompt), (heard + seen, prompt), (heard_before + seen_before, cached)),
+            *((cached, prompt), (prompt_audio + seen, prompt), (cached_audio + cached_images, cached)),
             (spoken + drawn, said),
             raw=raw,
             whole=prompt is not None,
         ),
         details=details_of(
             audio_input=audio,
-            image_input=min(fresh - audio, max(0, seen - seen_before)),
-            audio_cache_read=min(cached or 0, heard_before),
-            image_cache_read=min(max(0, (cached or 0) - heard_before), seen_before),
+            image_input=min(fresh - audio, max(0, seen - cached_images)),
+            audio_cache_read=min(cached or 0, cached_audio),
+            image_cache_read=min(max(0, (cached or 0) - cached_audio), cached_images),
             audio_output=spoken,
             image_output=min((said or 0) - spoken, drawn),
             **_fees(found.grounding_tool_count),
@@ -256,7 +256,7 @@ class Steps:
         if reason is StopReason.END_TURN and assembler.has_tool_use:
             reason = StopReason.TOOL_USE
         if self.status is None:
-            assembler.end_unsaid()
+            assembler.warn_no_stop_reason()
         assembler.finish(reason, self.status)
 
     def next_key(self) -> int:

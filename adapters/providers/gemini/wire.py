@@ -196,20 +196,20 @@ class UsageCounts:
         tool_use = reported_count(last.toolUsePromptTokenCount)
         if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
             return None
-        heard, seen = _sound_and_pictures(last.promptTokensDetails)
-        heard_before, seen_before = _sound_and_pictures(last.cacheTokensDetails)
+        prompt_audio, seen = _sound_and_pictures(last.promptTokensDetails)
+        cached_audio, cached_images = _sound_and_pictures(last.cacheTokensDetails)
         spoken, drawn = _sound_and_pictures(last.candidatesTokensDetails)
         raw = self._counted
         source = UsageSource.PARTIAL
         if final:
             source = source_of(
-                *((cached, prompt), (heard + seen, prompt)),
-                *((heard_before + seen_before, cached), (spoken + drawn, candidates)),
+                *((cached, prompt), (prompt_audio + seen, prompt)),
+                *((cached_audio + cached_images, cached), (spoken + drawn, candidates)),
                 raw=raw,
                 whole=prompt is not None,
             )
         fresh = max(0, (prompt or 0) - (cached or 0))
-        audio = min(fresh, max(0, heard - heard_before))
+        audio = min(fresh, max(0, prompt_audio - cached_audio))
         spoken = min(candidates or 0, spoken)
         return TokenUsage(
             input_tokens=fresh + (tool_use or 0),
@@ -219,9 +219,9 @@ class UsageCounts:
             source=source,
             details=details_of(
                 audio_input=audio,
-                image_input=min(fresh - audio, max(0, seen - seen_before)),
-                audio_cache_read=min(cached or 0, heard_before),
-                image_cache_read=min(max(0, (cached or 0) - heard_before), seen_before),
+                image_input=min(fresh - audio, max(0, seen - cached_images)),
+                audio_cache_read=min(cached or 0, cached_audio),
+                image_cache_read=min(max(0, (cached or 0) - cached_audio), cached_images),
                 audio_output=spoken,
                 image_output=min((candidates or 0) - spoken, drawn),
                 **self.fees,

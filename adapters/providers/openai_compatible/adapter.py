@@ -28,7 +28,7 @@ from ...requests.settings import SharedOptions
 from ...requests.tools import input_cleaner
 from ...transport.transport import HttpReply
 from .data import ERROR_CODES, REPAIRS, error_in_body
-from .messages import AUDIO_FORMATS, document_types, encode_body, hears
+from .messages import AUDIO_FORMATS, accepts_audio, document_types, encode_body
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import ChatNormaliser, read_whole
@@ -181,7 +181,7 @@ class ChatCompletionsWire(ChatWire):
         )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        if not hears(self.quirks, model.partition(":")[2] or model):
+        if not accepts_audio(self.quirks, model.partition(":")[2] or model):
             return self.capabilities
         return msgspec.structs.replace(self.capabilities, supports_audio=True)
 
@@ -237,19 +237,19 @@ class ChatCompletionsWire(ChatWire):
 
     def health_request(self) -> WireCall:
         """The list of models, next to the endpoint."""
-        return get(self._beside("/models"))
+        return get(self._endpoint("/models"))
 
     def other_wires(self) -> OtherWires:
         embeddings = OpenAIEmbeddings(
-            path=self._beside("/embeddings"),
+            path=self._endpoint("/embeddings"),
             dimensions_field=self.quirks.dimensions_field,
             base64=self.quirks.base64_vectors,
             protocol=self.default_name,
         )
-        path, mark, query = self._beside("/images").partition("?")
+        path, mark, query = self._endpoint("/images").partition("?")
         images = OpenAIImages(path, mark + query, protocol=self.default_name)
-        videos = self._beside("/videos").partition("?")[0]
-        batches = batches_of(self.quirks.batches, self._beside("").partition("?")[0])
+        videos = self._endpoint("/videos").partition("?")[0]
+        batches = batches_of(self.quirks.batches, self._endpoint("").partition("?")[0])
         return OtherWires(
             embeddings,
             lambda _: images,
@@ -257,7 +257,7 @@ class ChatCompletionsWire(ChatWire):
             batches,
         )
 
-    def _beside(self, endpoint: str) -> str:
+    def _endpoint(self, endpoint: str) -> str:
         path, mark, query = self.path.partition("?")
         return path.removesuffix("/chat/completions") + endpoint + mark + query
 

@@ -49,7 +49,7 @@ TEXT_TYPES = ("text/plain", "text/markdown", "text/html", "text/csv", "applicati
 PDF = "application/pdf"
 
 
-def hears(quirks: Quirks, model: str) -> bool:
+def accepts_audio(quirks: Quirks, model: str) -> bool:
     return bool(quirks.audio_models and re.search(quirks.audio_models, model))
 
 

@@ -291,9 +291,13 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
     derived = prompt is None or (completion is None and total is not None)
     if prompt is None:
         prompt = max(0, (total or 0) - (completion or 0))
-    heard = _detail(wire.prompt_tokens_details, "audio_tokens") or 0
-    if heard and (heard > prompt or wire.prompt_audio_seconds) and total == prompt + heard + (completion or 0):
-        prompt += heard
+    prompt_audio = _detail(wire.prompt_tokens_details, "audio_tokens") or 0
+    if (
+        prompt_audio
+        and (prompt_audio > prompt or wire.prompt_audio_seconds)
+        and total == prompt + prompt_audio + (completion or 0)
+    ):
+        prompt += prompt_audio
     hidden = max(0, (total or 0) - prompt - (completion or 0))
     cached = first_count(
         _detail(wire.prompt_tokens_details, "cached_tokens"),
@@ -318,7 +322,7 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
     derived = derived or completion is None or (hidden > 0 and named != hidden)
     spoken = _detail(wire.completion_tokens_details, "audio_tokens") or 0
     source = source_of(
-        *(((cached or 0) + written, prompt), (reasoning, output), (heard, prompt), (spoken, output)),
+        *(((cached or 0) + written, prompt), (reasoning, output), (prompt_audio, prompt), (spoken, output)),
         raw=raw,
         whole=not derived,
     )
@@ -335,7 +339,7 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
         reported_cost_nano_usd=stated.total,
         upstream_cost_nano_usd=stated.upstream,
         details=details_of(
-            audio_input=min(fresh, heard),
+            audio_input=min(fresh, prompt_audio),
             audio_output=min(output - min(reasoning or 0, output), spoken),
             **_fees(wire),
         ),

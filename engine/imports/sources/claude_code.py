@@ -7,6 +7,7 @@ They are in the session's file as sidechains, in ``agent-*.jsonl``, or in progre
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -23,12 +24,13 @@ from callboard.bus.values.usage import StopReason
 from ..source import (
     START,
     ImportedCall,
+    ImportedLink,
     ImportedMessage,
     Item,
     Line,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     lines,
     moment,
     name,
@@ -36,7 +38,7 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import anthropic_message
+from .messages import decoded, message_of
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_REMEMBERED = 64
@@ -155,6 +157,9 @@ class ClaudeCode:
 
     def __init__(self) -> None:
         self._agents: dict[str, _Place] = {}  # of sub-agents with files of their own, by session and agent
+        self._orphans: set[str] = set()  # sub-agents whose calls were given without such a place
+        self._sessions: dict[str, Path] = {}  # the file of each session
+        self._whole: set[str] = set()  # sessions whose file was read from its start
 
     def places(self) -> Sequence[Path]:
         given = os.environ.get("CLAUDE_CONFIG_DIR")
@@ -177,15 +182,42 @@ class ClaudeCode:
             inside = Path(folder).relative_to(top).parts
             for file in sorted(files):
                 if file.endswith(".jsonl"):
-                    yield _source_file(Path(folder, file), inside[0] if inside else top.name)
+                    found = _source_file(Path(folder, file), inside[0] if inside else top.name)
+                    if found.session is not None:
+                        self._sessions[found.session] = found.path
+                    yield found
 
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
-        reader = _Reader(file, self._agents, start, content=content)
+        if file.session is not None and not start.read_to:
+            self._whole.add(file.session)
+        reader = _Reader(file, self, start, content=content)
         for line in lines(stream, start):
             yield from reader.line(line)
         yield from reader.end()
+
+    def place_of(self, session: str | None, agent: str) -> _Place:
+        """The turn of a sub-agent. If another process read what started it, the session's file is read again."""
+        key = f"{session}/{agent}"
+        if key not in self._agents and session in self._sessions and session not in self._whole:
+            self._whole.add(session)
+            file = SourceFile(path=self._sessions[session], session=session)
+            with contextlib.suppress(OSError), file.path.open("rb") as stream:
+                for _ in self.read(file, stream):
+                    pass
+        if key not in self._agents:
+            self._orphans.add(key)
+        return self._agents.get(key) or _Place(key, depth=1)
+
+    def link(self, session: str | None, agent: str, task: _Task, *, goes_on: bool) -> ImportedLink | None:
+        """Remember which tool call started a sub-agent. The link is for calls that were given without it."""
+        key = f"{session}/{agent}"
+        self._agents[key] = place = task.place.below(key, task.tool_use_id, task.call)
+        _forget(self._agents, _MOST_AGENTS)
+        if place.parent_turn is None or not (goes_on or key in self._orphans):
+            return None
+        return ImportedLink(session=session, **place._asdict())
 
 
 def _source_file(path: Path, project: str) -> SourceFile:
@@ -196,15 +228,18 @@ def _source_file(path: Path, project: str) -> SourceFile:
 class _Reader:
     """The calls of one file."""
 
-    def __init__(self, file: SourceFile, agents: dict[str, _Place], start: Mark, *, content: bool) -> None:
+    def __init__(self, file: SourceFile, source: ClaudeCode, start: Mark, *, content: bool) -> None:
         self._file = file
-        self._agents = agents
+        self._source = source
+        self._goes_on = start.read_to > 0
+        self._agents: set[str] = set()  # whose links were given
+        self._linked: list[ImportedLink] = []
         self._content = content
         self._state = _decode_state(start.state) if start.state else _State()
         self._call: ImportedCall | None = None  # the latest, which the next line may correct
         self._given = 0
         self._mark = start
-        self._fault: Unread | None = None
+        self._fault: UnreadablePart | None = None
 
     def line(self, line: Line) -> Iterator[Item]:
         if self._given >= _CALLS_BETWEEN_MARKS:
@@ -220,10 +255,12 @@ class _Reader:
                 call = self._note(record, line)
                 said = self._said(record, line) if self._content else None
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=line.number, why=why_not(error))
-            except _Strange as error:
-                yield Unread(line=line.number, why=str(error))
+                yield UnreadablePart(line=line.number, why=why_not(error))
+            except _IncompleteLine as error:
+                yield UnreadablePart(line=line.number, why=str(error))
             else:
+                yield from self._linked
+                self._linked.clear()
                 if said is not None:
                     yield said
                 if call is not None:
@@ -238,13 +275,15 @@ class _Reader:
     def _marked(self) -> Mark:
         return msgspec.structs.replace(self._mark, state=_encode_state(self._state).decode())
 
-    def _fault_of(self, line: Line) -> Unread | None:
+    def _fault_of(self, line: Line) -> UnreadablePart | None:
         if line.too_long:
-            return Unread(line=line.number, why="the line is too long")
+            return UnreadablePart(line=line.number, why="the line is too long")
         text = line.data.strip()
         if not text or (text[:1] == b"{" and text[-1:] == b"}"):
             return None
-        return Unread(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
+        return UnreadablePart(
+            line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
+        )
 
     def _add(self, call: ImportedCall) -> Iterator[Item]:
         before = self._call
@@ -262,13 +301,19 @@ class _Reader:
 
     def _said(self, line: _Line, at: Line) -> ImportedMessage | None:
         """The message of a line. What sub-agents say is another conversation, and is left out."""
-        message, session, when = line.message, name(line.session_id) or self._file.session, moment(line.timestamp)
+        message, session, when = line.message, self._session(line), moment(line.timestamp)
         if message is None or session is None or when is None or line.is_sidechain or line.agent_id:
             return None
         if line.type not in ("user", "assistant") or line.is_meta or not bytes(message.content):
             return None
-        found = anthropic_message(line.type, message.content, name(line.uuid))
-        return None if found is None else ImportedMessage(line=at.number, session=session, at=when, message=found)
+        found = message_of(decoded(message.content), line.type, name(line.uuid))
+        return (
+            None
+            if found is None
+            else ImportedMessage(
+                identity=name(line.uuid) or str(at.number), session=session, at=when, message=found
+            )
+        )
 
     # --- Lines ---
 
@@ -329,7 +374,7 @@ class _Reader:
         self._link(line, agent, line.parent_tool_use_id)
         if inner is None or inner.type != "assistant" or inner.message is None:
             return None
-        told = msgspec.structs.replace(
+        continued = msgspec.structs.replace(
             line,
             message=inner.message,
             timestamp=inner.timestamp or line.timestamp,
@@ -337,15 +382,15 @@ class _Reader:
             request_id=inner.request_id or line.request_id,
             agent_id=agent or line.parent_tool_use_id,
         )
-        return self._assistant(told, at)
+        return self._assistant(continued, at)
 
     def _link(self, line: _Line, agent: str | None, tool_use_id: str | None) -> None:
-        """Remember which tool call started a sub-agent."""
-        for task in self._state.tasks:
-            if agent and task.tool_use_id == tool_use_id:
-                key = self._key(line, agent)
-                self._agents[key] = task.place.below(key, tool_use_id, task.call)
-                _forget(self._agents, _MOST_AGENTS)
+        task = next((each for each in self._state.tasks if each.tool_use_id == tool_use_id), None)
+        if agent and task is not None and agent not in self._agents:
+            self._agents.add(agent)
+            link = self._source.link(self._session(line), agent, task, goes_on=self._goes_on)
+            if link is not None:
+                self._linked.append(link)
 
     # --- Calls ---
 
@@ -358,7 +403,7 @@ class _Reader:
             return None
         began = moment(line.timestamp)
         if began is None:
-            raise _Strange("the time is missing or impossible")
+            raise _IncompleteLine("the time is missing or impossible")
         usage = token_usage(read_usage(message.usage), raw=message.usage)
         if usage is None:
             return None
@@ -377,7 +422,7 @@ class _Reader:
             stop_reason=_stop_reason(message.stop_reason),
             latency_ms=None if not line.duration_ms or line.duration_ms < 0 else int(line.duration_ms),
             stated_cost_nano_usd=nano_of(line.cost_usd),
-            session=name(line.session_id) or self._file.session,
+            session=self._session(line),
             response_id=name(message.id),
             request_id=name(line.request_id),
             tags=tags,
@@ -396,19 +441,17 @@ class _Reader:
 
     def _place(self, line: _Line) -> _Place:
         if line.agent_id:
-            key = self._key(line, line.agent_id)
-            place = self._agents.get(key)
-            return place or _Place(key, depth=1)
+            return self._source.place_of(self._session(line), line.agent_id)
         if line.is_sidechain:
             root = self._state.chains.get(line.uuid or "") or self._state.chains.get(line.parent_uuid or "")
             return self._state.roots.get(root or "") or _Place(root or line.uuid, depth=1)
         return self._main(line)
 
     def _main(self, line: _Line) -> _Place:
-        return _Place(self._state.prompt or line.session_id or self._file.session)
+        return _Place(self._state.prompt or self._session(line))
 
-    def _key(self, line: _Line, agent: str) -> str:
-        return f"{line.session_id or self._file.session}/{agent}"
+    def _session(self, line: _Line) -> str | None:
+        return name(line.session_id) or self._file.session
 
     def _note_tasks(self, message: _Message, identity: str, place: _Place) -> None:
         content = bytes(message.content)
@@ -420,7 +463,7 @@ class _Reader:
         del self._state.tasks[:-_MOST_REMEMBERED]
 
 
-class _Strange(Exception):
+class _IncompleteLine(Exception):
     """A line without what a call needs."""
 
 

@@ -8,6 +8,7 @@ session that was the first of its line.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from bisect import bisect_right
@@ -29,14 +30,14 @@ from ..source import (
     Line,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     lines,
     moment,
     name,
     tags_of,
     why_not,
 )
-from .messages import responses_message
+from .messages import message_of
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_TURNS = 5_000
@@ -111,6 +112,8 @@ class _State(msgspec.Struct, omit_defaults=True):
     """The session that the first lines come from, through all forks."""
     parent: str | None = None
     """The session whose tool started this one."""
+    above: str | None = None
+    """The turn of that session that started this one."""
     began: int = 0
     provider: str = "openai"
     model: str | None = None
@@ -134,6 +137,8 @@ class Codex:
 
     def __init__(self) -> None:
         self._turns: dict[str, list[tuple[int, str]]] = {}  # of each session: their starts and names
+        self._sessions: dict[str, Path] = {}  # the file of each session
+        self._whole: set[str] = set()  # sessions whose file was read from its start
 
     def places(self) -> Sequence[Path]:
         home = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex").expanduser()
@@ -151,12 +156,17 @@ class Codex:
                 for file in sorted(files):
                     if file.endswith(".jsonl"):
                         path = Path(folder, file)
-                        yield SourceFile(path=path, session=_session_of(path))
+                        session = _session_of(path)
+                        self._sessions[session] = path
+                        yield SourceFile(path=path, session=session)
 
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
         state = _decode_state(start.state) if start.state else _State()
+        if file.session is not None and not start.read_to:
+            self._whole.add(file.session)
+            self._turns.pop(file.session, None)
         mark, given = start, 0
         for line in lines(stream, start):
             if given >= _CALLS_BETWEEN_MARKS:
@@ -172,18 +182,20 @@ class Codex:
                 mark = Mark(read_to=line.end, line=line.number)
         yield msgspec.structs.replace(mark, state=_encode_state(state).decode())
 
-    def _item(self, line: Line, state: _State, file: SourceFile) -> ImportedCall | Unread | None:
+    def _item(self, line: Line, state: _State, file: SourceFile) -> ImportedCall | UnreadablePart | None:
         text = line.data.strip()
         if line.too_long:
-            return Unread(line=line.number, why="the line is too long")
+            return UnreadablePart(line=line.number, why="the line is too long")
         if text and not (text[:1] == b"{" and text[-1:] == b"}"):
-            return Unread(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
+            return UnreadablePart(
+                line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
+            )
         if not any(word in text for word in _WORDS):
             return None
         try:
             record = _decode_line(text)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            return Unread(line=line.number, why=why_not(error))
+            return UnreadablePart(line=line.number, why=why_not(error))
         payload = record.payload
         if payload is None:
             return None
@@ -212,7 +224,7 @@ class Codex:
 
     def _call(
         self, state: _State, info: _Info, record: _Line, line: Line, file: SourceFile
-    ) -> ImportedCall | Unread | None:
+    ) -> ImportedCall | UnreadablePart | None:
         sums, last = info.total_token_usage, info.last_token_usage
         if sums is None and last is None:
             return None
@@ -230,10 +242,10 @@ class Codex:
             return None  # repeated, such as for new rate limits
         counts = last or sums.since(state.sums)
         if min(msgspec.structs.astuple(counts)) < 0:
-            return Unread(line=line.number, why="a number of tokens is negative")
+            return UnreadablePart(line=line.number, why="a number of tokens is negative")
         began = moment(record.timestamp)
         if began is None:
-            return Unread(line=line.number, why="the time is missing or impossible")
+            return UnreadablePart(line=line.number, why="the time is missing or impossible")
         state.sums = sums
         session = state.session or file.session
         seed = state.chain or state.first or session or str(file.path)
@@ -256,12 +268,21 @@ class Codex:
         )
 
     def _above(self, state: _State) -> str | None:
-        """The turn of the session above that was running when this session started."""
-        if state.parent is None:
-            return None
+        """The turn of the session above that was running when this session started.
+
+        If another process read that session, its file is read again.
+        """
+        if state.parent is None or state.above is not None:
+            return state.above
+        file = self._sessions.get(state.parent)
+        if file is not None and state.parent not in self._whole:
+            with contextlib.suppress(OSError), file.open("rb") as stream:
+                for _ in self.read(SourceFile(path=file, session=state.parent), stream):
+                    pass
         turns = self._turns.get(state.parent, [])
         place = bisect_right(turns, state.began, key=lambda turn: turn[0])
-        return turns[place - 1][1] if place else None
+        state.above = turns[place - 1][1] if place else None
+        return state.above
 
 
 _WORDS = (b'"token_count"', b'"turn_context"', b'"session_meta"')
@@ -281,25 +302,30 @@ def _note_session(state: _State, payload: _Payload, at: int | None) -> None:
         state.first = name(payload.forked_from_id) or name(payload.id)
 
 
-class _Said(msgspec.Struct):
+class _ResponseItem(msgspec.Struct):
     timestamp: datetime | None = None
     payload: Json = None
 
 
-_decode_said = msgspec.json.Decoder(_Said).decode
+_decode_item = msgspec.json.Decoder(_ResponseItem).decode
 
 
 def _said(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None:
     """The message of a line. A fork repeats the messages of its past."""
     try:
-        record = _decode_said(line.data)
+        record = _decode_item(line.data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     session, when = state.session or file.session, moment(record.timestamp)
     if session is None or when is None or not isinstance(record.payload, dict):
         return None
-    found = responses_message(record.payload)
-    return None if found is None else ImportedMessage(line=line.number, session=session, at=when, message=found)
+    mine = record.payload.get("id")
+    found = message_of(record.payload, message_id=mine if isinstance(mine, str) else None)
+    return (
+        None
+        if found is None
+        else ImportedMessage(identity=str(line.number), session=session, at=when, message=found)
+    )
 
 
 def _parent_of(payload: _Payload) -> str | None:
@@ -330,6 +356,6 @@ def _usage(counts: _Counts) -> TokenUsage:
     )
 
 
-def _session_of(path: Path) -> str | None:
+def _session_of(path: Path) -> str:
     """The session in a name such as ``rollout-2025-09-01T10-00-00-UUID.jsonl``."""
     return path.stem[-36:] if path.stem.startswith("rollout-") and len(path.stem) > 44 else path.stem

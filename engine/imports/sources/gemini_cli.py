@@ -17,7 +17,20 @@ import msgspec
 
 from callboard.bus.values.usage import TokenUsage
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, moment, name, tags_of, why_not
+from ..source import (
+    START,
+    ImportedCall,
+    ImportedMessage,
+    Item,
+    Mark,
+    SourceFile,
+    UnreadablePart,
+    moment,
+    name,
+    tags_of,
+    why_not,
+)
+from .messages import decoded, message_of
 from .records import Record, json_records, read_whole, tokens
 
 
@@ -41,8 +54,17 @@ class _Metadata(msgspec.Struct, rename="camel"):
     tool_use_prompt_token_count: int = 0
 
 
+_EMPTY = msgspec.Raw(b"")
+
+
 class _Message(
-    msgspec.Struct, rename={"session_id": "sessionId", "usage": "usageMetadata", "branch": "gitBranch"}
+    msgspec.Struct,
+    rename={
+        "session_id": "sessionId",
+        "usage": "usageMetadata",
+        "branch": "gitBranch",
+        "tool_calls": "toolCalls",
+    },
 ):
     id: str | None = None
     uuid: str | None = None
@@ -54,6 +76,9 @@ class _Message(
     session_id: str | None = None
     cwd: str | None = None
     branch: str | None = None
+    content: msgspec.Raw = _EMPTY
+    message: msgspec.Raw = _EMPTY
+    tool_calls: msgspec.Raw = _EMPTY
 
 
 class _Session(msgspec.Struct, rename="camel"):
@@ -101,53 +126,58 @@ class GeminiCli:
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
         if file.path.suffix == ".json":
-            yield from self._object(file, stream)
+            yield from self._object(file, stream, content=content)
             return
         session = start.state or file.session
         for record in json_records(stream, start):
             if isinstance(record, Mark):
                 yield msgspec.structs.replace(record, state=session or "")
-            elif isinstance(record, Unread):
+            elif isinstance(record, UnreadablePart):
                 yield record
             else:
                 try:
                     changed = _decode_change(record.data).to.messages if b'"$set"' in bytes(record.data) else []
                     messages = [_decode_message(each) for each in (record.data, *changed)]
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                    yield Unread(line=record.line, why=why_not(error))
+                    yield UnreadablePart(line=record.line, why=why_not(error))
                     continue
                 session = name(messages[0].session_id) or session
                 for message in messages:
                     yield from self._call(message, session, record, file)
+                    if content:
+                        yield from _said(message, session)
 
-    def _object(self, file: SourceFile, stream: BinaryIO) -> Iterator[Item]:
+    def _object(self, file: SourceFile, stream: BinaryIO, *, content: bool) -> Iterator[Item]:
         data = read_whole(stream)
         if data is None:
-            yield Unread(line=0, why="the file is too large")
+            yield UnreadablePart(line=0, why="the file is too large")
             return
         try:
             session = _decode_session(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            yield Unread(line=0, why=why_not(error))
+            yield UnreadablePart(line=0, why=why_not(error))
             return
         for raw in session.messages:
             try:
                 message = _decode_message(raw)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=0, why=why_not(error))
+                yield UnreadablePart(line=0, why=why_not(error))
                 continue
-            yield from self._call(message, name(session.session_id) or file.session, Record(0, raw), file)
+            named = name(session.session_id) or file.session
+            yield from self._call(message, named, Record(0, raw), file)
+            if content:
+                yield from _said(message, named)
 
     def _call(
         self, message: _Message, session: str | None, record: Record, file: SourceFile
-    ) -> Iterator[ImportedCall | Unread]:
+    ) -> Iterator[ImportedCall | UnreadablePart]:
         usage = _usage(message)
         if message.type not in ("gemini", "assistant", "model") or usage is None:
             return
         began = moment(message.timestamp)
         mine = message.id or message.uuid
         if began is None or mine is None:
-            yield Unread(line=record.line, why="the time or the id is missing or impossible")
+            yield UnreadablePart(line=record.line, why="the time or the id is missing or impossible")
             return
         yield ImportedCall(
             identity=f"{session}/{mine}",
@@ -170,18 +200,31 @@ class QwenCode(GeminiCli):
     _provider = "qwen"
 
 
+def _said(message: _Message, session: str | None) -> Iterator[ImportedMessage]:
+    """The content of a message. Calls of tools come with a later line of the same message."""
+    mine, at = message.id or message.uuid, moment(message.timestamp)
+    if mine is None or at is None or session is None or message.type is None:
+        return
+    text = message_of(decoded(message.message if bytes(message.message) else message.content), message.type, mine)
+    calls = decoded(message.tool_calls) if bytes(message.tool_calls) else None
+    uses = [{"functionCall": each} for each in calls] if isinstance(calls, list) else []
+    for identity, found in ((mine, text), (f"{mine}/tools", message_of([*uses], "model", mine))):
+        if found is not None:
+            yield ImportedMessage(identity=identity, session=session, at=at, message=found)
+
+
 def _usage(message: _Message) -> TokenUsage | None:
     if message.tokens is not None:
         own = message.tokens
         counts = (own.input, own.output, own.cached, own.thoughts, own.tool)
     elif message.usage is not None:
-        told = message.usage
+        reported = message.usage
         counts = (
-            told.prompt_token_count,
-            told.candidates_token_count,
-            told.cached_content_token_count,
-            told.thoughts_token_count,
-            told.tool_use_prompt_token_count,
+            reported.prompt_token_count,
+            reported.candidates_token_count,
+            reported.cached_content_token_count,
+            reported.thoughts_token_count,
+            reported.tool_use_prompt_token_count,
         )
     else:
         return None

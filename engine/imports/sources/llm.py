@@ -7,16 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore.foreign import foreign_rows
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, name
+from ..source import START, ImportedCall, ImportedMessage, Item, Mark, SourceFile, UnreadablePart, name
+from .messages import message_of
 from .records import count_of, moment_of, object_of, tokens, vendor_and_model
 
 _WANTED = (
     *("id", "model", "resolved_model", "conversation_id", "duration_ms", "datetime_utc", "input_tokens"),
     *("output_tokens", "token_details"),
 )
+
+_CONTENT = ("prompt", "response")
 
 
 class Llm:
@@ -39,14 +44,21 @@ class Llm:
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
-        for row in foreign_rows(file.path, "responses", _WANTED, ("datetime_utc", "id")):
-            yield _call(row)
+        wanted = (*_WANTED, *_CONTENT) if content else _WANTED
+        for row in foreign_rows(file.path, "responses", wanted, ("datetime_utc", "id")):
+            call = _call(row)
+            if content and isinstance(call, ImportedCall):
+                call = msgspec.structs.replace(call, session=call.session or call.identity)
+                yield from _messages(call, row)
+            yield call
 
 
-def _call(row: Mapping[str, Any]) -> ImportedCall | Unread:
+def _call(row: Mapping[str, Any]) -> ImportedCall | UnreadablePart:
+    if not row:
+        return UnreadablePart(line=0, why="a row is too large")
     began = moment_of(row.get("datetime_utc"))
     if began is None or not row.get("id"):
-        return Unread(line=0, why="the time or the id is missing or impossible")
+        return UnreadablePart(line=0, why="the time or the id is missing or impossible")
     provider, model = vendor_and_model(None, name(str(row.get("resolved_model") or row.get("model") or "")))
     latency = row.get("duration_ms")
     session = row.get("conversation_id")
@@ -60,6 +72,14 @@ def _call(row: Mapping[str, Any]) -> ImportedCall | Unread:
         latency_ms=latency if isinstance(latency, int) and latency >= 0 else None,
         session=None if session is None else name(str(session)),
     )
+
+
+def _messages(call: ImportedCall, row: Mapping[str, Any]) -> Iterator[ImportedMessage]:
+    for part, role in zip(_CONTENT, ("user", "assistant"), strict=True):
+        message = message_of(row.get(part), role)
+        if message is not None and call.session is not None:
+            identity = f"{call.identity}/{part}"
+            yield ImportedMessage(identity=identity, session=call.session, at=call.started_at, message=message)
 
 
 def _usage(row: Mapping[str, Any]) -> TokenUsage | None:

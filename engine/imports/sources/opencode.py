@@ -6,18 +6,33 @@ opencode computes costs itself, so they are kept as stated costs.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore.foreign import foreign_rows
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, name, nano_of, tags_of, why_not
-from .records import read_whole, stop_reason, vendor_and_model
+from ..source import (
+    START,
+    ImportedCall,
+    ImportedMessage,
+    Item,
+    Mark,
+    SourceFile,
+    UnreadablePart,
+    name,
+    nano_of,
+    tags_of,
+    why_not,
+)
+from .messages import decoded, message_of
+from .records import object_of, read_whole, stop_reason, text_of, vendor_and_model
 
 
 class _Cache(msgspec.Struct):
@@ -104,36 +119,117 @@ class OpenCode:
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
         if file.path.suffix == ".json":
-            yield from _call(read_whole(stream) or b"", {"session_id": file.session})
+            data = read_whole(stream)
+            if data is None:
+                yield UnreadablePart(line=0, why="the file is too large")
+                return
+            message = yield from _message(data)
+            if message is not None:
+                yield from _call(message, {"session_id": file.session})
+                if content:
+                    folder = file.path.parents[2] / "part" / file.path.stem
+                    for path in sorted(folder.glob("*.json")):
+                        yield from _said(path.stem, path.read_bytes(), message, file.session)
             return
-        sessions = {row["id"]: row for row in foreign_rows(file.path, "session", ("id", "directory", "parent_id"))}
-        for row in foreign_rows(file.path, "message", ("id", "session_id", "data"), ("time_created", "id")):
-            data = row.get("data")
-            if isinstance(data, str | bytes):
-                session = sessions.get(row.get("session_id"), {})
-                told = {**session, "id": row.get("id"), "session_id": row.get("session_id")}
-                yield from _call(data.encode() if isinstance(data, str) else data, told)
+        yield from _database(file.path, content=content)
 
 
-def _call(data: bytes, row: Mapping[str, Any]) -> Iterator[Item]:
-    try:
-        message = _decode(data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        yield Unread(line=0, why=why_not(error))
+def _database(path: Path, *, content: bool) -> Iterator[Item]:
+    sessions = {row.get("id"): row for row in foreign_rows(path, "session", ("id", "directory", "parent_id"))}
+    started = _started(path) if any(row.get("parent_id") for row in sessions.values()) else {}
+    messages: dict[object, _Message] = {}
+    for row in foreign_rows(path, "message", ("id", "session_id", "data"), ("time_created", "id")):
+        data = row.get("data")
+        if not row:
+            yield UnreadablePart(line=0, why="a row is too large")
+        if not isinstance(data, str | bytes):
+            continue
+        session = sessions.get(row.get("session_id"), {})
+        told = {**session, "id": row.get("id"), "session_id": row.get("session_id")}
+        message = yield from _message(data)
+        if message is None:
+            continue
+        for call in _call(message, told):
+            above, tool = started.get(row.get("session_id"), (None, None))
+            if isinstance(call, ImportedCall) and call.depth and above in messages:
+                turn = name(messages[above].parent_id) or call.parent_turn
+                call = msgspec.structs.replace(
+                    call, parent=above, parent_tool_use_id=tool, parent_turn=turn, root_turn=turn
+                )
+            yield call
+        if content or started:
+            messages[row.get("id")] = message
+    if content:
+        for part in _parts(path):
+            message = messages.get(part.get("message_id"))
+            if message is not None:
+                yield from _said(str(part.get("id")), part["data"], message, text_of(part.get("session_id")))
+
+
+def _parts(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The parts of all messages, in order. A damaged database is reported with its messages."""
+    with contextlib.suppress(OSError):
+        for row in foreign_rows(path, "part", ("id", "message_id", "session_id", "data"), ("time_created", "id")):
+            if isinstance(row.get("data"), str | bytes):
+                yield row
+
+
+def _started(path: Path) -> dict[object, tuple[str, str | None]]:
+    """The message and the tool call that started a session, by session."""
+    found: dict[object, tuple[str, str | None]] = {}
+    for row in _parts(path):
+        part = decoded(row["data"]) if '"task"' in str(row["data"]) else None
+        if isinstance(part, dict) and part.get("tool") == "task":
+            session = object_of(object_of(part.get("state")).get("metadata")).get("sessionId")
+            found[text_of(session)] = str(row.get("message_id")), text_of(part.get("callID"))
+    return found
+
+
+def _said(part_id: str, data: bytes | str, message: _Message, session: str | None) -> Iterator[ImportedMessage]:
+    """The content of one part of a message, once it is complete."""
+    part, at = decoded(data), message.time.created
+    if not isinstance(part, dict) or at is None or session is None or message.role is None:
         return
+    state = object_of(part.get("state"))
+    blocks: list[JsonObject] = []
+    if part.get("type") == "tool" and state.get("status") in ("completed", "error"):
+        call: JsonObject = {"id": part.get("callID"), "name": part.get("tool"), "input": state.get("input")}
+        blocks = [
+            {**call, "type": "tool_use"},
+            {**call, "type": "tool_result", "content": state.get("output") or state.get("error")},
+        ]
+    elif part.get("type") in ("text", "reasoning") and (message.role == "user" or message.time.completed):
+        blocks = [part]
+    for number, block in enumerate(blocks):
+        found = message_of([block], message.role)
+        if found is not None:
+            yield ImportedMessage(
+                identity=f"{part_id}/{number}", session=session, at=int(at * 1000), message=found
+            )
+
+
+def _message(data: bytes | str) -> Generator[UnreadablePart, None, _Message | None]:
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        yield UnreadablePart(line=0, why=why_not(error))
+        return None
+
+
+def _call(message: _Message, row: Mapping[str, Any]) -> Iterator[Item]:
     if message.role != "assistant" or message.tokens is None:
         return
-    mine = message.id or row.get("id")
+    mine = name(message.id) or text_of(row.get("id"))
     created, completed = message.time.created, message.time.completed
     if mine is None or created is None or not 0 < created < 1e14:
-        yield Unread(line=0, why="the time or the id is missing or impossible")
+        yield UnreadablePart(line=0, why="the time or the id is missing or impossible")
         return
-    session = name(message.session_id or row.get("session_id"))
-    above = name(row.get("parent_id"))
+    session = name(message.session_id) or text_of(row.get("session_id"))
+    above = text_of(row.get("parent_id"))
     provider, model = vendor_and_model(name(message.provider_id), name(message.model_id))
     failed = None if message.error is None else name(message.error.name)
     yield ImportedCall(
-        identity=str(mine),
+        identity=mine,
         line=0,
         provider=provider,
         model=model,
@@ -149,14 +245,14 @@ def _call(data: bytes, row: Mapping[str, Any]) -> Iterator[Item]:
         parent_turn=above,
         root_turn=above,
         depth=None if above is None else 1,
-        tags=tags_of(project=row.get("directory") or message.path.folder),
+        tags=tags_of(project=text_of(row.get("directory")) or message.path.folder),
     )
 
 
-def _usage(told: _Tokens) -> TokenUsage:
-    counts = (told.input, told.output, told.reasoning, told.cache.read, told.cache.write)
+def _usage(tokens: _Tokens) -> TokenUsage:
+    counts = (tokens.input, tokens.output, tokens.reasoning, tokens.cache.read, tokens.cache.write)
     fresh, output, reasoning, read, written = (int(max(0, count)) for count in counts)
-    inside = told.total is not None and told.total == fresh + output + read + written
+    inside = tokens.total is not None and tokens.total == fresh + output + read + written
     return TokenUsage(
         input_tokens=fresh,
         output_tokens=output if inside else output + reasoning,

@@ -21,7 +21,7 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
-from .retained import Retained, retained
+from .retained_turns import RetainedTurns, retained_turns
 from .wire import Appended, Assembly, Beginning, Ending, Frame, UnreadableFrame, chunks, pack_message, packets
 
 # --- Making and sending frames ---
@@ -46,16 +46,16 @@ class Framer:
         """The epoch under which this node owns the session."""
         self._node = node
         self._most_bytes = most_bytes
-        self._said = 0  # the number of events that are in frames
+        self._sent = 0  # the number of events that are in frames
         self._beginning: Beginning | None = None
         self._appended: list[Appended] = []
-        self._appended_said = 0
-        self._beginning_said = False
+        self._appended_sent = 0
+        self._beginning_sent = False
 
     @property
     def over(self) -> bool:
         """Whether everything is sent and no more events will follow."""
-        return self.log.closed and self._said >= self.log.next_seq
+        return self.log.closed and self._sent >= self.log.next_seq
 
     def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
         """Record the turn's start: the number of messages before it, its messages, the session's setup."""
@@ -67,20 +67,20 @@ class Framer:
 
     def again(self) -> None:
         """Send everything again, because earlier frames may be lost."""
-        self._said = self._appended_said = 0
-        self._beginning_said = False
+        self._sent = self._appended_sent = 0
+        self._beginning_sent = False
 
     def frames(self) -> Iterator[Frame]:
         """The frames of all unsent events. Afterwards these events count as sent."""
-        beginning = None if self._beginning_said else self._beginning
-        appended = tuple(self._appended[self._appended_said :])
-        self._beginning_said = self._beginning is not None
-        self._appended_said = len(self._appended)
-        frames = self.since(self._said)
-        self._said = self.log.next_seq
+        beginning = None if self._beginning_sent else self._beginning
+        appended = tuple(self._appended[self._appended_sent :])
+        self._beginning_sent = self._beginning is not None
+        self._appended_sent = len(self._appended)
+        frames = self.since(self._sent)
+        self._sent = self.log.next_seq
         first = next(frames, None)
         if first is None and (beginning or appended):
-            first = self._frame(self._said, self._said)
+            first = self._frame(self._sent, self._sent)
         if first is not None:
             yield msgspec.structs.replace(first, beginning=beginning, appended=appended)
         yield from frames
@@ -119,7 +119,7 @@ MOST_ENDED = 4096
 
 
 class SendingStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of what was sent."""
+    """A snapshot of the sent frames."""
 
     open: int
     """The number of streams that are followed now."""
@@ -221,18 +221,18 @@ class FrameSender:
             self._timer = None
         news, self._news = self._news, {}
         for stream_id, followed in news.items():
-            self._try_to_say(stream_id, followed)
+            self._try_to_publish(stream_id, followed)
 
     def say_now(self, stream_id: str) -> bool:
         """Send the new events of one stream immediately. Returns whether it is followed here."""
         self._news.pop(stream_id, None)
         if (followed := self._open.get(stream_id)) is None:
             return False
-        self._try_to_say(stream_id, followed)
+        self._try_to_publish(stream_id, followed)
         return True
 
     def statistics(self) -> SendingStatistics:
-        """A snapshot of what was sent."""
+        """A snapshot of the sent frames."""
         return SendingStatistics(open=len(self._open), frames=self._frames, bytes=self._bytes, lost=self._lost)
 
     def _note(self, followed: _Followed) -> None:
@@ -241,7 +241,7 @@ class FrameSender:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self._flushed_at + self.frame_seconds * PROMPT, self.flush)
 
-    def _try_to_say(self, stream_id: str, followed: _Followed) -> None:
+    def _try_to_publish(self, stream_id: str, followed: _Followed) -> None:
         try:
             self._say(stream_id, followed)
         except Exception as error:  # of one stream; the others go on
@@ -321,7 +321,7 @@ class FrameSender:
 
 
 class Frames:
-    """The frames of one node: those that it sends, and those that its readers get.
+    """The frames of one node: the frames that it sends, and the frames that its readers get.
 
     Args:
         cluster: The name of the cluster.
@@ -368,7 +368,7 @@ class Frames:
         self._subjects = subjects
         self._asked = (subjects.asked(node), subjects.asked(""))
 
-    async def retained(self, session_id: str) -> Retained:
+    async def retained_turns(self, session_id: str) -> RetainedTurns:
         """The messages in the kept frames of a session, for the node that takes it over."""
         return await self._kept(self._subjects.of_session(session_id))
 
@@ -380,7 +380,7 @@ class Frames:
                     return message.metadata.usage.output_tokens
         return 0
 
-    async def _kept(self, subject: str) -> Retained:
+    async def _kept(self, subject: str) -> RetainedTurns:
         frames: list[Frame] = []
         assembly = Assembly()
         async for payload in self._broker.kept(subject):
@@ -390,7 +390,7 @@ class Frames:
                 continue
             if frame is not None:
                 frames.append(frame)
-        return retained(frames)
+        return retained_turns(frames)
 
     async def forget(self, session_id: str) -> None:
         """Delete all frames of a deleted session from the broker."""

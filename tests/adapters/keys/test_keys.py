@@ -23,7 +23,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.cassettes import RecordingTransport
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.keys import PAUSE_US, REFUSED_US, TRIAL_US, KeyPool, KeyRests
+from callboard.adapters.keys import PAUSE_US, REFUSED_US, TRIAL_US, KeyCooldowns, KeyPool
 from callboard.adapters.videos import VideoJob, VideoTerms
 from callboard.bus.errors import (
     AccessDeniedError,
@@ -280,34 +280,34 @@ def test_a_refused_key_rests_as_long_as_its_kind_of_refusal_says(
     error: AdapterError, model: str, rest_us: int
 ) -> None:
     """Then one call tries it, and its success makes it ready for all."""
-    rests = KeyRests()
-    assert rests.failed("a", "m", error, 1000)
-    assert rests.rest("a", model, 999 + rest_us) is not None
-    assert rests.rest("b", model, 1000) is None
+    cooldowns = KeyCooldowns()
+    assert cooldowns.failed("a", "m", error, 1000)
+    assert cooldowns.rest("a", model, 999 + rest_us) is not None
+    assert cooldowns.rest("b", model, 1000) is None
     end = 1000 + rest_us
-    assert rests.rest("a", model, end) is None
-    rests.begin("a", model, end)
-    assert rests.rest("a", model, end) is not None  # for all but the call that tries it
-    assert rests.rest("a", model, end + TRIAL_US) is None
-    rests.taken("a", model)
-    assert rests.rest("a", model, end) is None
+    assert cooldowns.rest("a", model, end) is None
+    cooldowns.begin("a", model, end)
+    assert cooldowns.rest("a", model, end) is not None  # for all but the call that tries it
+    assert cooldowns.rest("a", model, end + TRIAL_US) is None
+    cooldowns.taken("a", model)
+    assert cooldowns.rest("a", model, end) is None
 
 
 @pytest.mark.parametrize("error", [NetworkError("x"), OverloadedError("x"), InvalidRequestError("x")])
 def test_what_is_not_the_key_s_fault_rests_no_key(error: AdapterError) -> None:
     """A server in trouble would be in trouble with another key, too."""
-    rests = KeyRests()
-    assert not rests.failed("a", "m", error, 0)
-    assert rests.rest("a", "m", 0) is None
+    cooldowns = KeyCooldowns()
+    assert not cooldowns.failed("a", "m", error, 0)
+    assert cooldowns.rest("a", "m", 0) is None
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("x"), RateLimitError("x")])
 def test_what_is_about_one_model_rests_the_key_for_that_model(error: AdapterError) -> None:
     """Providers count, and allow, for each model."""
-    rests = KeyRests()
-    rests.failed("a", "m", error, 0)
-    assert rests.rest("a", "m", 0) is not None
-    assert rests.rest("a", "another", 0) is None
+    cooldowns = KeyCooldowns()
+    cooldowns.failed("a", "m", error, 0)
+    assert cooldowns.rest("a", "m", 0) is not None
+    assert cooldowns.rest("a", "another", 0) is None
 
 
 _FAILURES = st.sampled_from((AuthError, AccessDeniedError, RateLimitError, QuotaExceededError))
@@ -325,14 +325,14 @@ _STEPS = st.lists(
 @given(_STEPS)
 def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[object, ...]]) -> None:
     """And a session stays where it is as long as its key is ready; a resting key is used only if all rest."""
-    rests = KeyRests()
-    pool, now = KeyPool(POOL, rests), 0
+    cooldowns = KeyCooldowns()
+    pool, now = KeyPool(POOL, cooldowns), 0
     turns: list[str] = []
     at: dict[str, str] = {}
     for step in steps:
         match step:
             case ("call", str(session)):
-                ready = [name for name in POOL if rests.rest(name, "m", now) is None]
+                ready = [name for name in POOL if cooldowns.rest(name, "m", now) is None]
                 name = pool.choose(session, "m", now)
                 assert name is not None
                 if ready:
@@ -348,16 +348,16 @@ def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[objec
                 if session:
                     at[session] = name
             case ("fail", str(name), kind):
-                rests.failed(name, "m", kind("x"), now)  # type: ignore[operator]
+                cooldowns.failed(name, "m", kind("x"), now)  # type: ignore[operator]
             case ("taken", str(name)):
-                rests.taken(name, "m")
+                cooldowns.taken(name, "m")
             case ("wait", int(us)):
                 now += us
 
 
 def test_turns_go_round() -> None:
     """In the order in which the pool names its keys."""
-    pool = KeyPool(POOL, KeyRests())
+    pool = KeyPool(POOL, KeyCooldowns())
     assert [pool.choose("", "m", 0) for _ in range(6)] == ["a", "b", "c"] * 2
 
 
@@ -489,7 +489,6 @@ async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
 
 
 def test_a_pool_of_keys_that_are_not_there_is_refused_at_once() -> None:
-    """When the adapter is made."""
     with pytest.raises(ConfigurationError, match="mine has no key 'gamma': its keys are acme, beta"):
         adapter_of("anthropic", Gate(), keys=TENANTS, key_pool=("acme", "gamma"))
 

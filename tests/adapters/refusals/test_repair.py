@@ -10,7 +10,7 @@ import pytest
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AttemptReport, CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.call import mended as with_repairs
+from callboard.adapters.http.call import repaired as with_repairs
 from callboard.adapters.http.repair import Edit, Repair
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
@@ -423,10 +423,10 @@ def test_a_complaint_in_litellms_words_counts(message: str) -> None:
 
 def test_a_complaint_inside_a_gateways_own_error_counts() -> None:
     """But not one that is only quoted there."""
-    for said, mended in ((BOUND, True), (f"Quoted: {BOUND}", False)):
+    for said, repaired in ((BOUND, True), (f"Quoted: {BOUND}", False)):
         inner = msgspec.json.encode({"type": "error", "error": {"message": said}}).decode()
         found = repair_of("anthropic", conversation("anthropic"), f"Provider returned error: {inner}")
-        assert (found is not None) is mended
+        assert (found is not None) is repaired
 
 
 # -- in a call

@@ -15,8 +15,8 @@ from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.classify import read_error
 from callboard.adapters.replies.block import GrowingArguments, Meaning
-from callboard.adapters.replies.decoders import SseDecoder, is_whole, may_become_json, mend_body, parse_arguments
-from callboard.adapters.requests.content import mend_json, mend_text
+from callboard.adapters.replies.decoders import SseDecoder, is_whole, may_become_json, parse_arguments, repair_body
+from callboard.adapters.requests.content import repair_json, repair_text
 from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError, StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock
@@ -132,16 +132,16 @@ async def test_half_a_surrogate_pair_in_a_host_s_arguments_is_replaced(wire: Wir
 def test_valid_json_is_never_touched(value: dict[str, Json]) -> None:
     """Also where its texts speak of NaN, and where its backslashes come in rows."""
     for text in (value, {"NaN": 'a "NaN" \\" Infinity \\\\', "x": value}):
-        assert mend_body(msgspec.json.encode(text)) is None
+        assert repair_body(msgspec.json.encode(text)) is None
 
 
 @given(st.lists(st.sampled_from(["NaN", "Infinity", "-Infinity", "1", '"NaN"', '"\\\\\\"Infinity"'])))
 def test_only_numbers_that_json_lacks_become_null(parts: list[str]) -> None:
     body = f"[{','.join(parts)}]".encode()
-    mended = mend_body(body)
-    values = msgspec.json.decode(body if mended is None else mended.text)
+    repaired = repair_body(body)
+    values = msgspec.json.decode(body if repaired is None else repaired.text)
     assert [value is None for value in values] == [part in ("NaN", "Infinity", "-Infinity") for part in parts]
-    assert (mended is None) == (None not in values)
+    assert (repaired is None) == (None not in values)
     assert not any(isinstance(value, float) and math.isnan(value) for value in values)
 
 
@@ -239,7 +239,6 @@ def test_every_beginning_of_json_may_become_json(text: str) -> None:
     "text", ["{,", '{"a" 1', "[1 2", "{1", "tru3", "1.2.3", "]", '{"a":}', "[,", "nul}", '{"a":1,}']
 )
 def test_what_no_json_begins_with_is_told(text: str) -> None:
-    """Wherever the fault is."""
     assert not may_become_json(text)
 
 
@@ -249,9 +248,9 @@ def test_what_no_json_begins_with_is_told(text: str) -> None:
 @given(st.text(st.characters(exclude_categories=[]) | st.sampled_from('\ud83d\ude00\\u"/n')))
 def test_any_python_string_becomes_writable(text: str) -> None:
     """As text and as JSON, and only the halves change."""
-    assert json.loads(msgspec.json.encode(mend_text(text))) == mend_text(text)
-    mended = msgspec.json.decode(mend_json(json.dumps(text).encode()))
-    assert mended == mend_text(text)
+    assert json.loads(msgspec.json.encode(repair_text(text))) == repair_text(text)
+    repaired = msgspec.json.decode(repair_json(json.dumps(text).encode()))
+    assert repaired == repair_text(text)
 
 
 @pytest.mark.parametrize(("before", "after"), [
@@ -264,15 +263,15 @@ def test_any_python_string_becomes_writable(text: str) -> None:
 ])  # fmt: skip
 def test_only_halves_are_replaced(before: bytes, after: bytes) -> None:
     """Pairs stand, and an escaped backslash before `ud83d` begins no escape."""
-    assert mend_json(before) == after
+    assert repair_json(before) == after
 
 
 def test_good_text_is_not_copied() -> None:
     """The same object says that nothing was changed."""
     text = "☃😀 \\u0041"
-    assert mend_text(text) is text
+    assert repair_text(text) is text
     body = rb'{"a": "\u2603"}'
-    assert mend_json(body) is body
+    assert repair_json(body) is body
 
 
 # -- Errors that stand in a stream outside its events, on every wire that has events.

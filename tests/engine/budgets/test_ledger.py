@@ -23,7 +23,14 @@ from callboard.engine import BudgetExceededError
 from callboard.engine.budgets.budget import FOREVER, Budget, Payer, Window
 from callboard.engine.budgets.budgets import Budgets, Counted
 from callboard.engine.budgets.ledger import Account, Amount, Ledger
-from callboard.engine.budgets.worst_case import Priced, most_of_images, tool_fees, worst_case, worst_case_of_reply
+from callboard.engine.budgets.worst_case import (
+    Priced,
+    most_of_images,
+    most_output,
+    tool_fees,
+    worst_case,
+    worst_case_of_reply,
+)
 from callboard.tracestore import PriceRow, PriceTable
 
 from ...support.virtual_time import FakeClock, run_virtual
@@ -327,7 +334,6 @@ def test_a_rolling_window_forgets_nothing_before_its_time() -> None:
 
 
 def test_without_a_window_everything_counts_for_ever() -> None:
-    """A budget for good."""
     assert Window().slot(0) == Window().slot(us("2262-01-01T00:00")) == FOREVER
 
 
@@ -458,6 +464,16 @@ def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: s
     options: dict[str, Any] = {"openai": {"tools": [{"type": "web_search"}]}}
     found = tool_fees(options, adapter=adapter, adapter_type=adapter_type)
     assert (found is None) is counts
+
+
+@pytest.mark.parametrize(("options", "most"), [
+    ({}, 50), ({"temperature": 3}, 50), ({"n": 3}, 150), ({"max_completion_tokens": 80, "max_tokens": 20}, 80),
+    ({"generationConfig": {"candidateCount": 2, "maxOutputTokens": 60}}, 120), ({"n": None, "max_tokens": -1}, 50),
+])  # fmt: skip
+def test_options_of_the_provider_may_raise_the_output(options: dict[str, Any], most: int) -> None:
+    """The provider bills each choice up to the highest limit that the request names."""
+    assert most_output(50, {"mine": options}, adapter="mine", adapter_type="gemini") == most
+    assert most_output(50, {"anthropic": options}, adapter="mine", adapter_type="gemini") == 50
 
 
 def test_fees_of_tools_are_in_the_worst_case() -> None:

@@ -106,7 +106,6 @@ async def test_parts_begin_with_the_engine_and_end_in_two_steps(tmp_path: Path) 
 
 
 async def test_a_part_that_crashes_is_started_again(tmp_path: Path) -> None:
-    """By its supervisor."""
     engine, part = engine_with(tmp_path, fails=1)
     async with engine:
         with anyio.fail_after(10):
@@ -208,6 +207,5 @@ async def test_a_broker_that_can_not_be_used_is_told_without_its_password(server
 
 @with_nats
 def test_the_doctor_looks_at_a_broker(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of whatever cluster is named."""
     main(["doctor", "--offline", "--nats", server.url, "--cluster", "other"])
     assert "no events of this cluster yet" in capsys.readouterr().out

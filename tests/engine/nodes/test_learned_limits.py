@@ -20,7 +20,7 @@ from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, Sha
 from callboard.engine.routing.availability import AvailabilityTable
 from callboard.engine.routing.rate_account import Reading
 from callboard.engine.routing.rate_limits import RateLimits
-from callboard.engine.routing.rate_slots import Headers, Lesson
+from callboard.engine.routing.rate_slots import Headers, LimitObservation
 
 from ...support.engines import entry, registry, serving
 from ...support.nats_server import own_nats_server, why_no_nats
@@ -60,7 +60,7 @@ class Host:
 
     def goes(self) -> bool:
         """Whether a request would go at once. The first one makes the gate."""
-        return self.limits.permit(ENTRY, "", "s:m", 0, (1, 0)).ask()
+        return self.limits.lease(ENTRY, "", "s:m", 0, (1, 0)).ask()
 
 
 async def both(wire: Wire, say: Callable[[Host, Host], Awaitable[object]]) -> Host:
@@ -76,12 +76,12 @@ async def both(wire: Wire, say: Callable[[Host, Host], Awaitable[object]]) -> Ho
     return other
 
 
-def refused(seconds: float) -> Lesson:
-    return Lesson("s:m", pause_us=round(seconds * 1e6))
+def refused(seconds: float) -> LimitObservation:
+    return LimitObservation("s:m", pause_us=round(seconds * 1e6))
 
 
-def left(requests: float) -> Lesson:
-    return Lesson("s:m", Headers(Reading(10.0, requests, 60_000_000)), opens=True)
+def left(requests: float) -> LimitObservation:
+    return LimitObservation("s:m", Headers(Reading(10.0, requests, 60_000_000)), opens=True)
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -129,8 +129,8 @@ def test_a_refusal_is_told_at_once() -> None:
         wire = Wire()
 
         async def say(one: Host, _: Host) -> None:
-            for lesson in (left(5.0), left(4.0), refused(5.0)):
-                one.part.note("s", "", lesson)
+            for observation in (left(5.0), left(4.0), refused(5.0)):
+                one.part.note("s", "", observation)
                 await anyio.sleep(0.1)
 
         await both(wire, say)
@@ -163,7 +163,7 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
             with pytest.raises(RateLimitError, match="slow down"):
                 await a.generate("s:m", "Hi")
             with anyio.fail_after(10):
-                while not b._runtime.rate_limits._heard:  # noqa: ASYNC110
+                while not b._runtime.rate_limits._early:  # noqa: ASYNC110
                     await anyio.sleep(0.005)
             with pytest.raises(RateLimitWaitError) as waits:
                 await b.generate("s:m", "Hi")
@@ -215,7 +215,7 @@ class ProbeHost:
         )
         self.part._changed(change)
         for known in list(self.part._open.values()):
-            self.part._tell(known)
+            self.part._publish(known)
 
     @property
     def waits(self) -> float | None:

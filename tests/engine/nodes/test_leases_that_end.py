@@ -42,11 +42,11 @@ LEASE = 1.5
 @pytest.mark.parametrize("back", [True, False])
 async def test_a_turn_outlives_a_lease_that_nobody_used(tmp_path: Path, back: bool) -> None:
     """The store is back when the turn ends, and the session is still this node's; else its outcome is unknown."""
-    gate, steps = anyio.Event(), iter(range(99))
+    limiter, steps = anyio.Event(), iter(range(99))
 
     async def pause() -> None:
         if next(steps):
-            await gate.wait()
+            await limiter.wait()
 
     with own_server() as server, server.database() as dsn:
         replies = (Say("One."), Say("Two", "three", pause=pause))
@@ -59,7 +59,7 @@ async def test_a_turn_outlives_a_lease_that_nobody_used(tmp_path: Path, back: bo
                 async with lease_over(a):
                     if back:
                         server.start()
-                    gate.set()
+                    limiter.set()
                     if back:
                         assert (await turn.result()).status == "completed"
                     else:

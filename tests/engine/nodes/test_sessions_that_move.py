@@ -95,11 +95,11 @@ async def test_a_session_whose_turn_runs_is_not_to_be_had(
     from callboard.engine.nodes import ownership
 
     monkeypatch.setattr(ownership, "HANDOVER_SECONDS", 0.3)
-    gate, steps = anyio.Event(), iter(range(99))
+    limiter, steps = anyio.Event(), iter(range(99))
 
     async def pause() -> None:
         if next(steps):
-            await gate.wait()
+            await limiter.wait()
 
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Two", "three", pause=pause)) as a,
@@ -111,7 +111,7 @@ async def test_a_session_whose_turn_runs_is_not_to_be_had(
             await anext(aiter(turn))
             with pytest.raises(SessionBusy, match="node a"):
                 await b.resume(session.id)
-            gate.set()
+            limiter.set()
             assert (await turn.result()).text == "Twothree"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.engine.routing.rate_account import Reading, Ticket
-from callboard.engine.routing.rate_slots import NO_HEADERS, Gate, Headers, Lesson, aged
+from callboard.engine.routing.rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged
 
 MINUTE = 60_000_000
 SECOND = 1_000_000
@@ -21,7 +21,7 @@ class World:
     """A gate with its callers. The plain model keeps lists, and computes each question from them."""
 
     def __init__(self, requests: float | None = REQUESTS, tokens: float | None = TOKENS) -> None:
-        self.gate = Gate(requests, tokens)
+        self.limiter = RateLimiter(requests, tokens)
         self.now = 0
         self.tickets: list[Ticket] = []
         self.sent: list[Ticket] = []
@@ -36,7 +36,7 @@ class World:
         ticket = Ticket(model, order, input_tokens, output_tokens)
         self.tickets.append(ticket)
         self.asked_at[ticket] = (order, len(self.tickets))
-        if self.gate.ask(ticket, self.now):
+        if self.limiter.ask(ticket, self.now):
             self.note([ticket])
         self.settle_down()
         return ticket
@@ -50,12 +50,12 @@ class World:
                 after.append(ticket)
 
     def settle_down(self) -> None:
-        admitted = self.gate.admit(self.now)
+        admitted = self.limiter.admit(self.now)
         self.note(admitted)
         self.check()
 
     def send(self, ticket: Ticket) -> None:
-        if self.gate.send(ticket, self.now):
+        if self.limiter.send(ticket, self.now):
             self.sent.append(ticket)
         self.settle_down()
 
@@ -63,14 +63,14 @@ class World:
         after = self.since_refusal[ticket.model]
         if after is not None and ticket in after:
             self.since_refusal[ticket.model] = None
-        self.gate.answered(ticket, NO_HEADERS, self.now)
+        self.limiter.answered(ticket, NO_HEADERS, self.now)
         self.settle_down()
 
     def refuse(self, ticket: Ticket, hint: int) -> None:
         after = self.since_refusal[ticket.model]
-        pauses = self.gate.models[ticket.model].generation
-        self.gate.refused(ticket, hint, self.now)
-        if self.gate.models[ticket.model].generation > pauses:
+        pauses = self.limiter.models[ticket.model].generation
+        self.limiter.refused(ticket, hint, self.now)
+        if self.limiter.models[ticket.model].generation > pauses:
             self.since_refusal[ticket.model] = []
             self.paused[ticket.model] = self.now + hint
         elif after is not None:
@@ -78,7 +78,7 @@ class World:
         self.end(ticket, None)
 
     def end(self, ticket: Ticket, used: tuple[int, int] | None) -> None:
-        self.gate.over(ticket, used, self.now)
+        self.limiter.over(ticket, used, self.now)
         self.settle_down()
 
     def advance(self, microseconds: int) -> None:
@@ -96,7 +96,7 @@ class World:
         return (
             self.counted(lambda _: 1) + 1 <= REQUESTS
             and self.counted(size) + size(ticket) <= TOKENS
-            and self.gate.models[ticket.model].cap is None  # else it opens step by step after a refusal
+            and self.limiter.models[ticket.model].cap is None  # else it opens step by step after a refusal
         )
 
     def check(self) -> None:
@@ -104,7 +104,7 @@ class World:
         assert self.counted(lambda _: 1) <= REQUESTS, "never more requests in a minute than the limit"
         assert self.counted(size) <= TOKENS, "never more tokens in a minute than the limit"
         waiting = sorted(self.of("waiting"), key=self.asked_at.__getitem__)
-        assert self.gate.waiting == len(waiting)
+        assert self.limiter.waiting == len(waiting)
         assert not (waiting and self.fits(waiting[0])), "what fits and comes first goes at once"
 
 
@@ -166,7 +166,7 @@ def test_no_window_holds_more_than_the_limit_and_nobody_waits_for_nothing(steps:
             world.end(ticket, (ticket.input_tokens, ticket.output_tokens))
         if not world.of("waiting") and not world.of("held"):
             return
-        world.advance(world.gate.wakes_in(world.now) or 0)
+        world.advance(world.limiter.wakes_in(world.now) or 0)
     pytest.fail("somebody waits for ever")
 
 
@@ -177,44 +177,44 @@ def test_turns_go_before_arrivals() -> None:
         world.send(ticket)
     late, early = world.ask(3, "a", 1, 1), world.ask(2, "a", 1, 1)
     assert (late.state, early.state) == ("waiting", "waiting")
-    gate = world.gate
-    assert gate.opens_in(late, 0) == gate.opens_in(early, 0) == MINUTE
-    assert gate.admit(MINUTE)[0] is early
+    limiter = world.limiter
+    assert limiter.opens_in(late, 0) == limiter.opens_in(early, 0) == MINUTE
+    assert limiter.admit(MINUTE)[0] is early
 
 
 def test_a_model_whose_limit_is_used_up_holds_up_no_other() -> None:
     """A limit that was learned for one model lets the requests to another model pass."""
-    gate = Gate()
+    limiter = RateLimiter()
     first = Ticket("a", 0, 1, 1)
-    gate.force(first, 0)
-    gate.answered(first, Headers(Reading(10, 0, 30 * SECOND, fixed=True)), 0)
+    limiter.force(first, 0)
+    limiter.answered(first, Headers(Reading(10, 0, 30 * SECOND, fixed=True)), 0)
     waits, goes = Ticket("a", 1, 1, 1), Ticket("b", 2, 1, 1)
-    assert not gate.ask(waits, 0)
-    gate.ask(goes, 0)
-    gate.admit(0)
+    assert not limiter.ask(waits, 0)
+    limiter.ask(goes, 0)
+    limiter.admit(0)
     assert (waits.state, goes.state) == ("waiting", "held")
-    assert gate.wakes_in(0) == 30 * SECOND
+    assert limiter.wakes_in(0) == 30 * SECOND
 
 
 class Tells:
     """A gate that one request has told of a limit."""
 
     def __init__(self, reading: Reading) -> None:
-        self.gate = Gate()
+        self.limiter = RateLimiter()
         self.first = Ticket("a", 0, 10, 10)
-        self.gate.force(self.first, 0)
-        self.gate.answered(self.first, Headers(reading), 0)
-        self.gate.over(self.first, (10, 10), 0)
+        self.limiter.force(self.first, 0)
+        self.limiter.answered(self.first, Headers(reading), 0)
+        self.limiter.over(self.first, (10, 10), 0)
 
     def goes(self, count: int, now: int) -> int:
         tickets = [Ticket("a", 1, 1, 1) for _ in range(count)]
         went = 0
         for ticket in tickets:
-            if self.gate.ask(ticket, now) or ticket in self.gate.admit(now):
-                self.gate.send(ticket, now)
+            if self.limiter.ask(ticket, now) or ticket in self.limiter.admit(now):
+                self.limiter.send(ticket, now)
                 went += 1
         for ticket in tickets:
-            self.gate.over(ticket, None, now)
+            self.limiter.over(ticket, None, now)
         return went
 
 
@@ -236,106 +236,106 @@ def test_a_fixed_window_is_whole_at_its_moment_and_not_before() -> None:
 
 def test_requests_sent_after_the_one_whose_headers_are_read_are_counted() -> None:
     """The provider says what was left when it took one request; those sent since are not in it."""
-    gate = Gate()
+    limiter = RateLimiter()
     tickets = [Ticket("a", 0, 1, 1) for _ in range(5)]
     for ticket in tickets:
-        gate.force(ticket, 0)
-    gate.answered(tickets[1], Headers(Reading(10, 8, MINUTE)), 0)
-    assert [room.left for room in gate.rooms(0)] == [5]
-    gate.answered(tickets[4], Headers(Reading(10, 5, MINUTE)), 0)
-    assert [room.left for room in gate.rooms(0)] == [5]
-    gate.answered(tickets[2], Headers(Reading(10, 7, MINUTE)), 0)
-    assert [room.left for room in gate.rooms(0)] == [5], "an older reply says nothing new"
+        limiter.force(ticket, 0)
+    limiter.answered(tickets[1], Headers(Reading(10, 8, MINUTE)), 0)
+    assert [room.left for room in limiter.rooms(0)] == [5]
+    limiter.answered(tickets[4], Headers(Reading(10, 5, MINUTE)), 0)
+    assert [room.left for room in limiter.rooms(0)] == [5]
+    limiter.answered(tickets[2], Headers(Reading(10, 7, MINUTE)), 0)
+    assert [room.left for room in limiter.rooms(0)] == [5], "an older reply says nothing new"
 
 
 def test_tokens_that_were_not_used_are_given_back() -> None:
     """A request reserves what it may use, and is settled with what it used."""
-    gate = Gate(tokens=100)
+    limiter = RateLimiter(tokens=100)
     first, second = Ticket("a", 0, 10, 80), Ticket("a", 1, 10, 80)
-    gate.force(first, 0)
-    assert not gate.ask(second, 0)
-    gate.over(first, (10, 0), SECOND)
-    assert gate.admit(SECOND) == [second]
+    limiter.force(first, 0)
+    assert not limiter.ask(second, 0)
+    limiter.over(first, (10, 0), SECOND)
+    assert limiter.admit(SECOND) == [second]
 
 
 def test_a_request_larger_than_the_whole_limit_goes_when_nothing_else_is_counted() -> None:
     """It is never refused for its size, since what it really uses may be far less."""
-    gate = Gate(tokens=100)
+    limiter = RateLimiter(tokens=100)
     small, large = Ticket("a", 0, 1, 1), Ticket("a", 1, 1, 4096)
-    gate.force(small, 0)
-    assert not gate.ask(large, 0)
-    assert gate.wakes_in(0) == MINUTE
-    assert gate.admit(MINUTE) == [large]
+    limiter.force(small, 0)
+    assert not limiter.ask(large, 0)
+    assert limiter.wakes_in(0) == MINUTE
+    assert limiter.admit(MINUTE) == [large]
 
 
 def test_after_a_refusal_one_request_probes_and_its_success_lets_two_go() -> None:
     """Retry-After holds for all. The probe's success opens the gate step by step."""
-    gate = Gate()
+    limiter = RateLimiter()
     burst = [Ticket("a", 0, 1, 1) for _ in range(8)]
     for ticket in burst:
-        gate.force(ticket, 0)
+        limiter.force(ticket, 0)
     for ticket in burst:
-        gate.refused(ticket, 5 * SECOND, 0)
-        gate.over(ticket, None, 0)
+        limiter.refused(ticket, 5 * SECOND, 0)
+        limiter.over(ticket, None, 0)
     again = [Ticket("a", place, 1, 1) for place in range(8)]
-    assert not any(gate.ask(ticket, 0) for ticket in again)
-    assert gate.wakes_in(0) == 5 * SECOND
-    assert gate.admit(5 * SECOND - 1) == []
+    assert not any(limiter.ask(ticket, 0) for ticket in again)
+    assert limiter.wakes_in(0) == 5 * SECOND
+    assert limiter.admit(5 * SECOND - 1) == []
     rounds = []
     while any(ticket.state == "waiting" for ticket in again):
-        admitted = gate.admit(5 * SECOND)
-        assert gate.admit(5 * SECOND) == []
+        admitted = limiter.admit(5 * SECOND)
+        assert limiter.admit(5 * SECOND) == []
         rounds.append(len(admitted))
         for ticket in admitted:
-            gate.send(ticket, 5 * SECOND)
+            limiter.send(ticket, 5 * SECOND)
         for ticket in admitted:
-            gate.answered(ticket, NO_HEADERS, 5 * SECOND)
+            limiter.answered(ticket, NO_HEADERS, 5 * SECOND)
     assert rounds[:3] == [1, 2, 4]
 
 
 def test_a_probe_that_is_lost_is_followed_by_another() -> None:
     """A cancelled probe, and one that fails for another reason, leave the place to the next request."""
-    gate = Gate()
+    limiter = RateLimiter()
     first = Ticket("a", 0, 1, 1)
-    gate.force(first, 0)
-    gate.refused(first, SECOND, 0)
-    gate.over(first, None, 0)
+    limiter.force(first, 0)
+    limiter.refused(first, SECOND, 0)
+    limiter.over(first, None, 0)
     one, two, three = (Ticket("a", place, 1, 1) for place in range(3))
     for ticket in (one, two, three):
-        gate.ask(ticket, 0)
-    assert gate.admit(SECOND) == [one]
-    gate.withdraw(one, SECOND)
-    assert gate.admit(SECOND) == [two]
-    gate.send(two, SECOND)
-    gate.over(two, None, SECOND)
-    assert gate.admit(SECOND) == [three]
+        limiter.ask(ticket, 0)
+    assert limiter.admit(SECOND) == [one]
+    limiter.withdraw(one, SECOND)
+    assert limiter.admit(SECOND) == [two]
+    limiter.send(two, SECOND)
+    limiter.over(two, None, SECOND)
+    assert limiter.admit(SECOND) == [three]
 
 
 def test_refusals_without_a_hint_are_given_ever_more_time() -> None:
     """1, 2, 4 seconds, up to a minute."""
-    gate, now, pauses = Gate(), 0, []
+    limiter, now, pauses = RateLimiter(), 0, []
     for _ in range(9):
         ticket = Ticket("a", 0, 1, 1)
-        assert gate.ask(ticket, now)
-        gate.send(ticket, now)
-        gate.refused(ticket, None, now)
-        gate.over(ticket, None, now)
-        pauses.append((gate.models["a"].paused_until_us - now) // SECOND)
-        now = gate.models["a"].paused_until_us
+        assert limiter.ask(ticket, now)
+        limiter.send(ticket, now)
+        limiter.refused(ticket, None, now)
+        limiter.over(ticket, None, now)
+        pauses.append((limiter.models["a"].paused_until_us - now) // SECOND)
+        now = limiter.models["a"].paused_until_us
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 def test_a_request_that_was_let_in_before_a_refusal_waits_again() -> None:
     """It was not sent yet, so it is no part of a storm."""
-    gate = Gate(requests=10)
+    limiter = RateLimiter(requests=10)
     sent, held = Ticket("a", 0, 1, 1), Ticket("a", 1, 1, 1)
-    gate.force(sent, 0)
-    assert gate.ask(held, 0)
-    gate.refused(sent, SECOND, 0)
-    assert not gate.send(held, 0)
+    limiter.force(sent, 0)
+    assert limiter.ask(held, 0)
+    limiter.refused(sent, SECOND, 0)
+    assert not limiter.send(held, 0)
     assert held.state == "waiting"
-    assert gate.admit(SECOND) == [held]
-    assert gate.send(held, SECOND)
+    assert limiter.admit(SECOND) == [held]
+    assert limiter.send(held, SECOND)
 
 
 # What others with the same key have learned: their refusals pause here, and the later reading counts.
@@ -345,36 +345,36 @@ class Caller:
     """Requests of one token to one model, at a gate that knows no limit."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.limiter = RateLimiter()
 
     def asks(self, now_us: int) -> Ticket:
         ticket = Ticket("m", 0, 1, 0)
-        self.gate.ask(ticket, now_us)
+        self.limiter.ask(ticket, now_us)
         return ticket
 
     def sends(self, now_us: int) -> Ticket:
         ticket = self.asks(now_us)
         assert ticket.state == "held"
-        assert self.gate.send(ticket, now_us)
+        assert self.limiter.send(ticket, now_us)
         return ticket
 
     def told(self, left: float, observed_us: int, now_us: int, *, opens: bool = True) -> None:
         headers = Headers(Reading(10.0, left, 60 * SECOND))
-        self.gate.answered_elsewhere("m", headers, observed_us, now_us, opens=opens)
+        self.limiter.answered_elsewhere("m", headers, observed_us, now_us, opens=opens)
 
 
 def test_a_refusal_elsewhere_pauses_here() -> None:
     """For as long as it was said there; then one request probes, and its success opens the gate."""
     caller = Caller()
-    caller.gate.refused_elsewhere("m", 5 * SECOND, 0)
+    caller.limiter.refused_elsewhere("m", 5 * SECOND, 0)
     first, second = caller.asks(1), caller.asks(1)
-    assert caller.gate.reason(first, 1) == "pause"
-    assert caller.gate.opens_in(first, 1) == 5 * SECOND - 1
-    assert caller.gate.admit(5 * SECOND) == [first]
-    assert caller.gate.send(first, 5 * SECOND)
-    assert caller.gate.reason(second, 5 * SECOND) == "probe"
-    caller.gate.models["m"].succeeded(first)
-    assert caller.gate.admit(5 * SECOND) == [second]
+    assert caller.limiter.reason(first, 1) == "pause"
+    assert caller.limiter.opens_in(first, 1) == 5 * SECOND - 1
+    assert caller.limiter.admit(5 * SECOND) == [first]
+    assert caller.limiter.send(first, 5 * SECOND)
+    assert caller.limiter.reason(second, 5 * SECOND) == "probe"
+    caller.limiter.models["m"].succeeded(first)
+    assert caller.limiter.admit(5 * SECOND) == [second]
 
 
 def test_a_request_that_was_let_in_before_it_waits_again() -> None:
@@ -382,11 +382,11 @@ def test_a_request_that_was_let_in_before_it_waits_again() -> None:
     caller = Caller()
     held = caller.asks(0)
     assert held.state == "held"
-    caller.gate.refused_elsewhere("m", 5 * SECOND, 1)
-    assert not caller.gate.send(held, 2)
-    caller.gate.refused_elsewhere("m", 8 * SECOND, 2)
-    caller.gate.refused_elsewhere("m", 1 * SECOND, 3)
-    assert caller.gate.opens_in(held, 3) == 8 * SECOND - 1
+    caller.limiter.refused_elsewhere("m", 5 * SECOND, 1)
+    assert not caller.limiter.send(held, 2)
+    caller.limiter.refused_elsewhere("m", 8 * SECOND, 2)
+    caller.limiter.refused_elsewhere("m", 1 * SECOND, 3)
+    assert caller.limiter.opens_in(held, 3) == 8 * SECOND - 1
 
 
 def test_what_is_left_elsewhere_is_left_here() -> None:
@@ -399,31 +399,30 @@ def test_what_is_left_elsewhere_is_left_here() -> None:
 
 @pytest.mark.parametrize(("observed_us", "left"), [(99, 1.0), (101, 3.0)])
 def test_of_two_readings_the_later_one_counts(observed_us: int, left: float) -> None:
-    """Whoever made it."""
     caller = Caller()
     caller.told(left=1.0, observed_us=100, now_us=100)
     caller.told(left=3.0, observed_us=observed_us, now_us=110)
-    (room,) = caller.gate.rooms(110)
+    (room,) = caller.limiter.rooms(110)
     assert room.left == pytest.approx(left, abs=0.01)
 
 
 def test_an_answer_behind_the_pause_opens_here_too() -> None:
     """If it was to a request behind the refusal. Within the pause nothing goes, whoever says what."""
     caller = Caller()
-    caller.gate.refused_elsewhere("m", 5 * SECOND, 0)
+    caller.limiter.refused_elsewhere("m", 5 * SECOND, 0)
     caller.told(left=9.0, observed_us=SECOND, now_us=SECOND)
     assert caller.asks(2 * SECOND).state == "waiting"
     caller.told(left=9.0, observed_us=6 * SECOND, now_us=6 * SECOND, opens=False)
-    assert len(caller.gate.admit(6 * SECOND)) == 1
+    assert len(caller.limiter.admit(6 * SECOND)) == 1
     caller.told(left=9.0, observed_us=7 * SECOND, now_us=7 * SECOND)
     assert [caller.asks(7 * SECOND).state for _ in range(3)] == ["held"] * 3
 
 
 def test_a_lesson_is_worth_less_as_time_goes_by() -> None:
     """Its pause ends, its window is whole again, and after a minute it says nothing."""
-    lesson = Lesson("m", Headers(Reading(10.0, 3.0, 20 * SECOND)), 5 * SECOND)
-    later = aged(lesson, 4 * SECOND)
+    observation = LimitObservation("m", Headers(Reading(10.0, 3.0, 20 * SECOND)), 5 * SECOND)
+    later = aged(observation, 4 * SECOND)
     assert (later.pause_us, later.headers.requests.reset_us) == (SECOND, 16 * SECOND)
-    late = aged(lesson, 59 * SECOND)
+    late = aged(observation, 59 * SECOND)
     assert (late.pause_us, late.headers.requests.reset_us) == (0, 1)
-    assert aged(lesson, 60 * SECOND) is None
+    assert aged(observation, 60 * SECOND) is None

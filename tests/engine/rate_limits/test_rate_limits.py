@@ -171,8 +171,8 @@ async def test_a_new_configuration_changes_a_limit_under_waiting_calls() -> None
         await engine.generate("s:m", "x")
         limits = engine._runtime.rate_limits
         wider = entry("s", "x", AdapterConfig(requests_per_minute=2))
-        assert limits.permit(wider, "", "s:m", 0, (1, 1)).ask()
-        assert not limits.permit(wider, "", "s:m", 0, (1, 1)).ask()
+        assert limits.lease(wider, "", "s:m", 0, (1, 1)).ask()
+        assert not limits.lease(wider, "", "s:m", 0, (1, 1)).ask()
 
 
 async def test_calls_of_every_kind_wait_for_one_limit() -> None:
@@ -198,11 +198,11 @@ async def test_a_refusal_of_one_key_of_a_pool_pauses_no_other() -> None:
     error = RateLimitError("slow", retry_after_seconds=9)
 
     def refused(key: str) -> bool:
-        permit = limits.permit(pool, key, "s:m", 0, (1, 1))
-        assert permit.ask()
-        permit.send()
-        permit.end(error, None)
-        return not limits.permit(pool, key, "s:m", 0, (1, 1)).ask()
+        lease = limits.lease(pool, key, "s:m", 0, (1, 1))
+        assert lease.ask()
+        lease.send()
+        lease.end(error, None)
+        return not limits.lease(pool, key, "s:m", 0, (1, 1)).ask()
 
     assert not refused("")
     assert refused("a"), "a call that names a key waits for that key"

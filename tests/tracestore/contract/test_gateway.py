@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from callboard.tracestore import Store
-from callboard.tracestore.gateway import Client, ClientKey, GatewayTables, Kept
+from callboard.tracestore.gateway import Client, ClientKey, ConversationEntry, GatewayTables
 
 from ..trace_making import T0, Maker, call
 from .conftest import Place
@@ -19,8 +19,12 @@ def key(name: str, client: str = "acme", created_us: int = T0, expires_us: int |
     )
 
 
-def kept(name: str, session_id: str = "s", ts_us: int = T0, body: bytes = b"{}", client: str = "acme") -> Kept:
-    return Kept(client=client, kind="reply", key=name.encode(), session_id=session_id, body=body, ts_us=ts_us)
+def kept(
+    name: str, session_id: str = "s", ts_us: int = T0, body: bytes = b"{}", client: str = "acme"
+) -> ConversationEntry:
+    return ConversationEntry(
+        client=client, kind="reply", key=name.encode(), session_id=session_id, body=body, ts_us=ts_us
+    )
 
 
 @pytest.fixture

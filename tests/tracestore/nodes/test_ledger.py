@@ -11,7 +11,7 @@ import pytest
 from callboard.engine import Budget
 from callboard.engine.nodes.budgets import Scope
 from callboard.tracestore import PostgresStore
-from callboard.tracestore.nodes import Allotment, LedgerTables, Want, Wants
+from callboard.tracestore.nodes import Allotment, LedgerTables, SliceRequest, SliceRequests
 from callboard.tracestore.postgres.ledger import PostgresLedger
 from callboard.tracestore.postgres.nodes import SharedDatabase
 from tests.support.shared_tables import LedgerModel
@@ -31,19 +31,19 @@ async def ledger(request: Any) -> AsyncIterator[LedgerTables]:
     await database.close()
 
 
-def wanting(*asked: tuple[Scope, Allotment], more: Allotment = (0, 0)) -> Wants:
-    return lambda now_us: [Want(scope, scope.slot(now_us), up_to, more) for scope, up_to in asked]
+def wanting(*asked: tuple[Scope, Allotment], more: Allotment = (0, 0)) -> SliceRequests:
+    return lambda now_us: [SliceRequest(scope, scope.slot(now_us), up_to, more) for scope, up_to in asked]
 
 
 async def size(ledger: LedgerTables, node: str, *scopes: Scope) -> Sequence[Allotment]:
-    return [standing.granted for standing in (await ledger.look(node, scopes)).standings]
+    return [standing.granted for standing in (await ledger.look(node, scopes)).balances]
 
 
 async def test_slices_of_all_nodes_together_stay_within_the_limit(ledger: LedgerTables) -> None:
     """Whoever asks for more than is left gets nothing, and the others learn that somebody lacks it."""
     await ledger.grant("a", 1, wanting((MONEY, (600, 0))))
     answer = await ledger.grant("b", 1, wanting((MONEY, (500, 0))))
-    assert (answer.standings[0].granted, answer.standings[0].others) == ((0, 0), (600, 0))
+    assert (answer.balances[0].granted, answer.balances[0].others) == ((0, 0), (600, 0))
     await ledger.grant("b", 2, wanting((MONEY, (400, 0))))
     assert await size(ledger, "b", MONEY) == [(400, 0)]
     assert (await ledger.look("a", [MONEY, TOKENS])).wanted == [True, False]
@@ -80,7 +80,7 @@ async def test_a_question_that_is_asked_twice_is_answered_once(ledger: LedgerTab
 
 async def test_what_comes_late_changes_nothing(ledger: LedgerTables) -> None:
     """Neither a slice nor its return, if the node has said more since; no return makes a slice larger."""
-    slot = (await ledger.grant("a", 3, wanting((MONEY, (300, 0))))).standings[0].slot
+    slot = (await ledger.grant("a", 3, wanting((MONEY, (300, 0))))).balances[0].slot
     await ledger.give_back("a", 2, [(MONEY, slot, (0, 0))])
     assert await size(ledger, "a", MONEY) == [(300, 0)]
     await ledger.give_back("a", 4, [(MONEY, slot, (900, 0))])
@@ -94,13 +94,13 @@ async def test_what_was_admitted_without_the_store_counts_beyond_the_limit(ledge
     """It is spent, whatever the limit says; then there is nothing left for anybody."""
     await ledger.grant("a", 1, wanting((MONEY, (900, 0))))
 
-    def forced(now_us: int) -> list[Want]:
-        return [Want(MONEY, MONEY.slot(now_us), (500, 0), forced=True)]
+    def forced(now_us: int) -> list[SliceRequest]:
+        return [SliceRequest(MONEY, MONEY.slot(now_us), (500, 0), forced=True)]
 
     await ledger.grant("b", 1, forced)
     assert await size(ledger, "b", MONEY) == [(500, 0)]
     answer = await ledger.grant("a", 2, wanting((MONEY, (901, 0))))
-    assert answer.standings[0].granted == (900, 0)
+    assert answer.balances[0].granted == (900, 0)
 
 
 async def test_budgets_that_differ_have_accounts_of_their_own(ledger: LedgerTables) -> None:
@@ -129,14 +129,14 @@ async def test_an_account_begins_with_the_trace_and_a_dead_nodes_slice_becomes_i
         async with PostgresStore(postgres_dsn) as store:
             await store.write([earlier.started("a"), earlier.completed("a")])  # 1,234 nano-USD
             answer = await ledger.grant("run_dead", 1, wanting((scope, (8000, 0))))
-            assert (answer.standings[0].spent, answer.standings[0].granted) == ((1234, 110), (8000, 0))
+            assert (answer.balances[0].spent, answer.balances[0].granted) == ((1234, 110), (8000, 0))
             await store.write([dead.started("b"), dead.completed("b")])
             assert await ledger.settle_dead(lambda budget, value: scope) == 0
-            assert (await ledger.look("run_new", [scope])).standings[0].others == (8000, 0)
+            assert (await ledger.look("run_new", [scope])).balances[0].others == (8000, 0)
             await database.statement("UPDATE runs SET ended_us = 1 WHERE run_id = 'run_dead'")
             assert await ledger.settle_dead(lambda budget, value: None) == 0, "nobody here knows that budget"
             assert await ledger.settle_dead(lambda budget, value: scope) == 1
-            (after,) = (await ledger.look("run_new", [scope])).standings
+            (after,) = (await ledger.look("run_new", [scope])).balances
             assert (after.spent, after.others) == ((2468, 220), (0, 0))
     finally:
         await database.close()

@@ -16,9 +16,11 @@ from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.operation import ActorStarted
 from callboard.bus.values.messages import Message
-from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
+from callboard.tracestore import CallFilter, PostgresStore, TraceShipper, TraceStore
 from callboard.tracestore.postgres import schema as migrations
 from callboard.tracestore.postgres.schema import month_of
+from callboard.tracestore.postgres.statements import POSTGRES
+from callboard.tracestore.sql.call_rows import condition
 from callboard.tracestore.sql.connection import Steps, read_steps
 from callboard.tracestore.sql.expiry import delete_sessions, delete_unneeded, needed_bodies
 
@@ -219,7 +221,6 @@ async def test_a_role_that_owns_nothing_can_write_and_one_that_only_reads_can_re
 
 
 def test_the_tables_are_made_in_one_process_that_dies_half_way(dsn: str, tmp_path: Path) -> None:
-    """Another one makes them then."""
     program = started(_OPEN.replace("sys.stdin.readline()", "print('up', flush=True)"), dsn, tmp_path / "trace")
     assert program.stdout.readline() == "up\n"
     program.kill()
@@ -324,6 +325,18 @@ async def test_what_it_answers(store: PostgresStore) -> None:
     found = await store.sql("SELECT generate_series(1, 100000)", limit=3)
     assert (found.rows, found.truncated) == (((1,), (2,), (3,)), True)
     assert (await store.sql("SELECT date '2026-01-02', 1.5, sum(3::bigint)")).rows == (("2026-01-02", 1.5, 3),)
+
+
+async def test_the_calls_of_a_tree_are_found_by_indexes(store: PostgresStore, dsn: str) -> None:
+    """Those of its root by the turn, and the others by the root."""
+    which, values = condition(CallFilter(root_turn_id="trn_1"), POSTGRES)
+    options = "-c search_path=callboard -c enable_seqscan=off"  # few rows are read without any index
+    with psycopg.connect(dsn, options=options) as connection:
+        query = f"EXPLAIN SELECT * FROM calls AS c WHERE {which.replace('?', '%s')}"
+        plan = "\n".join(row[0] for row in connection.execute(query, values))  # type: ignore[arg-type]
+    assert "Seq Scan" not in plan
+    assert "turn_id = 'trn_1'" in plan
+    assert "root_turn_id = 'trn_1'" in plan
 
 
 async def test_it_ends_in_time(store: PostgresStore) -> None:
@@ -494,7 +507,6 @@ def said(make: Maker, session: str, texts: Sequence[str]) -> list[Envelope]:
 
 
 async def test_a_body_that_two_hosts_say_at_once_is_kept_once(dsn: str, tmp_path: Path) -> None:
-    """Whichever of them is first."""
     texts = [f"{number} " * 600 for number in range(20)]
     stores = [PostgresStore(dsn, path=tmp_path / f"p{number}") for number in range(3)]
     for store in stores:

@@ -19,7 +19,7 @@ from callboard.bus.values.messages import Message, SessionSetup
 from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
 from callboard.tracestore.postgres import schema as migrations
 from callboard.tracestore.shipping.shipment import START, Position
-from callboard.tracestore.shipping.shipper import Ask, Rest, Send, ShippingOptions, ShippingPlan, TraceShipper
+from callboard.tracestore.shipping.shipper import Ask, Pause, Send, ShippingOptions, ShippingPlan, TraceShipper
 from callboard.tracestore.sql import sums as sum_keeping
 
 from ...support.postgres_server import PostgresServer
@@ -185,7 +185,7 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
     for _ in range(6):
         assert course.next(now) == Ask()
         waits.append(course.failed(now))
-        assert course.next(now) == Rest(waits[-1])
+        assert course.next(now) == Pause(waits[-1])
         now += waits[-1]
     assert waits == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
     course.asked(START)
@@ -196,13 +196,13 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
 def test_a_failing_target_is_not_hurried() -> None:
     course = ShippingPlan(OPTIONS)
     course.failed(0.0)
-    course.hurry()
-    assert course.next(0.1) == Rest(0.4)
+    course.wake()
+    assert course.next(0.1) == Pause(0.4)
     assert course.next(0.5) == Ask()
     course.asked(START)
     course.nothing_left(1.0)
-    assert course.next(1.5) == Rest(0.5)
-    course.hurry()
+    assert course.next(1.5) == Pause(0.5)
+    course.wake()
     assert course.next(1.5) == Send(START, 4)
 
 
@@ -270,7 +270,7 @@ def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str
         course = courses[who]
         events += fate == "grows"
         step = course.next(now)
-        assert not isinstance(step, Rest)  # nothing waits longer than that
+        assert not isinstance(step, Pause)  # nothing waits longer than that
         if fate == "killed":
             courses[who] = ShippingPlan(OPTIONS)
         elif fate == "before":
@@ -367,7 +367,6 @@ async def test_a_shipper_that_meets_a_newer_store_when_it_starts_says_so_and_kee
 async def test_a_newer_shipper_brings_an_older_store_up_to_date(
     local: TraceStore, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Of every version that there was."""
     for version in range(1, len(migrations.MIGRATIONS)):
         with version_with(migrations.MIGRATIONS[:version]):
             async with PostgresStore(postgres_dsn, schema=f"v{version}", path=tmp_path / "shared"):

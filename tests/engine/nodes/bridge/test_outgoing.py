@@ -20,8 +20,8 @@ from callboard.engine.nodes.bridge import (
     PAGE_EVENTS,
     BridgeQueue,
     Page,
+    Pause,
     Read,
-    Rest,
     Send,
     decode_page,
     encode_page,
@@ -45,7 +45,7 @@ def test_one_page_is_on_its_way_at_a_time() -> None:
     machine.acknowledged(page(0, 2))
     assert (machine.cursor, machine.next(0.0, connected=True)) == (2, Send(page(2, 5)))
     machine.acknowledged(page(2, 5))
-    assert (machine.cursor, machine.next(0.0, connected=True)) == (5, Rest(None))
+    assert (machine.cursor, machine.next(0.0, connected=True)) == (5, Pause(None))
 
 
 def test_failures_are_waited_out_longer_and_longer() -> None:
@@ -56,10 +56,10 @@ def test_failures_are_waited_out_longer_and_longer() -> None:
     for _ in range(9):
         machine.failed(10.0)
         rest = machine.next(10.0, connected=True)
-        assert isinstance(rest, Rest)
+        assert isinstance(rest, Pause)
         waits.append(round(rest.seconds or 0.0, 3))
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
-    assert machine.next(10.0, connected=False) == Rest(None)
+    assert machine.next(10.0, connected=False) == Pause(None)
     machine.connected()
     assert machine.next(10.0, connected=True) == Send(page(0, 1))
 
@@ -131,7 +131,7 @@ class Day:
                     self.machine.read(self.pages([seq for seq in self.trace if seq > after][:3]))
                 else:
                     self.machine.failed(self.now)
-            case Rest(seconds=seconds):
+            case Pause(seconds=seconds):
                 self.now += seconds or 0.0
 
     def reader(self) -> list[int]:

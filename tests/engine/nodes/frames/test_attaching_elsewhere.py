@@ -245,10 +245,10 @@ async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -
             async with session.stream("Hi") as turn:
                 await turn.message()
             with anyio.fail_after(10):
-                while not (await frames.retained(session.id)).turns:  # noqa: ASYNC110
+                while not (await frames.retained_turns(session.id)).turns:  # noqa: ASYNC110
                     await anyio.sleep(0.01)
         await owner.delete_session(sessions[0].id)
-        assert [len((await frames.retained(session.id)).turns) for session in sessions] == [0, 1]
+        assert [len((await frames.retained_turns(session.id)).turns) for session in sessions] == [0, 1]
 
 
 async def test_a_stream_of_another_node_is_read_by_its_owner_only(nats: NatsServer) -> None:

@@ -31,7 +31,7 @@ from callboard.bus import (
 from callboard.bus.events.envelope import UnknownEvent
 from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
 from callboard.engine.nodes.frames.mirror import MOST_HELD, Mirror
-from callboard.engine.nodes.frames.retained import retained
+from callboard.engine.nodes.frames.retained_turns import retained_turns
 from callboard.engine.nodes.frames.sender import Framer
 from callboard.engine.nodes.frames.wire import (
     Assembly,
@@ -59,7 +59,7 @@ END = TurnComplete("completed")
 
 def left_of(*events: TurnEvent, **about: Any) -> tuple[Message, ...]:
     """What is left of a turn with these frames, which was under way."""
-    return present(retained(frames(*events, **about)).unfinished).left
+    return present(retained_turns(frames(*events, **about)).unfinished).left
 
 
 def new_mirror() -> Mirror:
@@ -327,7 +327,6 @@ def test_an_event_that_this_version_does_not_know_keeps_its_place() -> None:
 
 
 def test_an_event_that_json_can_not_say_keeps_its_place() -> None:
-    """The sender goes on."""
     (event,) = carried([ToolUseEnd("tu_1", {"a": object()})])  # type: ignore[dict-item]
     assert isinstance(event, UnknownEvent)
     assert event.topic == "tool.use_end"
@@ -362,7 +361,6 @@ def test_parts_come_together_in_any_order(order: list[int]) -> None:
 
 
 def test_frames_of_which_parts_are_lost_are_given_up() -> None:
-    """Memory stays bounded."""
     assembly = Assembly()
     for number in range(100):
         first, *_ = packets(Frame("s", "", "n", 0, number, number + 1, (Texts(b"x" * 999, [999], 0, "m"),)), 500)
@@ -404,7 +402,7 @@ def frames(
 def test_a_turn_that_was_over_tells_its_messages() -> None:
     """Those that no store has are taken over; nothing is left to end."""
     reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
-    kept = retained(frames(MessageStart("msg_re"), complete("Hello"), END, history=4, appended=(HI, reply)))
+    kept = retained_turns(frames(MessageStart("msg_re"), complete("Hello"), END, history=4, appended=(HI, reply)))
     assert kept.beyond(4) == (HI, reply)
     assert kept.beyond(5) == (reply,)
     assert kept.beyond(6) == kept.beyond(3) == ()
@@ -414,7 +412,7 @@ def test_a_turn_that_was_over_tells_its_messages() -> None:
 def test_of_a_turn_under_way_the_delivered_text_is_left() -> None:
     """With what was asked; its usage is partial, and its cost unknown."""
     told = MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re")
-    turn = present(retained(frames(*told)).unfinished)
+    turn = present(retained_turns(frames(*told)).unfinished)
     assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
     said, reply = turn.left
     assert said == HI
@@ -440,8 +438,8 @@ def test_a_reply_that_was_whole_and_not_in_the_history_is_whole() -> None:
     assert (metadata.stop_reason, metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
     stored = Message(Role.ASSISTANT, "Hello", id="msg_re")
     told = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
-    assert present(retained(told).unfinished).left == ()
-    assert retained(told).beyond(0) == (HI, stored)
+    assert present(retained_turns(told).unfinished).left == ()
+    assert retained_turns(told).beyond(0) == (HI, stored)
 
 
 def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
@@ -454,7 +452,7 @@ def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
         MessageStart("msg_2"),
         TextDelta("Ok", 0, "msg_2"),
     ]
-    kept = retained(frames(*events, appended=(HI, first)))
+    kept = retained_turns(frames(*events, appended=(HI, first)))
     assert [one.id for one in kept.unfinished.left] == ["msg_steer", "msg_2"]
     assert kept.unfinished.left[0].steers
 
@@ -463,7 +461,7 @@ def test_an_ending_that_a_reader_s_node_has_said_leaves_what_was_delivered() -> 
     """Whoever takes the session over has still to keep it; what the old node says after it is not heard."""
     gone = Frame("trn_1", "ses", "reader", 1, 0, 0, ending=Ending("outcome_unknown", None, 1))
     *before, after = frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"), TextDelta("zombie", 0, "msg_re"))
-    turn = retained([*before, gone, after]).unfinished
+    turn = retained_turns([*before, gone, after]).unfinished
     assert (turn.status, turn.finished, turn.node) == ("outcome_unknown", False, "owner")
     assert [one.content for one in turn.left] == [HI.content, (TextBlock("a"),)]
 
@@ -474,12 +472,12 @@ def test_what_a_woken_host_adds_is_no_part_of_the_history() -> None:
     ours = Message(Role.ASSISTANT, "ours", id="msg_o")
     late = frames(END, stream_id="trn_1", epoch=1, history=2, appended=(HI, zombie, zombie, zombie))
     new = frames(END, stream_id="trn_2", epoch=2, history=3, appended=(ours,))
-    assert retained([*new, *late]).messages == {2: HI, 3: ours}
+    assert retained_turns([*new, *late]).messages == {2: HI, 3: ours}
 
 
 def test_without_its_beginning_a_turn_tells_what_is_there() -> None:
     """The broker keeps frames for a while only."""
-    kept = retained(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
+    kept = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
     assert kept.unfinished.history is None
     assert [one.id for one in kept.unfinished.left] == ["msg_re"]
 
@@ -493,18 +491,18 @@ def test_the_order_of_frames_does_not_matter(seed: int) -> None:
     second = frames(MessageStart("msg_re"), *texts, history=2)
     shuffled = [*first, *second, *second]
     Random(seed).shuffle(shuffled)
-    assert retained(shuffled) == retained([*first, *second])
+    assert retained_turns(shuffled) == retained_turns([*first, *second])
 
 
 def test_what_a_first_turn_said_is_not_missing_when_frames_have_it() -> None:
     """The store knows of the call, and of nothing that was said; anything else that is missing stays so."""
-    begun = retained(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
+    begun = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
     saved = SavedSession(
         session_id="ses", setup=None, withheld=None, tags={}, name=None, messages=(), missing=(NOTHING_SAID,)
     )
     assert in_its_first_turn(saved, begun).missing == ()
-    assert in_its_first_turn(saved, retained([])).missing == (NOTHING_SAID,)
-    later = retained(frames(TextDelta("a", 0, "msg_re"), history=2))
+    assert in_its_first_turn(saved, retained_turns([])).missing == (NOTHING_SAID,)
+    later = retained_turns(frames(TextDelta("a", 0, "msg_re"), history=2))
     assert in_its_first_turn(saved, later).missing == (NOTHING_SAID,)
 
 
@@ -515,6 +513,6 @@ def test_turns_of_one_millisecond_are_in_the_order_of_their_histories(first_fram
     reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
     one = frames(END, stream_id=begun + "Z" * 16, history=0, appended=(HI, reply))
     two = frames(MessageStart("msg_2"), stream_id=begun + "0" * 16, history=2)
-    kept = retained([*one, *two] if first_frames_first else [*two, *one])
+    kept = retained_turns([*one, *two] if first_frames_first else [*two, *one])
     assert [turn.history for turn in kept.turns] == [0, 2]
     assert kept.unfinished is kept.turns[1]

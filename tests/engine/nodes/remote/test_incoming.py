@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from callboard.bus import Envelope, StoreUnavailable
 from callboard.bus.events.sessions import SessionCreated
 from callboard.engine.nodes import remote_source
-from callboard.engine.nodes.broker_streams import KeptMessage, StreamPosition
+from callboard.engine.nodes.broker_streams import RetainedMessage, StreamPosition
 from callboard.engine.nodes.remote_source import (
     GRACE_SECONDS,
     LONGEST_WAIT,
@@ -43,29 +43,29 @@ def seqs(given: list[Envelope]) -> list[int]:
 def test_pages_are_given_in_order_and_once() -> None:
     """A number that is missing within a chain of pages is no gap."""
     run = Incoming(0, PATIENCE)
-    assert seqs(run.heard(arrived(0, 1, 3), 0.0)) == [1, 3]
-    assert seqs(run.heard(arrived(3, 5), 0.0)) == [5]
-    assert seqs(run.heard(arrived(0, 1, 3), 0.0)) == []
-    assert seqs(run.heard(arrived(3, 5, 6), 0.0)) == [6]
+    assert seqs(run.receive(arrived(0, 1, 3), 0.0)) == [1, 3]
+    assert seqs(run.receive(arrived(3, 5), 0.0)) == [5]
+    assert seqs(run.receive(arrived(0, 1, 3), 0.0)) == []
+    assert seqs(run.receive(arrived(3, 5, 6), 0.0)) == [6]
     assert not run.lacking
 
 
 def test_a_reader_from_now_on_begins_with_the_first_page() -> None:
     """What lies before it is not missing."""
     run = Incoming(None, PATIENCE)
-    assert seqs(run.heard(arrived(70, 71), 0.0)) == [71]
+    assert seqs(run.receive(arrived(70, 71), 0.0)) == [71]
     assert not run.lacking
 
 
 def test_a_gap_waits_for_its_page_or_the_store() -> None:
     """What came early is given behind it."""
     run = Incoming(0, PATIENCE)
-    assert run.heard(arrived(4, 5, 6), 0.0) == []
+    assert run.receive(arrived(4, 5, 6), 0.0) == []
     assert run.lacking
     assert run.ask_at is not None
-    assert seqs(run.heard(arrived(0, 2, 4), 0.0)) == [2, 4, 5, 6]
+    assert seqs(run.receive(arrived(0, 2, 4), 0.0)) == [2, 4, 5, 6]
     assert run.ask_at is None
-    assert run.heard(arrived(8, 9), 1.0) == []
+    assert run.receive(arrived(8, 9), 1.0) == []
     assert seqs(run.answered(events([7, 8]), 8, 1.1)) == [7, 8, 9]
     assert (run.lacking, run.passed_over) == (False, 0)
 
@@ -73,7 +73,7 @@ def test_a_gap_waits_for_its_page_or_the_store() -> None:
 def test_a_store_that_is_behind_is_asked_again() -> None:
     """Ever later, up to a bound, and sooner after something came."""
     run = Incoming(0, PATIENCE)
-    run.heard(arrived(6, 7), 0.0)
+    run.receive(arrived(6, 7), 0.0)
     waits = []
     for _ in range(7):
         assert run.answered([], 0, 10.0) == []
@@ -87,7 +87,7 @@ def test_a_store_that_is_behind_is_asked_again() -> None:
 def test_what_never_comes_is_passed_over_at_last() -> None:
     """Only when the store was asked in vain for long enough: one that can't be asked proves nothing."""
     run = Incoming(0, PATIENCE)
-    run.heard(arrived(6, 7), 0.0)
+    run.receive(arrived(6, 7), 0.0)
     run.unanswered(PATIENCE + 1)
     assert run.answered([], 0, PATIENCE + 2) == []
     assert seqs(run.answered([], 0, 3 * PATIENCE)) == [7]
@@ -97,7 +97,7 @@ def test_what_never_comes_is_passed_over_at_last() -> None:
 def test_patience_may_have_no_end() -> None:
     """And how long it has lasted is told."""
     run = Incoming(0, math.inf)
-    run.heard(arrived(6, 7), 1.0)
+    run.receive(arrived(6, 7), 1.0)
     assert run.answered([], 0, 1e9) == []
     assert run.stuck_since == 1.0
     assert seqs(run.answered(events([3]), 3, 1e9)) == [3]
@@ -109,7 +109,7 @@ def test_patience_may_have_no_end() -> None:
 def test_without_a_store_nothing_is_waited_for() -> None:
     """The gap is counted."""
     run = Incoming(0, PATIENCE)
-    run.heard(arrived(6, 7), 0.0)
+    run.receive(arrived(6, 7), 0.0)
     assert seqs(run.without_store(0.0)) == [7]
     assert run.passed_over == 1
 
@@ -117,7 +117,7 @@ def test_without_a_store_nothing_is_waited_for() -> None:
 def test_pruned_events_are_no_gap() -> None:
     """The store says that it had everything up to there."""
     run = Incoming(0, PATIENCE)
-    run.heard(arrived(6, 7), 0.0)
+    run.receive(arrived(6, 7), 0.0)
     assert seqs(run.answered([], 6, 1.0)) == [7]
     assert run.passed_over == 0
 
@@ -125,8 +125,8 @@ def test_pruned_events_are_no_gap() -> None:
 def test_an_event_that_is_in_the_store_alone_is_fetched() -> None:
     """It is too large for a page."""
     run = Incoming(0, PATIENCE)
-    assert run.heard(Arrived(0, 1, None), 0.0) == []
-    assert seqs(run.heard(arrived(1, 2), 0.0)) == []
+    assert run.receive(Arrived(0, 1, None), 0.0) == []
+    assert seqs(run.receive(arrived(1, 2), 0.0)) == []
     assert seqs(run.answered(events([1]), 1, 0.2)) == [1, 2]
 
 
@@ -135,7 +135,7 @@ def test_what_a_look_at_the_store_finds_has_a_moment_to_come_by_itself() -> None
     run = Incoming(0, PATIENCE)
     run.stored(4, 10.0)
     assert run.ask_at == 10.0 + GRACE_SECONDS
-    assert seqs(run.heard(arrived(0, 1, 4), 10.1)) == [1, 4]
+    assert seqs(run.receive(arrived(0, 1, 4), 10.1)) == [1, 4]
     assert run.ask_at is None
 
 
@@ -143,7 +143,7 @@ def test_what_waits_is_bounded() -> None:
     """Pages that there is no room for are asked of the store."""
     run = Incoming(0, PATIENCE)
     for n in range(1, 3 * MOST_HELD):
-        run.heard(arrived(n, n + 1), 0.0)
+        run.receive(arrived(n, n + 1), 0.0)
     assert len(run._held) == MOST_HELD
     last = 3 * MOST_HELD
     assert seqs(run.answered(events(range(1, 3)), 2, 0.0)) == list(range(1, MOST_HELD + 2))
@@ -185,11 +185,11 @@ def test_every_event_comes_once_and_in_order(day: tuple[list[int], list[tuple[st
         after = 0 if n == 0 else numbers[n - 1]
         match act:
             case "page":
-                got.extend(seqs(run.heard(arrived(after, numbers[n]), now)))
+                got.extend(seqs(run.receive(arrived(after, numbers[n]), now)))
             case "long page":
-                got.extend(seqs(run.heard(arrived(after, *numbers[n:]), now)))
+                got.extend(seqs(run.receive(arrived(after, *numbers[n:]), now)))
             case "elsewhere":
-                got.extend(seqs(run.heard(Arrived(after, numbers[n], None), now)))
+                got.extend(seqs(run.receive(Arrived(after, numbers[n], None), now)))
             case "store" if run.ask_at is not None and run.ask_at <= now:
                 store(n)
             case "sweep":
@@ -213,9 +213,9 @@ class Nothing:
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
         return None, []
 
-    async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
+    async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[RetainedMessage]:
         await anyio.sleep_forever()
-        yield KeptMessage(StreamPosition("", 0), b"")
+        yield RetainedMessage(StreamPosition("", 0), b"")
 
 
 class LateStore(TraceStore):

@@ -20,7 +20,7 @@ from callboard.bus import ConfigurationError, StoreError
 from callboard.bus.clock import read_moment
 from callboard.tracestore.home import home_folder
 
-from ...stores import StoreAddress, TracePlace, is_address
+from ..stores import StoreAddress, TracePlace, is_address
 from .sanitize import note
 from .table import NANO
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from callboard.adapters import CallWarning
     from callboard.tracestore import CallFilter, Store
 
-    from ... import Engine
+    from .. import Engine
 
 
 def add_models_file(parser: argparse.ArgumentParser) -> None:
@@ -289,7 +289,7 @@ def from_trace(
 ) -> T:
     """The result of a query of the chosen trace."""
 
-    from ...stores import store_to_read
+    from ..stores import store_to_read
 
     async def work() -> T:
         place = chosen_trace(arguments)
@@ -325,7 +325,7 @@ def on_engine(
     make: Callable[[], Engine] | None = None,
 ) -> T:
     """The result of some work on an engine with the configuration of ``--models-file``."""
-    from ... import Engine, load_registry
+    from .. import Engine, load_registry
 
     registry = load_registry(arguments.models_file)
 
@@ -336,7 +336,7 @@ def on_engine(
     return anyio.run(run)
 
 
-def tell_warnings(warnings: Iterable[CallWarning]) -> None:
+def print_warnings(warnings: Iterable[CallWarning]) -> None:
     """Write the warnings of a call to stderr."""
     for warning in warnings:
         note(f"{warning.code}: {warning.message}")

@@ -19,7 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from callboard.bus.files import refuse_link
 
-from .lines import completions, history_path, is_open
+from .chat_input import completions, history_path, is_open
 
 LARGEST_HISTORY = 1_000_000  # bytes, after which it starts again
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 import msgspec
 
-from callboard.adapters.requests.content import mend_json, mend_json_value
+from callboard.adapters.requests.content import repair_json, repair_json_value
 from callboard.bus import Cost
 from callboard.bus.clock import iso_moment
 from callboard.bus.values.usage import CostSum
@@ -69,8 +69,8 @@ def json_text(value: object) -> str:
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        encoded = msgspec.json.encode(mend_json_value(msgspec.to_builtins(value)))
-    return mend_json(encoded).decode()
+        encoded = msgspec.json.encode(repair_json_value(msgspec.to_builtins(value)))
+    return repair_json(encoded).decode()
 
 
 def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
@@ -372,7 +372,7 @@ def beside(total: CostSum) -> list[str]:
     return [f"{count:,} {kind}" for count, kind in kinds if count]
 
 
-def tell_beside(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
+def print_incomplete(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
     """Report the calls that a sum lacks and the estimates in it, one line each."""
     if total.unpriced:
         console.print(f"{plural(total.unpriced, 'call')} {unpriced}, not included in sums.", style="yellow")

@@ -16,7 +16,7 @@ from callboard.bus import CallboardError
 from callboard.bus.files import write_private
 from callboard.tracestore.home import home_folder
 
-from ...models.catalogue import nearest
+from ..models.catalogue import nearest
 
 
 class SlashCommand(NamedTuple):

@@ -12,7 +12,7 @@ from callboard import adapters
 from callboard.bus import StepFinish, StreamReset, TurnComplete
 from callboard.bus.streams.events import TurnEvent
 
-from ... import (
+from .. import (
     Engine,
     GenerateResult,
     ModelRegistry,
@@ -23,9 +23,9 @@ from ... import (
     TurnOptions,
     TurnStream,
 )
-from ...mcp.hooks import SamplingRequest
-from ..common.screen import Screen
-from ..conversation_setup import approver, first_model, given_tools
+from ..mcp.hooks import SamplingRequest
+from .conversation_setup import approver, first_model, given_tools
+from .screen import Screen
 
 
 class Setting(NamedTuple):
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     asks_always: bool = False  # whether the person is asked about every call of a tool
 
 
-class Backstage:
+class ChatEngine:
     """The engine and the session. They are made, used and ended on the event loop, in one task."""
 
     engine: Engine
@@ -52,7 +52,7 @@ class Backstage:
         self._life = AsyncExitStack()
         self._tools: Sequence[ToolLike] = ()
 
-    async def __aenter__(self) -> Backstage:
+    async def __aenter__(self) -> ChatEngine:
         try:
             self._tools = await given_tools(self._setting.tools, self._life, self._generate)
             self.engine = Engine(models=self._registry, capture_content=self.saved)
@@ -68,7 +68,7 @@ class Backstage:
 
     async def _generate(self, request: SamplingRequest) -> GenerateResult:
         """The reply of the chat's model to an MCP server that asks for one."""
-        from ...mcp.requests import sampled_by
+        from ..mcp.requests import sampled_by
 
         return await sampled_by(self.session.model, self.engine)(request)
 
@@ -126,7 +126,7 @@ class Backstage:
         self.saved = True
 
 
-class ReplyUnderWay:
+class ReplyInProgress:
     """One turn, as the event loop runs it. The main thread may cancel it at any time."""
 
     def __init__(

@@ -42,7 +42,7 @@ from callboard.tracestore import CallFilter, Store
 from ...calls.accumulator import StreamAccumulator
 from ...calls.outcome import NOT_KNOWN
 from .exchange import StoreAnswer, Stored
-from .mirror import Mirror, begun_us
+from .mirror import Mirror, started_us
 from .wire import Beginning, Ending, Frame, Packed, unpack_message
 
 _log = Log("engine.frames")
@@ -73,7 +73,7 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-class Retained(msgspec.Struct, frozen=True):
+class RetainedTurns(msgspec.Struct, frozen=True):
     """The kept messages of a session."""
 
     turns: tuple[RetainedTurn, ...]
@@ -122,7 +122,7 @@ class Retained(msgspec.Struct, frozen=True):
         return max(reversed(tuple(turns)), key=lambda turn: turn.epoch, default=None)
 
 
-def retained(frames: Iterable[Frame]) -> Retained:
+def retained_turns(frames: Iterable[Frame]) -> RetainedTurns:
     """The messages in the frames of one session.
 
     Turns are in the order of their start: by the millisecond in their ids, then by the number of messages before
@@ -133,8 +133,10 @@ def retained(frames: Iterable[Frame]) -> Retained:
         if frame.stream_id not in by_stream:
             by_stream[frame.stream_id] = _Turn(frame.stream_id)
         by_stream[frame.stream_id].take(frame)
-    turns = [turn.told() for turn in by_stream.values()]
-    return Retained(tuple(sorted(turns, key=lambda turn: (begun_us(turn.stream_id) or 0, turn.history or 0))))
+    turns = [turn.result() for turn in by_stream.values()]
+    return RetainedTurns(
+        tuple(sorted(turns, key=lambda turn: (started_us(turn.stream_id) or 0, turn.history or 0)))
+    )
 
 
 class _Turn:
@@ -158,7 +160,7 @@ class _Turn:
             self._appended.update((each.position, each.message) for each in frame.appended)
         self._mirror.receive(frame)
 
-    def told(self) -> RetainedTurn:
+    def result(self) -> RetainedTurn:
         events = (*self._log.snapshot, *self._log.since(0))
         beginning = self._beginning
         appended = {
@@ -233,14 +235,14 @@ def _message(packed: Packed) -> Message | None:
 _MINUTE_US = 60_000_000
 
 
-class Endings(Protocol):
+class TurnEndings(Protocol):
     """The interface for deciding how a dead node's turn ended."""
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
         """The ending of a turn. It is decided now, if the lease of its node has expired."""
 
 
-class NothingStored:
+class NoStoredTurns:
     """A cluster without a store."""
 
     async def turn(self, _stream_id: str, _session_id: str, _node: str, _epoch: int) -> StoreAnswer:
@@ -255,7 +257,7 @@ class StoredTurns:
         endings: Where endings are decided.
     """
 
-    def __init__(self, trace: Callable[[], Awaitable[Store]], endings: Endings) -> None:
+    def __init__(self, trace: Callable[[], Awaitable[Store]], endings: TurnEndings) -> None:
         self._trace = trace
         self._endings = endings
 
@@ -280,8 +282,8 @@ async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Sto
     A turn has two ends if its node died after its end but before shipping it, and sent no frame of it. Then the
     end that another node decided and published applies.
     """
-    begun = begun_us(stream_id)
-    since = None if begun is None else max(begun - _MINUTE_US, 0)  # a minute earlier, to be safe
+    started_at = started_us(stream_id)
+    since = None if started_at is None else max(started_at - _MINUTE_US, 0)  # a minute earlier, to be safe
     if not session_id:
         calls = await store.calls(CallFilter(turn_id=stream_id, since=since), limit=1)
         session_id = (calls[0].session_id if calls else None) or ""

@@ -1,1 +1,0 @@
-"""A conversation with a person: at a terminal, or line by line through a pipe."""

@@ -1,1 +1,0 @@
-"""The shared parts of the commands: options, tables, screens, logs."""
