@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from operator import mul
 from typing import TypeAlias
 
@@ -178,7 +178,7 @@ def count(
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
     beginning = beginning_of(messages)
     if beginning is not None:
-        made = beginning.form(f"tokens:{vocabulary}", partial(_tokens, vocabulary), messages)
+        made = beginning.form(f"{vocabulary}_tokens", lambda text, _: text_tokens(text, vocabulary))
         counts[_TEXT] += sum(made)
         messages = messages[len(made) :]
     texts = plain_texts(messages)
@@ -193,10 +193,6 @@ def count(
         _, counts[_PROPERTY], described, counts[_SCHEMA] = _measured_tools(tools, vocabulary)
         counts[_TEXT] += described
     return counts
-
-
-def _tokens(vocabulary: str, messages: Sequence[Message]) -> list[float]:
-    return [text_tokens(message.plain_text or "", vocabulary) for message in messages]
 
 
 def _add_block(counts: list[float], block: ContentBlock, vocabulary: str) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import is_
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -25,7 +25,7 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message, beginning_of, cached_form
+from callboard.bus.values.messages import CallWarning, Message, beginning_of
 
 from ..contract import AdapterCapabilities
 from .content import WEB, encode_json, is_empty, is_unowned, media_type_of
@@ -205,40 +205,27 @@ class FittedHistory(msgspec.Struct, frozen=True):
             raise CapabilityError(f"the history can't be sent without a loss: {reasons}", provider=self.adapter)
 
 
-T = TypeVar("T")
-
 RECENT = 4
 """The number of the last plain messages that are written again for each request, because a wire may mark or join
 them.
 """
 
 
-def encoded_form(name: str, make: Callable[[Message, str], JsonObject]) -> Callable[[FittedHistory], list[Json]]:
-    """The JSON of a history's plain messages in one protocol, except the `RECENT` ones. See `cached_form`.
+def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> list[Json]:
+    """The JSON of a history's beginning in one protocol, without the `RECENT` messages. See `Beginning`.
 
     Args:
+        history: The history.
         name: The protocol.
-        make: Makes the wire's message of a plain message and its text.
+        make: Makes the wire's message of a plain text and its place. User and model alternate; the user begins.
     """
-    forms = cached_form(
-        f"{name}_json", lambda message: msgspec.Raw(encode_json(make(message, message.plain_text or "")))
-    )
-
-    def encoded(history: FittedHistory) -> list[Json]:
-        # To an encoder, Raw is JSON like any other.
-        return cast("list[Json]", forms_of(history, name, forms))
-
-    return encoded
-
-
-def forms_of(history: FittedHistory, name: str, make: Callable[[Sequence[Message]], list[T]]) -> list[T]:
-    """A form of a history's plain messages, except the `RECENT` ones. The caller may change the list."""
     end = max(len(history.plain) - RECENT, 0)
     beginning = beginning_of(history.messages) if end else None
     if beginning is None:
-        return make(history.messages[:end])
-    made = beginning.form(name, make, history.messages)[:end]
-    return made + make(history.messages[len(made) : end])
+        return []
+    # To an encoder, Raw is JSON like any other.
+    raw = beginning.form(f"{name}_json", lambda text, place: msgspec.Raw(encode_json(make(text, place))))
+    return cast("list[Json]", raw[:end])
 
 
 def block_type(block: ContentBlock) -> str:

@@ -280,27 +280,29 @@ class Beginning:
 
     __slots__ = ("_forms", "after", "texts")
 
-    def __init__(self, after: tuple[Message, ...], texts: tuple[str, ...]) -> None:
+    def __init__(self, after: tuple[Message, ...], texts: tuple[str, ...], forms: dict[str, list[object]]) -> None:
         self.after = after
         """The messages after the first one."""
         self.texts = texts
         """The texts of all messages."""
-        self._forms: dict[str, list[object]] = {}
+        self._forms = forms
 
-    def form(
-        self, name: str, make: Callable[[Sequence[Message]], list[T]], messages: Sequence[Message]
-    ) -> list[T]:
+    def form(self, name: str, make: Callable[[str, int], T]) -> list[T]:
         """The value of each message, made once under this name. Do not change the list.
 
         Args:
             name: A name that differs from all others.
-            make: Makes the values of messages.
-            messages: The history that this is the beginning of.
+            make: Makes the value of a message, of its text and its place in the history.
         """
-        made = self._forms.get(name)
-        if made is None:
-            made = self._forms[name] = cast("list[object]", make(messages[: len(self.texts)]))
+        made = self._forms.get(name, [])
+        if len(made) < len(self.texts):
+            more = enumerate(self.texts[len(made) :], len(made))
+            made = self._forms[name] = made + [make(text, place) for place, text in more]
         return cast("list[T]", made)
+
+    def forms_until(self, count: int) -> dict[str, list[object]]:
+        """The values of the first messages, by their names."""
+        return {name: made[:count] for name, made in self._forms.items()}
 
 
 def beginning_of(messages: Sequence[Message]) -> Beginning | None:
@@ -308,33 +310,22 @@ def beginning_of(messages: Sequence[Message]) -> Beginning | None:
     if len(messages) < _GROWTH:
         return None
     kept: Beginning | None = messages[0].__dict__.get(_KEPT)
+    forms: dict[str, list[object]] = {}
     if kept is not None and kept.after == tuple(messages[1 : len(kept.texts)]):
         more = messages[len(kept.texts) : len(kept.texts) + _GROWTH]
         if len(more) < _GROWTH or len(_texts_in_turn(more)) < _GROWTH:
             return kept
+        forms = kept.forms_until(len(kept.texts))
+    elif kept is not None:  # of a history that was cut, or went on in another way
+        same = list(map(is_, kept.after, messages[1:]))
+        forms = kept.forms_until(1 + (same.index(False) if False in same else len(same)))
     texts = _texts_in_turn(messages)
     count = len(texts) - len(texts) % _GROWTH
     if not count:
         return None
-    made = messages[0].__dict__[_KEPT] = Beginning(tuple(messages[1:count]), texts[:count])
+    cut = {name: made[:count] for name, made in forms.items()}
+    made = messages[0].__dict__[_KEPT] = Beginning(tuple(messages[1:count]), texts[:count], cut)
     return made
-
-
-def cached_form(name: str, make: Callable[[Message], T]) -> Callable[[Iterable[Message]], list[T]]:
-    """A form of messages that is made once for each message, such as its JSON in one protocol.
-
-    A conversation sends its history again with each turn. The form is stored with the message, and there is no
-    loop in Python.
-
-    Args:
-        name: A name that differs from all other forms and from the fields of a message.
-        make: Makes the form of one message.
-    """
-    form = cached_property(make)
-    form.name = name
-    setattr(Message, name, form)
-    get = attrgetter(name)
-    return lambda messages: list(map(get, messages))
 
 
 def _is_utf8(text: str) -> bool:

@@ -9,9 +9,9 @@ because several servers require id and status.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from mimetypes import guess_extension
-from typing import assert_never, cast
+from typing import assert_never
 
 import msgspec
 
@@ -28,10 +28,10 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, beginning_of
+from callboard.bus.values.messages import Message, Role
 
-from ...requests.content import encode_json, media_bytes, repair_text, write_data_url
-from ...requests.fitted import RECENT, FittedHistory, Loss
+from ...requests.content import media_bytes, repair_text, write_data_url
+from ...requests.fitted import FittedHistory, Loss, encoded
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
@@ -171,24 +171,12 @@ def _plain(text: str, place: int) -> JsonObject:
     return {"role": "user", "content": text}
 
 
-def _encoded(history: FittedHistory) -> list[Json]:
-    """The JSON of the history's plain messages, except the `RECENT` ones. It has the place in the item's id."""
-    end = max(len(history.plain) - RECENT, 0)
-    beginning = beginning_of(history.messages) if end else None
-    return [] if beginning is None else beginning.form("responses_json", _json_of, history.messages)[:end]
-
-
-def _json_of(messages: Sequence[Message]) -> list[Json]:
-    plain = (_plain(message.plain_text or "", place) for place, message in enumerate(messages))
-    return cast("list[Json]", [msgspec.Raw(encode_json(item)) for item in plain])
-
-
 class _Writer:
     def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
         self.history = history
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        self.items = _encoded(history)
+        self.items = encoded(history, "responses", _plain)
         for place, text in enumerate(history.plain[len(self.items) :], len(self.items)):
             self.items.append(_plain(text, place))
         self.reasoning: list[Json] = []  # ids of the written items
