@@ -34,7 +34,7 @@ from .source import (
     Mark,
     Source,
     SourceFile,
-    UnreadablePart,
+    Unread,
 )
 
 CALLS_AT_ONCE: Final = 500
@@ -114,7 +114,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
         """Whether the import changed the trace."""
         return bool(self.new or self.corrected)
 
-    def note(self, path: str, unread: UnreadablePart) -> None:
+    def note(self, path: str, unread: Unread) -> None:
         """Count a part that could not be read."""
         self.unread += 1
         if len(self.faults) < MOST_FAULTS:
@@ -165,13 +165,13 @@ class Chunk:
                 self.messages.append(item)
         elif isinstance(item, ImportedLink):
             self.links.append(item)
-        elif isinstance(item, UnreadablePart):
+        elif isinstance(item, Unread):
             report.note(place, item)
         elif isinstance(item, ImportedCall):
             if not EARLIEST_US <= item.started_at < LATEST_US:
-                report.note(place, UnreadablePart(line=item.line, why="the time is impossible"))
+                report.note(place, Unread(line=item.line, why="the time is impossible"))
             elif item.usage is not None and item.usage.total_tokens >= _MOST_TOKENS:
-                report.note(place, UnreadablePart(line=item.line, why="the number of tokens is impossible"))
+                report.note(place, Unread(line=item.line, why="the number of tokens is impossible"))
             elif since is not None and item.started_at < since:
                 report.skipped += 1
             else:
@@ -225,10 +225,10 @@ class Reading:
             try:
                 status = _status(file.path)
             except OSError as error:
-                self._report.note(str(file.path), UnreadablePart(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
                 continue
             if status is None:
-                self._report.note(str(file.path), UnreadablePart(line=0, why="not a regular file"))
+                self._report.note(str(file.path), Unread(line=0, why="not a regular file"))
                 continue
             known = self._read.get(str(file.path))
             if self._has(known, status):
@@ -249,12 +249,12 @@ class Reading:
     def _found(self) -> Iterator[SourceFile]:
         for place in self._places:
             if not place.exists():
-                self._report.note(str(place), UnreadablePart(line=0, why="no such file or folder"))
+                self._report.note(str(place), Unread(line=0, why="no such file or folder"))
                 continue
             try:
                 yield from self._source.files(place)
             except OSError as error:
-                self._report.note(str(place), UnreadablePart(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
 
     def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
         known = self._read.get(path)
@@ -273,10 +273,10 @@ class Reading:
                 position = self._position(path, status, last, hashed, whole=True)
                 self._report.bytes_read += max(0, stream.tell() - start.read_to)
         except OSError as error:
-            self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
+            self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
             return
         except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
-            self._report.note(path, UnreadablePart(line=0, why=f"the source failed with {type(error).__name__}"))
+            self._report.note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
             return
         self._chunk.read[path] = position
         if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.

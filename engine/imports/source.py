@@ -113,7 +113,7 @@ class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message. The messages of a session are in the order in which they are given."""
 
 
-class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
+class Unread(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a file that could not be read. It costs a line in the report."""
 
     line: int
@@ -135,7 +135,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 START: Final = Mark()
 
-Item: TypeAlias = ImportedCall | ImportedLink | ImportedMessage | UnreadablePart | Mark
+Item: TypeAlias = ImportedCall | ImportedLink | ImportedMessage | Unread | Mark
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):

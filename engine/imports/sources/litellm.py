@@ -25,7 +25,7 @@ from ..source import (
     Item,
     Mark,
     SourceFile,
-    UnreadablePart,
+    Unread,
     nano_of,
     tags_of,
     why_not,
@@ -90,7 +90,7 @@ class LiteLlm:
             try:
                 row = _decode(record.data)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield UnreadablePart(line=record.line, why=why_not(error))
+                yield Unread(line=record.line, why=why_not(error))
             else:
                 yield from items_of(row, record.line, content=content)
 
@@ -106,7 +106,7 @@ def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
         except StopIteration:
             break
         except csv.Error:
-            yield UnreadablePart(line=rows.line_num, why="not valid CSV")
+            yield Unread(line=rows.line_num, why="not valid CSV")
             continue
         yield from items_of(dict(row), rows.line_num, content=content)
     text.detach()
@@ -115,7 +115,7 @@ def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
 def items_of(row: JsonObject, line: int, *, content: bool) -> Iterator[Item]:
     """The call of a row of the table, and its messages if LiteLLM stored them."""
     call = _call(row, line)
-    if not content or isinstance(call, UnreadablePart):
+    if not content or isinstance(call, Unread):
         yield call
         return
     session = call.session or call.identity
@@ -129,12 +129,12 @@ def _stored(value: Json) -> Json:
     return None if value in ("", "{}", "[]", {}, []) else value
 
 
-def _call(row: JsonObject, line: int) -> ImportedCall | UnreadablePart:
+def _call(row: JsonObject, line: int) -> ImportedCall | Unread:
     """A row of the table as a call. Its times are UTC."""
     mine = text_of(row.get("request_id"))
     began = moment_of(row.get("startTime"))
     if mine is None or began is None:
-        return UnreadablePart(line=line, why="the time or the request_id is missing or impossible")
+        return Unread(line=line, why="the time or the request_id is missing or impossible")
     ended, first = moment_of(row.get("endTime")), moment_of(row.get("completionStartTime"))
     metadata = object_of(row.get("metadata"))
     provider, model = vendor_and_model(

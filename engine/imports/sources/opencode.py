@@ -25,7 +25,7 @@ from ..source import (
     Item,
     Mark,
     SourceFile,
-    UnreadablePart,
+    Unread,
     name,
     nano_of,
     tags_of,
@@ -121,7 +121,7 @@ class OpenCode:
         if file.path.suffix == ".json":
             data = read_whole(stream)
             if data is None:
-                yield UnreadablePart(line=0, why="the file is too large")
+                yield Unread(line=0, why="the file is too large")
                 return
             message = yield from _message(data)
             if message is not None:
@@ -206,11 +206,11 @@ def _said(part_id: str, data: bytes | str, message: _Message, session: str | Non
             )
 
 
-def _message(data: bytes | str) -> Generator[UnreadablePart, None, _Message | None]:
+def _message(data: bytes | str) -> Generator[Unread, None, _Message | None]:
     try:
         return _decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        yield UnreadablePart(line=0, why=why_not(error))
+        yield Unread(line=0, why=why_not(error))
         return None
 
 
@@ -220,7 +220,7 @@ def _call(message: _Message, row: Mapping[str, Any]) -> Iterator[Item]:
     mine = message.id or row.get("id")
     created, completed = message.time.created, message.time.completed
     if mine is None or created is None or not 0 < created < 1e14:
-        yield UnreadablePart(line=0, why="the time or the id is missing or impossible")
+        yield Unread(line=0, why="the time or the id is missing or impossible")
         return
     session = name(message.session_id or row.get("session_id"))
     above = name(row.get("parent_id"))
