@@ -11,6 +11,7 @@ import re
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
@@ -32,6 +33,8 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.messages import Message, Role
+
+B = TypeVar("B", bound=ContentBlock)
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
@@ -384,6 +387,34 @@ def _unsigned(raw: ProviderRaw, provider: str) -> JsonObject:
 def _is_signed(extra: Json) -> bool:
     google = extra.get("google") if isinstance(extra, dict) else None
     return isinstance(google, dict) and "thought_signature" in google and extra != _EXTRA
+
+
+# --- The provider of opaque data ---
+
+
+def of_provider(messages: tuple[Message, ...], known_as: str, name: str) -> tuple[Message, ...]:
+    """Messages whose opaque data is that of a provider under its own name, in place of its protocol's."""
+    if known_as == name:
+        return messages
+    return tuple(
+        msgspec.structs.replace(message, content=content_of_provider(message.content, known_as, name))
+        for message in messages
+    )
+
+
+def content_of_provider(content: Iterable[B], known_as: str, name: str) -> tuple[B, ...]:
+    """The same for blocks."""
+    return tuple(_of_provider(block, known_as, name) for block in content)
+
+
+def _of_provider(block: B, known_as: str, name: str) -> B:
+    changed: dict[str, Any] = {}
+    raw = getattr(block, "provider_raw", None)
+    if raw is not None and raw.provider == known_as:
+        changed["provider_raw"] = msgspec.structs.replace(raw, provider=name)
+    if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+        changed["content"] = content_of_provider(block.content, known_as, name)
+    return msgspec.structs.replace(block, **changed) if changed else block
 
 
 # --- Exchanges of tools in words ---

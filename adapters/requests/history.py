@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import cycle
-from operator import attrgetter, is_
-from typing import assert_never, cast
+from operator import is_
+from typing import assert_never
 
 import msgspec
 
@@ -24,7 +23,7 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, plain_texts
+from callboard.bus.values.messages import Message, Role, plain_beginning
 
 from ..contract import CanonicalRequest
 from .content import repair_object, repair_text, tools_as_text
@@ -191,8 +190,6 @@ OPTIONS = "history"
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 """The roles with plain text that is the same for every target."""
 
-_ROLE = attrgetter("role")
-
 
 def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
     """Fit a request's messages to a target. Pure."""
@@ -211,7 +208,7 @@ class _Fitter:
         self.homes: list[Home] = []
         self.shown: list[ContentBlock] = []  # for the reply that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_as_text()
-        self.plain = _plain_beginning(self.messages)
+        self.plain = plain_beginning(self.messages)
         self.rest = self.messages[len(self.plain) :]
         self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
 
@@ -394,15 +391,3 @@ class _Fitter:
         raw = block.provider_raw
         text = repair_text(block.text)
         return [TextBlock(f"[Reasoning of {raw.provider if raw else 'another model'}]\n{text}")] if text else []
-
-
-def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The texts of the first messages, while they alternate between plain user and assistant text.
-
-    Most histories consist of them, and every call checks them all, so this function has no loop.
-    """
-    in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
-    if False in in_turn:
-        messages = messages[: in_turn.index(False)]
-    texts = plain_texts(messages)
-    return cast("tuple[str, ...]", tuple(texts[: texts.index(None)] if None in texts else texts))

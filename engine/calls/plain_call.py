@@ -209,8 +209,8 @@ class PlainCalls(Generic[A]):
             if caller is None:
                 with runtime.in_flight.call():
                     return await work()
-            if caller.carried and runtime.node is not None:
-                runtime.node.reach(caller)
+            if caller.carried:
+                runtime.cluster.reach(caller)
             with runtime.in_flight.call(PARENT_ENDED) as cancel:
                 caller.start(self, cancel)
                 return await work()
@@ -282,7 +282,7 @@ class PlainCalls(Generic[A]):
             attempt,
             may_retry_elsewhere=may_retry_elsewhere,
             admit=admit,
-            may_go=self.runtime.may_go,
+            may_go=self.runtime.cluster.may_go,
         )
 
     async def ask(

@@ -134,10 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _require_source(arguments: argparse.Namespace) -> None:
     other = arguments.undo or arguments.history or arguments.use is not None or arguments.resume is not None
-    if arguments.prices is None and not other and not arguments.discount:
+    if arguments.prices is None and not other and not arguments.discount and arguments.as_model is None:
         raise ConfigurationError(
-            "nothing to reprice with. Use --prices FILE, --discount NAME=FACTOR, --use, --undo, "
-            "--history or --resume"
+            "nothing to reprice with. Use --prices FILE, --discount NAME=FACTOR, --as-model M, "
+            "--use, --undo, --history or --resume"
         )
     if arguments.discount and other:
         raise ConfigurationError("--discount changes prices: use it alone or with --prices")

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
     from ..gateway.application import gateway
-    from ..gateway.server import server_options
+    from ..gateway.server import DRAIN_SECONDS
 
     registry = served_models(load_registry(arguments.models_file))
     listener, address = listening(arguments)
@@ -131,7 +131,7 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
             CombinedApplication(app, view),
             listener,
             on_shutdown=(lambda: None) if view is None else view.close,
-            **server_options(),
+            timeout_graceful_shutdown=DRAIN_SECONDS,
         )
 
 

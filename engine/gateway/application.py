@@ -506,7 +506,8 @@ class Gateway:
         return found
 
     async def _answer(self, call: Call, body: JsonObject) -> None:
-        await answer(call.request.send, 200, msgspec.json.encode(body))
+        headers = id_headers(self.engine.clock.new_id("req"))
+        await answer(call.request.send, 200, msgspec.json.encode(body), headers)
 
 
 def gateway(

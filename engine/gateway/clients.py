@@ -119,8 +119,8 @@ async def tables_of(runtime: Runtime) -> GatewayTables | None:
     trace isn't open.
     """
     await runtime.host.start()
-    if runtime.node is not None and runtime.node.shared is not None:
-        return runtime.node.shared.gateway
+    if (shared := runtime.cluster.gateway_tables()) is not None:
+        return shared
     store = runtime.store
     if store is not None and not store.is_open:
         raise StoreUnavailable(f"the trace at {store.path} can't be used now")
@@ -276,7 +276,7 @@ class Clients:
         looked = self._looked_us
         if looked is None or not 0 <= self._runtime.clock.now_us() - looked < LOOK_US:
             await self._look_again()
-        if self._runtime.node is not None:
+        if self._runtime.cluster.in_cluster:
             self._watch()
 
     async def _look_again(self) -> None:
@@ -343,7 +343,7 @@ class Clients:
         live = self._limiter(client)
         if live is None:
             return Admission(NO_RATES)
-        patience = 0.0 if self._runtime.node is None else SHARE_SECONDS
+        patience = SHARE_SECONDS if self._runtime.cluster.in_cluster else 0.0
         lease = RateLimitLease(live, "", 0, (input_tokens, output_tokens), patience, learns=False)
         try:
             has_turn = lease.ask()
@@ -408,7 +408,7 @@ class Clients:
 
     async def _keep_looking(self) -> None:
         try:
-            while self._in_progress or self._runtime.node is not None:
+            while self._in_progress or self._runtime.cluster.in_cluster:
                 await anyio.sleep(LOOK_US / 1e6)
                 await self._look_again()
             self._revoked.clear()

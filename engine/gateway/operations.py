@@ -21,7 +21,7 @@ from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..imports.importer import Importer
-from ..imports.source import ImportedCall, Item, Unread
+from ..imports.source import ImportedCall, Item, UnreadablePart
 from ..imports.sources.otlp import read_otlp
 from ..operations.embeddings import EmbeddingResult, ImageOptions
 from . import gemini_embeddings, openai_extras
@@ -151,7 +151,7 @@ class SpanImports:
             BadRequest: Nothing of it can be read.
         """
         found = await anyio.to_thread.run_sync(lambda: list(read_otlp(body, kind)))
-        unread = [item for item in found if isinstance(item, Unread)]
+        unread = [item for item in found if isinstance(item, UnreadablePart)]
         if unread and len(unread) == len(found):
             raise BadRequest(f"the spans can't be read: {unread[0].why}")
         async with self._importing:

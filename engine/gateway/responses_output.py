@@ -34,6 +34,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .chat_content import annotations_of
 from .chat_content import write_failure as chat_failure
+from .reading import arguments_of, free_form_text
 from .responses_items import TOKEN
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
 from .wire import ClientRequest, Failure, ListedModel, ReplyInfo
@@ -261,25 +262,6 @@ def token(block: ThinkingBlock | RedactedThinkingBlock) -> str:
 
 def secret_token(of: str) -> str:
     return f"{TOKEN}{digest(of)[:32]}"
-
-
-def arguments_of(block: ToolUseBlock) -> str:
-    if block.raw_arguments is not None:
-        return block.raw_arguments
-    return msgspec.json.encode(block.input).decode()
-
-
-def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
-    """The text of a call to a custom tool. A model without custom tools may get the form of the call wrong."""
-    text = arguments.get(INPUT)
-    if isinstance(text, str):
-        return text
-    if unreadable is not None:
-        return unreadable
-    texts = [value for value in arguments.values() if isinstance(value, str)]
-    if len(arguments) == 1 and texts:
-        return texts[0]
-    return msgspec.json.encode(arguments).decode() if arguments else ""
 
 
 def _dict(item: Json) -> JsonObject:

@@ -7,7 +7,6 @@ blocks that follow each other without a signature are the parts of one summary.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,8 +28,8 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, TextBlock
 from callboard.bus.values.usage import StopReason
 
-from ..generation.partial_json import JsonString
 from . import responses_output as output
+from .reading import FreeFormReader, free_form_text
 from .responses_output import (
     COMPLETED,
     CUSTOM_KIND,
@@ -39,7 +38,6 @@ from .responses_output import (
     INCOMPLETE,
     ItemWriter,
     ResponseObject,
-    free_form_text,
     message_item,
     own,
     reasoning_item,
@@ -72,34 +70,6 @@ class _Open(msgspec.Struct):
     wire: WireTool = WireTool(FUNCTION, "")
     """The tool of a call, as the client knows it."""
     free_form: FreeFormReader | None = None
-
-
-class FreeFormReader:
-    """Reads the text of a custom tool's call from the arguments of a function call, as they grow."""
-
-    def __init__(self) -> None:
-        self._head = ""
-        self._string: JsonString | None = None
-
-    def read(self, fragment: str) -> str:
-        """The text in a fragment of arguments. Empty if the arguments do not start with the text."""
-        string = self._string
-        if string is None:
-            if len(self._head) > _LONGEST_HEAD:
-                return ""
-            self._head += fragment
-            start = _HEAD.match(self._head)
-            if start is None:
-                return ""
-            string = self._string = JsonString(lenient=True)
-            fragment = self._head[start.end() :]
-        string.read(fragment, 0)
-        return string.take()
-
-
-_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-_LONGEST_HEAD = 200
-"""Characters. The start of the text is before them, or the arguments have another form."""
 
 
 class ResponsesWriter:

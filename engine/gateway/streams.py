@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 import anyio
 
@@ -96,13 +96,17 @@ class StreamWriter:
     Args:
         passed: The reply as its provider sends it.
         new_writer: Makes a writer of the client's wire.
+        own_words: The events and the response as the client's wire knows them.
     """
 
-    def __init__(self, passed: PassedReply, new_writer: Callable[[], ReplyWriter]) -> None:
+    def __init__(
+        self, passed: PassedReply, new_writer: Callable[[], ReplyWriter], own_words: Callable[[Any], Any]
+    ) -> None:
         self.started = False
         """Whether the reply has begun."""
         self._maybe_passed = passed
         self._new_writer = new_writer
+        self._own_words = own_words
         self._passed: PassedReply | None = None
         self._writer: ReplyWriter | None = None
 
@@ -121,8 +125,8 @@ class StreamWriter:
         assert self._writer is not None
         write = self._writer.write
         # No tool runs, and no message steers the turn.
-        events = [
-            cast("StreamEvent", event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
+        events: list[StreamEvent] = [
+            self._own_words(event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
         ]
         return start + (write(events[0]) if len(events) == 1 else b"".join(map(write, events)))
 
@@ -132,7 +136,7 @@ class StreamWriter:
             return self._passed.take() + self._passed.end
         start = b"" if self._writer is not None else self._begin()
         assert self._writer is not None
-        return start + self._writer.finish(response)
+        return start + self._writer.finish(self._own_words(response))
 
     def fail(self, failure: Failure) -> bytes:
         """The end of a reply that failed after the status was sent."""

@@ -28,11 +28,11 @@ from callboard.bus import SYSTEM_CLOCK, ConfigurationError, ToolFinished, ToolPr
 from callboard.bus.log import Log
 
 from ..sessions.session import Session
+from ..tools.calls import ToolRoundContext
 from ..tools.collect import ToolLike, as_tools, collected
 from ..tools.context import Approval, ApprovalRequest, Approve, Approved, Denied, Pending
 from ..tools.define import tool
 from ..tools.handler import Tool
-from ..tools.rounds import ToolRoundContext
 from ..tools.running import run_tools
 from .hooks import answer_of
 from .server import require_library

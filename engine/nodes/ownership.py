@@ -23,6 +23,7 @@ from callboard.bus import (
 from callboard.bus.events.operation import NodeLeaseChanged, SessionClaimed, SessionLost
 from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, OwnershipTables, Renewed, TurnEnding
 
+from ..runtime.alone import OwnershipStatistics
 from .broker import Broker
 from .frames.exchange import Subjects
 from .frames.wire import Ending
@@ -157,25 +158,6 @@ class LocalSessions(Protocol):
 
     async def ship(self) -> bool:
         """Ship everything so far to the shared store. Returns whether it arrived."""
-
-
-class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot."""
-
-    node: str
-    """The node: the run of its engine."""
-    name: str
-    """The node's name, for people."""
-    lives: bool
-    """Whether its lease is valid, as far as it can judge."""
-    seconds_left: float
-    """Seconds until the end of the lease, unless it is renewed."""
-    sessions: int
-    """The number of sessions that it owns."""
-    breaks: int
-    """The number of times that its lease expired before its renewal. The first lease counts as one."""
-    reason: str
-    """The text of why the last renewal failed; empty if it didn't fail."""
 
 
 class Ownership:

@@ -38,7 +38,7 @@ class _Waiter:
 class CallSlots:
     def __init__(self, total: int) -> None:
         self.total = total
-        """The number of slots. `resize` changes it, also while calls wait."""
+        """The number of slots."""
         self.used = 0
         self._numbers = itertools.count()
         self._queue: list[tuple[int, int, _Waiter]] = []
@@ -72,19 +72,12 @@ class CallSlots:
             raise
 
     def release(self) -> None:
-        self.used -= 1
-        self._hand_out()
-
-    def resize(self, total: int) -> None:
-        """Change the number of slots. Calls in progress continue, even if there are more calls than slots."""
-        self.total = total
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._queue and self.used < self.total:
+        """Return a slot. If calls wait, the next one gets it."""
+        if self._queue:
             _, _, waiter = heapq.heappop(self._queue)
-            self.used += 1
             waiter.given.set()
+        else:
+            self.used -= 1
 
 
 # --- Running adapters ---

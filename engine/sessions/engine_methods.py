@@ -183,19 +183,11 @@ class SessionMethods:
         wanted = SessionToOpen(
             session_id=session_id, tools=tools, model=model, system_prompt=system_prompt, options=options
         )
-        session = self._open(await self._resumed(wanted))
+        session = self._open(await resumed(self._runtime, wanted))
         state = session._state
         if model is not None:
             self._runtime.sessions.change_model(state, model)
         return session
-
-    async def _resumed(self, wanted: SessionToOpen) -> SessionState:
-        node = self._runtime.node
-        if node is None or node.ownership is None or self._runtime.capture is None:
-            return await resumed(self._runtime, wanted)
-        from .resuming import taken_over
-
-        return await taken_over(self._runtime, node, node.ownership, wanted)
 
     async def sessions(
         self, *, limit: int | None = 1000, tags: Mapping[str, str] | None = None

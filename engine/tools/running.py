@@ -29,10 +29,10 @@ from callboard.bus.values.base import JsonObject
 
 from ..runtime.in_flight import AbortController
 from ..tree import current_tool
+from .calls import InvalidToolCallError, ToolRound, ToolRoundContext, not_executed
 from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, ToolError, as_content, denial
 from .handler import Handler, Ready, Tool
 from .parameters import is_async
-from .rounds import InvalidToolCallError, ToolRound, ToolRoundContext, not_executed
 
 # Runs plain functions in daemon threads.
 

@@ -44,7 +44,6 @@ def test_sentences_are_short() -> None:
 
 
 def test_few_texts_are_exempt() -> None:
-    """A mark needs a reason."""
     marks = [
         f"{page.name}: {mark}"
         for page in pages()

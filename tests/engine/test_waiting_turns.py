@@ -31,6 +31,7 @@ from callboard.tracestore import StoreState, TraceStore, WriterStatistics
 from callboard.tracestore.sql.batches import made_at_once
 
 from ..support.cluster_engines import node_engine
+from ..support.depth import first_is_quick
 from ..support.engines import keeping, registry, requests_of, serving
 from ..support.postgres_server import why_not
 from ..support.scripted import Say, scripted_type
@@ -69,8 +70,10 @@ async def deny_stream(session: Session, **options: Any) -> Reply:
 
 
 Answer = Callable[..., Awaitable[Reply]]
-at_each_entry_point = pytest.mark.parametrize(
-    "answer", [submit, approve, deny, submit_stream, approve_stream, deny_stream]
+EACH = [submit, approve_stream, deny, approve, submit_stream, deny_stream]
+at_each_entry_point = pytest.mark.parametrize("answer", EACH)
+at_two_entry_points = pytest.mark.parametrize(
+    "answer", first_is_quick(EACH, "one test at each entry point is quick", quick=2)
 )
 
 
@@ -150,7 +153,7 @@ async def test_a_turn_keeps_its_options_over_a_restart(answer: Answer, tmp_path:
         assert_asked_as_before(engine)
 
 
-@at_each_entry_point
+@at_two_entry_points
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_turn_goes_on_with_its_own_model(answer: Answer, restarted: bool, tmp_path: Path) -> None:
     """A turn with `model=` does not go on with the session's model."""
@@ -165,7 +168,7 @@ async def test_a_turn_goes_on_with_its_own_model(answer: Answer, restarted: bool
         assert (await answer(await engine.resume("ses_1", tools=[refund]))).text == "Of t."
 
 
-@at_each_entry_point
+@at_two_entry_points
 @pytest.mark.parametrize("of_session", [False, True])
 async def test_a_turn_whose_key_is_lost_is_refused_until_the_key_is_passed(
     answer: Answer, of_session: bool, tmp_path: Path

@@ -20,7 +20,7 @@ from callboard.engine.imports.source import (
     Item,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     source_named,
 )
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
@@ -444,7 +444,7 @@ async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) 
     )
     importer = Importer(store, "otlp", prices=PRICES)
     for new in (1, 0):
-        report = await importer.take([call, Unread(line=0, why="not valid JSON")], "POST /v1/traces")
+        report = await importer.take([call, UnreadablePart(line=0, why="not valid JSON")], "POST /v1/traces")
         assert (report.new, report.known, report.unread) == (new, 1 - new, 1)
     (row,) = await store.calls()
     assert (row.origin, row.origin_file) == ("otlp", "POST /v1/traces")

@@ -30,7 +30,7 @@ from ..source import (
     Line,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     lines,
     moment,
     name,
@@ -239,7 +239,7 @@ class _Reader:
         self._call: ImportedCall | None = None  # the latest, which the next line may correct
         self._given = 0
         self._mark = start
-        self._fault: Unread | None = None
+        self._fault: UnreadablePart | None = None
 
     def line(self, line: Line) -> Iterator[Item]:
         if self._given >= _CALLS_BETWEEN_MARKS:
@@ -255,9 +255,9 @@ class _Reader:
                 call = self._note(record, line)
                 said = self._said(record, line) if self._content else None
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=line.number, why=why_not(error))
+                yield UnreadablePart(line=line.number, why=why_not(error))
             except _IncompleteLine as error:
-                yield Unread(line=line.number, why=str(error))
+                yield UnreadablePart(line=line.number, why=str(error))
             else:
                 yield from self._linked
                 self._linked.clear()
@@ -275,13 +275,15 @@ class _Reader:
     def _marked(self) -> Mark:
         return msgspec.structs.replace(self._mark, state=_encode_state(self._state).decode())
 
-    def _fault_of(self, line: Line) -> Unread | None:
+    def _fault_of(self, line: Line) -> UnreadablePart | None:
         if line.too_long:
-            return Unread(line=line.number, why="the line is too long")
+            return UnreadablePart(line=line.number, why="the line is too long")
         text = line.data.strip()
         if not text or (text[:1] == b"{" and text[-1:] == b"}"):
             return None
-        return Unread(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
+        return UnreadablePart(
+            line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
+        )
 
     def _add(self, call: ImportedCall) -> Iterator[Item]:
         before = self._call

@@ -19,7 +19,7 @@ import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
 from .messages import conversation
 from .records import (
     LARGEST_FILE,
@@ -113,7 +113,7 @@ class Otlp:
         if file.path.suffix in (".pb", ".binpb"):
             data = read_whole(stream)
             if data is None:
-                yield Unread(line=0, why="the file is too large")
+                yield UnreadablePart(line=0, why="the file is too large")
             else:
                 yield from read_otlp(data, "application/x-protobuf", content=content)
             return
@@ -140,10 +140,10 @@ def read_otlp(
             unpacked = zlib.decompressobj(47 if encoding == "gzip" else 15)
             body = unpacked.decompress(body, LARGEST_FILE)
             if unpacked.unconsumed_tail:
-                yield Unread(line=0, why="the body is too large")
+                yield UnreadablePart(line=0, why="the body is too large")
                 return
         except (zlib.error, gzip.BadGzipFile):
-            yield Unread(line=0, why="the body can't be decompressed")
+            yield UnreadablePart(line=0, why="the body can't be decompressed")
             return
     if content_type.partition(";")[0].strip() == "application/json":
         yield from _of_json(body, 0, content=content)
@@ -151,7 +151,7 @@ def read_otlp(
     try:
         spans = list(_spans_of_protobuf(body))
     except (ValueError, IndexError, struct.error):
-        yield Unread(line=0, why="not valid Protobuf")
+        yield UnreadablePart(line=0, why="not valid Protobuf")
         return
     yield from _calls(spans, 0, content=content)
 
@@ -198,7 +198,7 @@ def _told(span: Span, names: Sequence[str]) -> Json:
     return [found[number] for number in sorted(found)] or None
 
 
-def _call(span: Span, line: int) -> ImportedCall | Unread | None:
+def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
     named = span.attributes
     model, vendor = (
         next((text for each in names if (text := text_of(named.get(each)))), None) for names in (_MODEL, _VENDOR)
@@ -208,7 +208,7 @@ def _call(span: Span, line: int) -> ImportedCall | Unread | None:
     if model is None or (isinstance(kind, str) and kind.lower() in _AROUND) or not (counted or span.failed):
         return None
     if not span.span_id or not span.started_ns:
-        return Unread(line=line, why="the time or the id of a span is missing")
+        return UnreadablePart(line=line, why="the time or the id of a span is missing")
 
     def count(names: Sequence[str]) -> int:
         return count_of(*(named.get(each) for each in names))
@@ -266,10 +266,10 @@ def _of_json(data: bytes, line: int, *, content: bool) -> Iterator[Item]:
         value = _decode(data)
         spans = list(_spans_of_json(value))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        yield Unread(line=line, why=why_not(error))
+        yield UnreadablePart(line=line, why=why_not(error))
         return
     except (ValueError, TypeError, AttributeError):
-        yield Unread(line=line, why="unexpected form")
+        yield UnreadablePart(line=line, why="unexpected form")
         return
     yield from _calls(spans, line, content=content)
 

@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 import anyio
 import msgspec
 
-from callboard.bus import Log, Message, StreamChannel, StreamLog
+from callboard.bus import Log, Message, StreamChannel, StreamLog, StreamReader
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnComplete, TurnEvent
 
+from ...conversation.options import StoredTurnOptions
+from ...runtime.alone import LocalStreams
+from ...sessions.state import SessionState
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
-from .retained_turns import RetainedTurns, retained_turns
+from .retained_turns import RetainedTurns, packed_opening, retained_turns
 from .wire import Appended, Assembly, Beginning, Ending, Frame, UnreadableFrame, chunks, pack_message, packets
 
 # --- Making and sending frames ---
@@ -320,7 +324,7 @@ class FrameSender:
 # Streams that are read on another host, as a part of a node.
 
 
-class Frames:
+class Frames(LocalStreams):
     """The frames of one node: the frames that it sends, and the frames that its readers get.
 
     Args:
@@ -364,9 +368,50 @@ class Frames:
         )
         timing = Timing(patience=patience)
         self.mirrors = Mirrors(broker, subjects, node, streams, source, self.sender.announce, timing, now_us)
+        self._streams = streams
         self._broker = broker
         self._subjects = subjects
         self._asked = (subjects.asked(node), subjects.asked(""))
+
+    # --- Interface for turns and readers ---
+
+    def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
+        self.sender.follow(log, session_id, cancel)
+
+    def begin(self, turn_id: str, state: SessionState, asked: StoredTurnOptions, said: Sequence[Message]) -> None:
+        opening = packed_opening(state, asked) if state.epoch else b""
+        self.sender.begin(turn_id, len(state.messages), said, opening)
+
+    def appended(self, turn_id: str, position: int, message: Message) -> None:
+        self.sender.appended(turn_id, position, message)
+
+    def attach(
+        self,
+        stream_id: str,
+        from_seq: int | Literal["tail"],
+        begin: Callable[[], Awaitable[None]],
+        *,
+        coalesce: bool,
+        min_interval: float,
+        owner: str | None,
+        any_owner: bool,
+    ) -> StreamReader[TurnEvent] | None:
+        if stream_id in self._streams and stream_id not in self.mirrors:
+            return None
+        return self.mirrors.attach(
+            stream_id,
+            from_seq,
+            begin,
+            coalesce=coalesce,
+            min_interval=min_interval,
+            owner=owner,
+            any_owner=any_owner,
+        )
+
+    async def cancel(self, turn_id: str, owner: str | None) -> bool:
+        return await self.mirrors.cancel(turn_id, owner)
+
+    # --- Stored frames ---
 
     async def retained_turns(self, session_id: str) -> RetainedTurns:
         """The messages in the kept frames of a session, for the node that takes it over."""

@@ -94,6 +94,7 @@ async def test_the_protocols_agree(adapters: dict[str, LocalAdapter]) -> None:
     assert seen.pop()[1] is StopReason.MAX_TOKENS
 
 
+@pytest.mark.deep("a question of one turn is the quick case")
 async def test_the_protocols_agree_on_a_conversation(adapters: dict[str, LocalAdapter]) -> None:
     """With a system prompt, three turns, and whether streamed or whole."""
     conversation = CanonicalRequest(

@@ -27,6 +27,7 @@ from callboard.adapters.providers.local.child import LocalServerSettings, choose
 from callboard.adapters.providers.local.process import LocalServer
 from callboard.bus.errors import ConfigurationError, RequestTimeoutError, ServerError
 
+from ...support.depth import first_is_quick
 from .local_processes import child_processes, process_gone, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -189,7 +190,7 @@ anyio.run(main)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and fork")
-@pytest.mark.parametrize("kind", ["plain", "forking"])
+@pytest.mark.parametrize("kind", first_is_quick(["forking", "plain"], "a parent without a fork"))
 async def test_the_child_dies_with_a_parent_that_is_killed(model: Path, kind: str) -> None:
     """`kill -9` of the parent ends the server too, even where a fork of the parent keeps its pipe open."""
     parent = subprocess.Popen(  # noqa: ASYNC220
@@ -363,7 +364,7 @@ async def test_a_free_port_can_be_chosen(model: Path) -> None:
     for _ in range(2):
         async with server:
             assert server.url == f"http://127.0.0.1:{port}"
-            assert (await ask(server, "chat")).status_code == 200
+            assert await server.health()
 
 
 def test_missing_weights_name_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,6 +447,7 @@ async def test_other_settings_are_another_server(settings: LocalServerSettings) 
         assert two.context_tokens == 512
 
 
+@pytest.mark.deep("a server that one user has and that died is the quick case")
 async def test_a_server_that_died_is_started_anew_for_the_next_user(settings: LocalServerSettings) -> None:
     """After a crash the next acquire has a running server, and earlier users see the same one."""
     first, second = LocalServer.shared(settings), LocalServer.shared(settings)

@@ -33,7 +33,6 @@ def test_a_node_without_a_lease_may_not_act() -> None:
 
 
 def test_a_lease_is_counted_from_before_it_was_asked_for() -> None:
-    """However long the answer took."""
     holding = Holding(9.0)
     asked = holding.asks(2 * SECOND)
     holding.renewed(asked, Renewed(lease=1, owned={}))
@@ -53,7 +52,6 @@ def test_a_lease_is_renewed_at_a_third_and_soon_again_if_that_fails() -> None:
 
 
 def test_it_acts_for_a_session_in_the_epoch_in_which_it_has_it() -> None:
-    """While the lease lasts."""
     holding = held(s=3)
     assert holding.may_act("s", 3, SECOND)
     assert not holding.may_act("s", 2, SECOND)

@@ -22,6 +22,7 @@ from callboard.engine.routing.rate_account import Reading
 from callboard.engine.routing.rate_limits import RateLimits
 from callboard.engine.routing.rate_slots import Headers, LimitObservation
 
+from ...support.cluster_engines import node_of
 from ...support.engines import entry, registry, serving
 from ...support.nats_server import own_nats_server, why_no_nats
 from ...support.scripted import Say, scripted_type
@@ -156,7 +157,7 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
     with own_nats_server() as server:
         async with node(refusal, server.url) as a, node(Say("Hello."), server.url) as b:
             for engine in (a, b):
-                broker = engine._runtime.node.broker  # type: ignore[union-attr]
+                broker = node_of(engine).broker  # type: ignore[union-attr]
                 with anyio.fail_after(10):
                     while not broker.connected:  # noqa: ASYNC110
                         await anyio.sleep(0.005)

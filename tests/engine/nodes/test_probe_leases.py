@@ -82,7 +82,6 @@ async def test_one_call_of_all_nodes_probes() -> None:
 
 
 async def test_the_lease_of_a_node_that_died_is_over_soon() -> None:
-    """Nobody keeps it any more."""
     rows = Rows()
     a, b = Host(rows, "a"), Host(rows, "b")
     assert await a.call()

@@ -111,7 +111,6 @@ async def test_a_session_that_was_forgotten_has_a_higher_epoch_than_ever(place: 
 
 
 async def test_a_node_that_leaves_lives_no_more(place: Place) -> None:
-    """Nobody waits for its lease."""
     await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     await place.tables.leave(A.node)
@@ -242,7 +241,6 @@ async def test_one_node_has_the_lease_until_it_lets_go(probes: ProbeTables) -> N
 
 
 async def test_a_lease_that_is_over_is_free(probes: ProbeTables) -> None:
-    """Its node may be dead."""
     assert await probes.take("a", "p", "", 0.0) == 0
     assert await probes.take("b", "p", "", 30.0) == 0
     assert await probes.take("a", "p", "", 30.0) > 0

@@ -367,7 +367,6 @@ async def test_a_shipper_that_meets_a_newer_store_when_it_starts_says_so_and_kee
 async def test_a_newer_shipper_brings_an_older_store_up_to_date(
     local: TraceStore, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Of every version that there was."""
     for version in range(1, len(migrations.MIGRATIONS)):
         with version_with(migrations.MIGRATIONS[:version]):
             async with PostgresStore(postgres_dsn, schema=f"v{version}", path=tmp_path / "shared"):
