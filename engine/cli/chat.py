@@ -250,7 +250,7 @@ class Chat:
             note(text)
 
 
-def preview_lines(preview: RequestPreview, error_text: int) -> Iterator[str]:
+def preview_lines(preview: RequestPreview, messages: int) -> Iterator[str]:
     """The lines about a request that would be sent."""
     if preview.refused is not None:
         yield f"{preview.model} can't be used: {preview.refused}"
@@ -260,19 +260,17 @@ def preview_lines(preview: RequestPreview, error_text: int) -> Iterator[str]:
     yield f"{preview.model} would receive about {tokens} tokens, {cost}"
     counted: dict[str, int] = {}
     for loss in preview.losses:
-        line = f"{_loss_place(loss, error_text)}{loss.reason}"
+        line = f"{_loss_place(loss, messages)}{loss.reason}"
         counted[line] = counted.get(line, 0) + 1
     for line, times in counted.items():
         yield line if times == 1 else f"{line} ({times} times)"
     yield "no losses" if not preview.losses else f"{len(preview.losses)} in total"
 
 
-def _loss_place(loss: RequestLoss, error_text: int) -> str:
+def _loss_place(loss: RequestLoss, messages: int) -> str:
     """The lost part, and its place. A warning about a setting names the setting itself."""
     if loss.message is not None:
-        return (
-            f"{f'message {loss.message + 1}' if loss.message < error_text else 'the next message'}, {loss.what}: "
-        )
+        return f"{f'message {loss.message + 1}' if loss.message < messages else 'the next message'}, {loss.what}: "
     if loss.tool is not None:
         return f"tool {loss.tool}, {loss.what}: "
     return f"{loss.what}: " if "." in loss.what else ""

@@ -384,7 +384,7 @@ def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
         RequestLoss(what="provider_options.y.z", reason="it is y's", tool="look"),
         RequestLoss(what="parameter_dropped", reason="seed was not sent"),
     )
-    assert list(preview_lines(_preview(*losses), said=2)) == [
+    assert list(preview_lines(_preview(*losses), messages=2)) == [
         "x:m would receive about 12 tokens, unpriced",
         "message 2, thinking: it is x's (2 times)",
         "the next message, image: none",
@@ -392,7 +392,7 @@ def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
         "seed was not sent",
         "5 in total",
     ]
-    assert list(preview_lines(_preview(refused="no key"), said=0)) == ["x:m can't be used: no key"]
+    assert list(preview_lines(_preview(refused="no key"), messages=0)) == ["x:m can't be used: no key"]
 
 
 @pytest.mark.parametrize("at_terminal", [True, False])

@@ -282,15 +282,15 @@ def test_a_refused_key_rests_as_long_as_its_kind_of_refusal_says(
     """Then one call tries it, and its success makes it ready for all."""
     cooldowns = KeyCooldowns()
     assert cooldowns.failed("a", "m", error, 1000)
-    assert cooldowns.rest("a", model, 999 + rest_us) is not None
-    assert cooldowns.rest("b", model, 1000) is None
+    assert cooldowns.cooldown("a", model, 999 + rest_us) is not None
+    assert cooldowns.cooldown("b", model, 1000) is None
     end = 1000 + rest_us
-    assert cooldowns.rest("a", model, end) is None
+    assert cooldowns.cooldown("a", model, end) is None
     cooldowns.begin("a", model, end)
-    assert cooldowns.rest("a", model, end) is not None  # for all but the call that tries it
-    assert cooldowns.rest("a", model, end + TRIAL_US) is None
+    assert cooldowns.cooldown("a", model, end) is not None  # for all but the call that tries it
+    assert cooldowns.cooldown("a", model, end + TRIAL_US) is None
     cooldowns.taken("a", model)
-    assert cooldowns.rest("a", model, end) is None
+    assert cooldowns.cooldown("a", model, end) is None
 
 
 @pytest.mark.parametrize("error", [NetworkError("x"), OverloadedError("x"), InvalidRequestError("x")])
@@ -298,7 +298,7 @@ def test_what_is_not_the_key_s_fault_rests_no_key(error: AdapterError) -> None:
     """A server in trouble would be in trouble with another key, too."""
     cooldowns = KeyCooldowns()
     assert not cooldowns.failed("a", "m", error, 0)
-    assert cooldowns.rest("a", "m", 0) is None
+    assert cooldowns.cooldown("a", "m", 0) is None
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("x"), RateLimitError("x")])
@@ -306,8 +306,8 @@ def test_what_is_about_one_model_rests_the_key_for_that_model(error: AdapterErro
     """Providers count, and allow, for each model."""
     cooldowns = KeyCooldowns()
     cooldowns.failed("a", "m", error, 0)
-    assert cooldowns.rest("a", "m", 0) is not None
-    assert cooldowns.rest("a", "another", 0) is None
+    assert cooldowns.cooldown("a", "m", 0) is not None
+    assert cooldowns.cooldown("a", "another", 0) is None
 
 
 _FAILURES = st.sampled_from((AuthError, AccessDeniedError, RateLimitError, QuotaExceededError))
@@ -332,7 +332,7 @@ def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[objec
     for step in steps:
         match step:
             case ("call", str(session)):
-                ready = [name for name in POOL if cooldowns.rest(name, "m", now) is None]
+                ready = [name for name in POOL if cooldowns.cooldown(name, "m", now) is None]
                 name = pool.choose(session, "m", now)
                 assert name is not None
                 if ready:

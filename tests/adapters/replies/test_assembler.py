@@ -535,7 +535,7 @@ def test_lines_of_no_event_are_kept_aside(size: int) -> None:
     decoder = SseDecoder()
     events = [event for at in range(0, len(body), size) for event in decoder.feed(body[at : at + size])]
     assert events + decoder.close() == [(b"a", b"1"), (b"", b"2")]
-    assert decoder.stray == b'{\n  "error": 3\n}'
+    assert decoder.other_lines == b'{\n  "error": 3\n}'
 
 
 def test_what_is_kept_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,7 +544,7 @@ def test_what_is_kept_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = SseDecoder()
     for _ in range(100):
         decoder.feed(b"x" * 700 + b"\n")
-    assert 1000 <= len(decoder.stray) < 2100
+    assert 1000 <= len(decoder.other_lines) < 2100
 
 
 # -- Newline-delimited JSON: the same lines however the network cuts them.

@@ -331,4 +331,4 @@ def test_lines_of_no_event_stay_aside() -> None:
         (b"error", b"why"),
         (b"error", b"1"),
     ]
-    assert decoder.stray == b"stray\nbare"
+    assert decoder.other_lines == b"stray\nbare"
