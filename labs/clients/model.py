@@ -68,15 +68,16 @@ class ScriptedModel:
             return _json_of(asked.schema)
         if reader is None or editor is None:
             return "A title"  # a request beside the conversation
-        match len(asked.results):
+        results = [result for result in asked.results if "Tool execution aborted" not in result]  # opencode's word
+        match len(results):
             case 0:
                 return Call(reader, self._input(reader, reads=True))
             case 1:
-                if not SECRET.search(asked.results[0]):
-                    self.faults.append(f"the result of {reader.name} is {asked.results[0][:300]!r}")
+                if not SECRET.search(results[0]):
+                    self.faults.append(f"the result of {reader.name} is {results[0][:300]!r}")
                 return Call(editor, self._input(editor, reads=False))
             case 2:
-                found = SECRET.search(asked.results[0])
+                found = SECRET.search(results[0])
                 return f"The file has {found[0] if found else 'no code'}, and is final now."
             case more:
                 self.faults.append(f"{more} results came back")

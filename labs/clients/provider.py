@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -258,19 +259,23 @@ def write_chat(reply: Reply, number: int, signature: str) -> tuple[Data, Events]
 
 
 def read_gemini(body: Data, path: str) -> Asked:
-    results = [
-        _text_of(part["functionResponse"]["response"])
-        for content in body["contents"]
-        for part in content.get("parts") or []
-        if "functionResponse" in part
+    """The API takes names in snake case, too, which LiteLLM sends."""
+
+    def field(of: Data, name: str) -> Any:
+        snake = re.sub(r"[A-Z]", lambda found: "_" + found[0].lower(), name)
+        return of.get(name) or of.get(snake)
+
+    responses = [
+        field(part, "functionResponse") for content in body["contents"] for part in content.get("parts") or []
     ]
+    results = [_text_of(each["response"]) for each in responses if each]
     tools = [
-        Offered(each["name"], each.get("parametersJsonSchema") or each.get("parameters") or {})
+        Offered(each["name"], field(each, "parametersJsonSchema") or each.get("parameters") or {})
         for tool in body.get("tools") or []
-        for each in tool.get("functionDeclarations") or []
+        for each in field(tool, "functionDeclarations") or []
     ]
-    settings = body.get("generationConfig") or {}
-    schema = settings.get("responseJsonSchema") or settings.get("responseSchema")
+    settings = field(body, "generationConfig") or {}
+    schema = field(settings, "responseJsonSchema") or field(settings, "responseSchema")
     return Asked(tools, results, "streamGenerateContent" in path, schema)
 
 
