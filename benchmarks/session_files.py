@@ -3,9 +3,9 @@
     python -m benchmarks session_files
 
 The files are a gigabyte, and they are generated: sessions with prompts, replies of two lines each, and results of
-tools, which are most of the bytes, as in real ones. The floor is msgspec alone: each line is decoded to a struct with
-the fields that are used. Each import is a process of its own, into a new trace file, so that its peak of memory is
-known. Again means that no file has changed.
+tools, which are most of the bytes, as in real ones. The floor is msgspec alone: each line is decoded to a struct
+with the fields that are used. Each import is a process of its own, into a new trace file, so that its peak of
+memory is known. Again means that no file has changed.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
 
 
 class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool call that started a turn. A source gives it when it learns this after the calls of the turn."""
+    """The tool call that started a turn. A source gives it if it read the calls of the turn before."""
 
     session: str | None
     """The session of the turn."""
