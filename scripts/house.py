@@ -24,7 +24,7 @@ ROOMS = ("bus", "adapters", "tracestore", "engine")
 ANNEXES = (
     *("adapters/cassettes.py", "adapters/conformance"),
     *("adapters/providers/cassette", "adapters/providers/local", "adapters/providers/scripted"),
-    *("tracestore/foreign.py", "tracestore/nodes.py", "tracestore/postgres", "tracestore/shipping"),
+    *("tracestore/nodes.py", "tracestore/postgres", "tracestore/shipping"),
     *("engine/cli", "engine/gateway", "engine/imports", "engine/mcp", "engine/nodes", "engine/web_view"),
 )
 """Parts that a reader of the rest, the core, need not know: the command line, the live view, the gateway, imports,

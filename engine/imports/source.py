@@ -326,10 +326,10 @@ def tags_of(**values: str | None) -> dict[str, str]:
 
 def nano_of(usd: float | str | None) -> int | None:
     """US dollars as nano-USD; None if it is no amount."""
-    from decimal import Decimal, InvalidOperation
-
     if usd is None or isinstance(usd, bool):
         return None
+    from decimal import Decimal, InvalidOperation
+
     try:
         nano = Decimal(str(usd)).scaleb(9).to_integral_value()
     except (InvalidOperation, ValueError):

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from callboard.adapters.providers.anthropic.response import STOP_REASONS, read_usage, token_usage
-from callboard.bus.values.usage import StopReason
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ..source import (
     START,
@@ -42,6 +42,8 @@ from .messages import decoded, message_of
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_REMEMBERED = 64
+_DEEPEST = 8
+"""The deepest sub-agent whose own sub-agents are followed."""
 _MOST_AGENTS = 10_000
 _EMPTY = msgspec.Raw(b"")
 
@@ -239,7 +241,7 @@ class _Reader:
         self._call: ImportedCall | None = None  # the latest, which the next line may correct
         self._given = 0
         self._mark = start
-        self._fault: UnreadablePart | None = None
+        self._last_usage: tuple[bytes, TokenUsage | None] = b"", None  # the last usage as JSON, and its tokens
 
     def line(self, line: Line) -> Iterator[Item]:
         if self._given >= _CALLS_BETWEEN_MARKS:
@@ -278,6 +280,8 @@ class _Reader:
     def _fault_of(self, line: Line) -> UnreadablePart | None:
         if line.too_long:
             return UnreadablePart(line=line.number, why="the line is too long")
+        if line.data[:1] == b"{" and line.data[-2:] == b"}\n":
+            return None
         text = line.data.strip()
         if not text or (text[:1] == b"{" and text[-1:] == b"}"):
             return None
@@ -404,12 +408,25 @@ class _Reader:
         began = moment(line.timestamp)
         if began is None:
             raise _IncompleteLine("the time is missing or impossible")
-        usage = token_usage(read_usage(message.usage), raw=message.usage)
+        usage = self._usage(message.usage)
         if usage is None:
             return None
+        before = self._call
+        is_next = before is not None and message.id is not None and before.response_id == message.id
+        if before is not None and is_next and line.request_id in (None, before.request_id):
+            if _starts_agents(message):
+                self._note_tasks(message, before.identity, self._place(line))
+            return msgspec.structs.replace(
+                before,
+                line=at.number,
+                started_at=began,
+                usage=usage,
+                stop_reason=_stop_reason(message.stop_reason),
+                stated_cost_nano_usd=nano_of(line.cost_usd),
+            )
         identity = self._identity(line, message, at)
         place = self._place(line)
-        if place.depth is None or place.depth < 8:
+        if _starts_agents(message):
             self._note_tasks(message, identity, place)
         tags = {**self._file.tags, **tags_of(project=self._state.project, branch=line.git_branch)}
         return ImportedCall(
@@ -418,7 +435,7 @@ class _Reader:
             provider="anthropic",
             model=name(message.model) or "unknown",
             started_at=began,
-            usage=msgspec.structs.replace(usage, raw=None, service_tier=name(usage.service_tier)),
+            usage=usage,
             stop_reason=_stop_reason(message.stop_reason),
             latency_ms=None if not line.duration_ms or line.duration_ms < 0 else int(line.duration_ms),
             stated_cost_nano_usd=nano_of(line.cost_usd),
@@ -426,18 +443,28 @@ class _Reader:
             response_id=name(message.id),
             request_id=name(line.request_id),
             tags=tags,
-            **place._asdict(),
+            turn=place.turn,
+            parent=place.parent,
+            parent_tool_use_id=place.parent_tool_use_id,
+            parent_turn=place.parent_turn,
+            root_turn=place.root_turn,
+            depth=place.depth,
         )
 
     def _identity(self, line: _Line, message: _Message, at: Line) -> str:
         if message.id is None:
             return line.uuid or hashlib.blake2b(at.data, digest_size=16).hexdigest()
-        if line.request_id is None:  # Some lines of a reply may lack it.
-            before = self._call
-            if before is not None and before.response_id == message.id:
-                return before.identity
-            return message.id
-        return f"{message.id}:{line.request_id}"
+        return message.id if line.request_id is None else f"{message.id}:{line.request_id}"
+
+    def _usage(self, raw: msgspec.Raw) -> TokenUsage | None:
+        """The tokens of a line. Most lines of a reply have the same ones."""
+        told = bytes(raw)
+        if told != self._last_usage[0]:
+            usage = token_usage(read_usage(raw), raw=raw)
+            if usage is not None:
+                usage = msgspec.structs.replace(usage, raw=None, service_tier=name(usage.service_tier))
+            self._last_usage = told, usage
+        return self._last_usage[1]
 
     def _place(self, line: _Line) -> _Place:
         if line.agent_id:
@@ -454,13 +481,17 @@ class _Reader:
         return name(line.session_id) or self._file.session
 
     def _note_tasks(self, message: _Message, identity: str, place: _Place) -> None:
-        content = bytes(message.content)
-        if b'"Task"' not in content and b'"Agent"' not in content:
+        if place.depth is not None and place.depth >= _DEEPEST:
             return
-        for block in _decode_blocks(content):
+        for block in _decode_blocks(message.content):
             if block.type == "tool_use" and block.name in ("Task", "Agent") and block.id:
                 self._state.tasks.append(_Task(block.id, identity, place))
         del self._state.tasks[:-_MOST_REMEMBERED]
+
+
+def _starts_agents(message: _Message) -> bool:
+    content = bytes(message.content)
+    return b'"Task"' in content or b'"Agent"' in content
 
 
 class _IncompleteLine(Exception):
