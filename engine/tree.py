@@ -385,7 +385,7 @@ class Caller:
         tags: The tags of the turn's calls.
         streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
-        beside: Whether the call belongs to the turn itself, such as a summary of its history.
+        internal: Whether the call belongs to the turn itself, such as a summary of its history.
         carry: Returns the facts that another node needs to reach this one; see `trace_context`.
         carried: The facts that the other node has received.
     """
@@ -404,7 +404,7 @@ class Caller:
         tags: Mapping[str, str] = MappingProxyType({}),
         streamed: bool = False,
         trace_parent: str | None = None,
-        beside: bool = False,
+        internal: bool = False,
         carry: Callable[[Caller], Mapping[str, str]] | None = None,
         carried: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -417,8 +417,8 @@ class Caller:
         self.tags = tags
         self.streamed = streamed
         self.trace_parent = trace_parent
-        self.beside = beside
-        self.counted = node.above if beside else node
+        self.internal = internal
+        self.counted = node.above if internal else node
         """The lowest turn for which the call's costs are those of a descendant."""
         self.carry = carry
         self.carried = carried
@@ -427,7 +427,7 @@ class Caller:
         there.
         """
         self._key = key
-        self._tell = tell
+        self._report = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
         self._refusal = ""
 
@@ -470,7 +470,7 @@ class Caller:
     def note(self, turn: ChildTurn) -> None:
         """Record and publish a turn that the tool has started, here or on another node."""
         self.node.children.append(turn)
-        if self._tell is not None and self._home is not None:
+        if self._report is not None and self._home is not None:
             loop, thread = self._home
             if threading.get_ident() == thread:
                 self._tell(turn)
@@ -478,12 +478,12 @@ class Caller:
                 _on_loop(loop, thread, partial(self._publish, turn))
 
     def _publish(self, turn: ChildTurn) -> None:
-        if self._tell is not None:
-            self._tell(turn)
+        if self._report is not None:
+            self._report(turn)
 
     def end(self, refusal: str = "") -> None:
         """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
-        self._tell = self._key = self.runtime = self.carry = (
+        self._report = self._key = self.runtime = self.carry = (
             None  # Tasks that it has left behind keep this object.
         )
         if refusal:
@@ -663,7 +663,7 @@ def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
     if calls is depth is children is nano is seconds is None:
         return None
     return TurnLimits(
-        # What is carried is left for a child. The node stands for its parent, one level higher.
+        # The carried facts are for a child. The node stands for its parent, one level higher.
         max_calls=None if calls is None else calls + 1,
         max_depth=None if depth is None else depth + 1,
         max_children=None if children is None else max(children, 0),

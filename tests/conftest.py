@@ -70,17 +70,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist's
-def pytest_xdist_auto_num_workers() -> int:
-    """Two for each core: half of the time tests wait for servers and processes."""
-    return max(2, (os.cpu_count() or 1) * 2)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two for each core: half of the time tests wait. `-n logical` is one for each: another run is beside it."""
+    for_each = 1 if config.option.numprocesses == "logical" else 2
+    return max(2, (os.cpu_count() or 1) * for_each)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """In a fresh checkout, compile each test file in one worker only: pytest's own step is slow."""
     worker = getattr(session.config, "workerinput", None)
-    if worker is not None and session.config.args == session.config.getini("testpaths"):
-        files = sorted(path for path in HERE.rglob("test_*.py") if not compiled(path))
+    if worker is not None and not any("::" in argument for argument in session.config.args):
+        left_out = [Path(path).resolve() for path in session.config.option.ignore or ()]
+        given = [Path(argument).resolve() for argument in session.config.args]
+        tests = {path for each in given for path in (each.rglob("test_*.py") if each.is_dir() else [each])}
+        files = sorted(path for path in tests if not compiled(path) and not {*path.parents} & {*left_out})
         for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
             importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
 

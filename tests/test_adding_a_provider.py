@@ -163,12 +163,10 @@ def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_docs_script_plays(capsys: pytest.CaptureFixture[str]) -> None:
-    """And prints what was said."""
     exec(codes(PAGE, "python")[3], {})
     assert capsys.readouterr().out == "Hello!\nHi\n"
 
 
 def test_the_example_is_small() -> None:
-    """As the docs say."""
     assert len((EXAMPLE / "parley.py").read_text().splitlines()) < 200
     assert len((EXAMPLE / "kit.py").read_text().splitlines()) < 70

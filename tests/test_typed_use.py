@@ -79,13 +79,11 @@ def test_each_program_of_the_book_passes_mypy(programs: Path) -> None:
 
 
 def test_the_example_of_an_agent_host_passes_mypy() -> None:
-    """As strictly as the engine."""
     pytest.importorskip("mypy")
     check("mypy", *ALONE, *ROOMS_UNTYPED_FOR_MYPY, "-p", "examples.agent_host")
 
 
 def test_each_program_of_the_book_passes_pyright(programs: Path) -> None:
-    """As an editor shows it."""
     pytest.importorskip("basedpyright", reason="basedpyright is not installed")
     config = programs / "pyrightconfig.json"
     settings = {

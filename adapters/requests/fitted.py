@@ -198,8 +198,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
     def log(self) -> None:
         """Log one warning for each loss, without content."""
         for loss in self.losses:
-            told = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
-            _log.warning("content_dropped", **told)
+            fields = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
+            _log.warning("content_dropped", **fields)
         if self.losses and not self.may_lose:
             reasons = "; ".join(dict.fromkeys(warning.message for warning in self.warnings))
             raise CapabilityError(f"the history can't be sent without a loss: {reasons}", provider=self.adapter)

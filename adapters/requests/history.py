@@ -27,7 +27,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role, plain_texts
 
 from ..contract import CanonicalRequest
-from .content import repair_object, repair_text, tell_tools
+from .content import repair_object, repair_text, tools_as_text
 from .fitted import (
     FittedHistory,
     Home,
@@ -210,7 +210,7 @@ class _Fitter:
         self.instructions: list[Message] = []  # parts of the system text
         self.homes: list[Home] = []
         self.shown: list[ContentBlock] = []  # for the reply that is being fitted
-        self.messages = request.messages if target.carries_tools else self._tools_told()
+        self.messages = request.messages if target.carries_tools else self._tools_as_text()
         self.plain = _plain_beginning(self.messages)
         self.rest = self.messages[len(self.plain) :]
         self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
@@ -292,7 +292,7 @@ class _Fitter:
             self.losses.note(message, block, "the system prompt has no parts here, so its fields can't be sent")
         return ()
 
-    def _tools_told(self) -> tuple[Message, ...]:
+    def _tools_as_text(self) -> tuple[Message, ...]:
         """The history for a model without tools."""
         calls: dict[str, ToolUseBlock] = {}
         for message in self.request.messages:
@@ -304,7 +304,7 @@ class _Fitter:
             for block in message.content if message.tool_uses else ():
                 if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                     self.losses.note(message, block, "it belongs to a tool call that is sent as text")
-        return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
+        return tuple(tools_as_text(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
         blocks = tuple(content)

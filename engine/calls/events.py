@@ -428,7 +428,7 @@ class CallEvents:
         )
         context.runtime.host.secure_now()
 
-    def _tell_judged(self, judged: Judged) -> None:
+    def _publish_judged(self, judged: Judged) -> None:
         """Publish that a guardrail has changed or stopped a piece of the reply."""
         context, routing = self.context, self.context.routing
         context.runtime.bus.publish(

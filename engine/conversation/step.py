@@ -28,6 +28,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.requests.content import of_provider
 from callboard.bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import Log
@@ -40,10 +41,9 @@ from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
+from ..tools.calls import handoff_in, not_executed, results_in
 from ..tools.context import idempotency_key
 from ..tools.handler import Handoff
-from ..tools.rounds import not_executed
-from ..tools.waiting_calls import handoff_in, results_in
 from ..tree import Caller, ChildTurn
 from .context import answer_as_text
 from .options import TurnOptions, for_requests
@@ -73,10 +73,12 @@ def request_for(
     asked["parallel_tool_calls"] = parallel_calls(
         entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
     )
-    caller = turn.given
+    caller, provider = turn.given, route.decision.provider
+    if option.speaks_client and caller is not None and caller.wire is not None:
+        messages = of_provider(messages, caller.wire.protocol, provider)
     return CanonicalRequest(
         request_id=ids.request_id,
-        messages=turn.state.refused_reasoning.without(route.decision.provider, messages),
+        messages=turn.state.refused_reasoning.without(provider, messages),
         model=route.decision.model,
         capabilities=capabilities,
         max_output_tokens=option.max_output_tokens,
@@ -203,7 +205,7 @@ class Step:
         self._caused_by = caused_by
         self._message_id = first_ids.message_id or turn.runtime.clock.new_id("msg")
         self._request_id = first_ids.request_id  # until the first call
-        if not first_ids.request_id and not first_ids.message_id:  # the call and its message share what follows
+        if not first_ids.request_id and not first_ids.message_id:  # call and message share the id's rest
             self._request_id = "req" + self._message_id.removeprefix("msg")
         self._sent: list[Route] = []  # of the calls that one attempt has made
         self._outcome: CallOutcome | None = None  # of the last of them
@@ -211,9 +213,9 @@ class Step:
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
         """The assistant's message, and the outcome of its call. Raises CallboardError."""
-        return self._models.first_that_works(self._messages, self._attempt, self._heals)
+        return self._models.first_that_works(self._messages, self._attempt, self._may_retry_elsewhere)
 
-    def _heals(self, error: AdapterError) -> bool:
+    def _may_retry_elsewhere(self, error: AdapterError) -> bool:
         silent = not self._delivered and not error.content
         return silent and not self._turn.scope.cancelled and may_fall_back(error)
 
@@ -495,7 +497,7 @@ class TurnTools:
 
         shared = ToolRoundContext(
             clock=self._turn.runtime.clock,
-            tell=self._tell,
+            tell=self._report,
             messages=history,
             session_id=self._turn.state.id or None,
             turn_id=self._turn.id,
@@ -524,16 +526,16 @@ class TurnTools:
             tags=turn.tags,
             streamed=turn.streamed,
             key=lambda: idempotency_key(turn.state.id or None, history, call.id),
-            tell=self._tell_child,
-            carry=None if turn.runtime.node is None else turn.runtime.node.carry,
+            tell=self._report_child,
+            carry=turn.runtime.cluster.carry,
         )
 
-    def _tell_child(self, child: ChildTurn) -> None:
+    def _report_child(self, child: ChildTurn) -> None:
         if not self._turn.log.closed:
-            self._tell(
+            self._report(
                 ToolProgress(tool_use_id=child.tool_use_id, tool_name=child.tool_name, stream_id=child.turn_id)
             )
 
-    def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
+    def _report(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._turn.log.append(event)
         self._turn.publish(event)

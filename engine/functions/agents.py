@@ -18,7 +18,7 @@ from ..generation.objects import ObjectSchema
 from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..sessions.resuming import New, Wanted, opened
+from ..sessions.resuming import NewSession, SessionToOpen, opened
 from ..sessions.session import Session
 from ..sessions.state import SessionState
 from ..sessions.stored import PARENT_TAG
@@ -119,8 +119,8 @@ async def _session(
         state = SessionState(runtime.clock.new_id("ses"), model, system_prompt, tools, tags)
         runtime.sessions.open(state)
         return Session(runtime, state)
-    wanted = Wanted(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
-    return Session(runtime, await opened(runtime, wanted, New(tags=tags)))
+    wanted = SessionToOpen(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
+    return Session(runtime, await opened(runtime, wanted, NewSession(tags=tags)))
 
 
 async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:

@@ -403,8 +403,8 @@ def refusal_of(response: CanonicalResponse) -> str | None:
     texts = (block for block in response.content if isinstance(block, TextBlock))
     if any(own(block.provider_raw).get("type") == "refusal" for block in texts):
         return None
-    told = (warning.message for warning in response.warnings if warning.code == "refusal")
-    return next(told, REFUSED)
+    error_message = (warning.message for warning in response.warnings if warning.code == "refusal")
+    return next(error_message, REFUSED)
 
 
 def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
@@ -429,7 +429,7 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     assert isinstance(error, dict)
     if failure.param is None and failure.kind == "context_overflow":
         error["param"] = "input"
-    error["message"] = told(failure)
+    error["message"] = error_message(failure)
     return status, body
 
 
@@ -440,7 +440,7 @@ def error_object(failure: Failure) -> JsonObject:
     return {**error, "code": error["code"] or "server_error"}
 
 
-def told(failure: Failure) -> str:
+def error_message(failure: Failure) -> str:
     """The text of a failure. Codex reads in it when to try again."""
     wait = failure.retry_after
     if failure.kind not in ("rate_limit", "budget") or wait is None or "try again in" in failure.message.lower():

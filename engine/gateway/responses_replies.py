@@ -117,9 +117,9 @@ class ResponsesWriter:
         self._before = self._after = b""  # around the text of a delta of the open part
 
     def start(self) -> bytes:
-        begun = self._object.at(IN_PROGRESS)
-        return self._event("response.created", response=begun) + self._event(
-            "response.in_progress", response=begun
+        started = self._object.at(IN_PROGRESS)
+        return self._event("response.created", response=started) + self._event(
+            "response.in_progress", response=started
         )
 
     def ping(self) -> bytes:
@@ -366,10 +366,10 @@ class ResponsesWriter:
                 )
             else:
                 written += self._event("response.custom_tool_call_input.done", **self._place(opened), input=text)
-        begun = opened.parts[0]
-        assert isinstance(begun, dict)
+        started = opened.parts[0]
+        assert isinstance(started, dict)
         status = INCOMPLETE if event.incomplete else COMPLETED
-        item = {**begun, "status": status, **_fields(wire.kind, event.final_input, text)}
+        item = {**started, "status": status, **_fields(wire.kind, event.final_input, text)}
         return written + self._done(item)
 
     # --- Other content ---

@@ -174,7 +174,7 @@ class ToolTable:
         names = self.add(tool.get("tools"), f"{place}.tools", space)
         told = _description(tool)
         for name in names[:1] if told else ():
-            if name not in known:  # the first of its tools tells what they have in common
+            if name not in known:  # the first of its tools has the description of all
                 first = self.definitions[name]
                 told = f"{first.description}\n\nAll tools of {space}: {told}".strip()
                 self.definitions[name] = msgspec.structs.replace(first, description=told)

@@ -78,7 +78,6 @@ async def test_a_reply_can_hold_everything() -> None:
 
 
 async def test_usage_that_nobody_wrote_down_is_estimated() -> None:
-    """And says so."""
     response = await scripted("Four words are enough.").complete(request())
     assert response.usage.source is UsageSource.ESTIMATED
     assert response.usage.output_tokens > 0
@@ -220,7 +219,6 @@ models:
     ({"reply": "x"}, "unknown field `reply`"),
 ])  # fmt: skip
 async def test_a_wrong_script_is_a_configuration_error(options: dict[str, Json], said: str) -> None:
-    """Named by its option."""
     with pytest.raises(ConfigurationError, match=r"options of type scripted|adapters\.s\.options") as raised:
         from_options(**options)
     assert said in str(raised.value)

@@ -245,7 +245,6 @@ def opens_scope(expression: ast.expr) -> bool:
 
 
 def test_no_generator_yields_inside_a_scope() -> None:
-    """In all code that others run."""
     folders = (*PACKAGES, "examples", "benchmarks", "labs")
     files = [path for folder in folders for path in modules(folder) if "yield" in path.read_text("utf-8")]
     assert [f"{name_of(path)}:{line}" for path in files for line in yields_in_scopes(nodes(path))] == []
@@ -262,7 +261,14 @@ def test_no_generator_yields_inside_a_scope() -> None:
     ],
 )
 def test_yields_in_scopes_are_found(body: str, lines: list[int]) -> None:
-    """And nothing else."""
     function = f"async def f():\n    {body}\n"
     assert list(yields_in_scopes([*ast.walk(ast.parse(function))])) == lines
     assert list(yields_in_scopes([*ast.walk(ast.parse(f"@asynccontextmanager\n{function}"))])) == []
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    """Its table answers where something is decided, sent, billed, stored and shown."""
+    page = (ROOT / "docs/explanation/architecture.md").read_text("utf-8")
+    named = re.findall(r"`((?:bus|adapters|tracestore|engine)/[\w/]+\.py)`", page)
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).is_file()] == []

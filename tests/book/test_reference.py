@@ -86,7 +86,6 @@ def test_every_public_name_has_an_entry(book: Path) -> None:
 @of_the_book
 @pytest.mark.timeout(300)
 def test_every_command_and_option_is_there(book: Path) -> None:
-    """As `--help` has them."""
     page = (book / "reference" / "commands.html").read_text()
     for parser in parsers(build_parser()):
         assert f"<code>{parser.prog}</code>" in page
@@ -213,7 +212,6 @@ def test_sections_are_left_to_griffe() -> None:
 
 
 def test_every_key_of_models_yaml_is_there_and_no_other() -> None:
-    """As the reader knows them."""
     text = (DOCS / "reference" / "models-yaml.md").read_text()
     told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     reader = models_reader

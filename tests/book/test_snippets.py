@@ -39,8 +39,8 @@ PAGES = [
     ),
 ]
 
-IN_QUICK_RUNS = {"index.md", "generate.md", "objects.md", "sessions.md", "tools.md"}
-"""Each page takes a second of interpreters that start."""
+IN_QUICK_RUNS = {"sessions.md"}
+"""Each page takes a second of interpreters that start, and README's programs run in quick runs, too."""
 
 ALL_OR_FIRST = [
     pytest.param(page, marks=[] if page in IN_QUICK_RUNS else pytest.mark.deep("every page of the book"))
@@ -245,7 +245,6 @@ def run_console(block: Block, folder: Path) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    """And each says why."""
     told = [(page, block.line, block.not_run) for page in PAGES for block in blocks(DOCS / page) if block.not_run]
     assert len(told) <= NOT_RUN_AT_MOST, told
 

@@ -68,7 +68,6 @@ def test_a_sum_of_costs_is_known_only_if_all_are() -> None:
 
 
 def test_everything_offered_exists_and_is_offered_once() -> None:
-    """__all__ is true."""
     assert len(set(bus.__all__)) == len(bus.__all__)
     assert [name for name in bus.__all__ if not hasattr(bus, name)] == []
 

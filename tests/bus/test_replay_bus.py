@@ -152,7 +152,6 @@ async def test_a_slow_lossless_reader_is_never_flooded() -> None:
 
 
 async def test_a_lossless_reader_that_leaves_lets_the_others_go_on() -> None:
-    """Who is gone holds nobody up."""
     bus = Bus.replay(some(WINDOW * 2))
     stuck = bus.subscribe(">", policy=Lossless())
     with bus.subscribe(">", policy=Lossless()) as events:

@@ -352,7 +352,6 @@ async def test_a_log_that_jumps_resets_who_was_behind() -> None:
 
 
 async def test_a_log_jumps_forward_only() -> None:
-    """What was said stays said."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     log.extend(reply("a"))
     with pytest.raises(ValueError, match="already reached 4"):

@@ -315,7 +315,6 @@ async def test_a_supervisor_runs_once_at_a_time(world: World) -> None:
 
 
 async def test_unknown_children_are_named_with_the_known(world: World) -> None:
-    """The text of a LookupError helps."""
     async with world.supervisor() as supervisor:
         await supervisor.start_child(world.spec("a"))
         for call in (supervisor.stop_child, supervisor.restart_child):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,18 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def trace_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trace file of three calls, to be copied."""
+    folder = tmp_path_factory.mktemp("traced")
+    make_trace(folder / "trace.db")
+    return folder
+
+
 @pytest.fixture
-def traced(home: Path) -> Path:
+def traced(home: Path, trace_of_three: Path) -> Path:
     """The home folder, with a trace file of three calls in it."""
-    make_trace(home / "trace.db")
-    return home
+    return shutil.copytree(trace_of_three, home, dirs_exist_ok=True)
 
 
 @pytest.fixture

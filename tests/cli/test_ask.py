@@ -343,7 +343,6 @@ def test_a_reply_comes_over_http(home: Path, server: str, adapter: str, stream: 
 
 
 def test_the_environment_may_name_the_model(home: Path, server: str) -> None:
-    """For all who name none."""
     more = {"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": f"{server}/v1", "ANTHROPIC_API_KEY": "x"}
     for model in ("anthropic:claude-opus-5-5", "openai:gpt-5.4"):
         chosen = {"ANTHROPIC_BASE_URL": server, "CALLBOARD_MODEL": model}

@@ -120,7 +120,6 @@ def test_looking_makes_no_file(embedding: Path) -> None:
 
 
 def test_what_was_embedded_before_a_failure_is_kept(embedding: Path) -> None:
-    """The next run embeds the rest."""
     done = call("collections", "add", "c", "-m", "poor:words", home=embedding, said="good\nbad\nfine\n", exits=1)
     assert "1 of 3 texts were not embedded" in done.stderr
     assert rows("collections", "list", home=embedding)[0]["items"] == 2
@@ -129,7 +128,6 @@ def test_what_was_embedded_before_a_failure_is_kept(embedding: Path) -> None:
 
 
 def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
-    """Nor does a deleted item."""
     add = ("collections", "add", "c", "-m", "words", "--keep-text", "--as", "csv")
     call(*add, home=embedding, said="id,text\n1,a very secret text\n2,another\n", exits=0)
     call("collections", "delete", "c", "1", home=embedding, exits=0)
@@ -181,7 +179,6 @@ def test_another_database_is_not_touched(tmp_path: Path) -> None:
 
 @given(VECTORS)
 def test_a_vector_comes_back_as_it_was(vector: list[float]) -> None:
-    """All its bits."""
     assert list(unpacked(packed(vector))) == vector
 
 

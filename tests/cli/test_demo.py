@@ -140,7 +140,6 @@ def test_replay_as_json_is_one_whole_envelope_a_line_and_needs_no_rich(traced: P
 def test_replay_shows_only_what_the_filters_leave(
     traced: Path, options: tuple[str, ...], topics: list[str]
 ) -> None:
-    """An empty answer is no failure."""
     done = call("replay", "--json", *options, home=traced, exits=0)
     assert [json.loads(line)["topic"] for line in done.stdout.splitlines()] == topics
 

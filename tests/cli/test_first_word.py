@@ -168,7 +168,6 @@ def test_what_may_come_is_proposed(known: Path) -> None:
 
 
 def test_without_a_home_there_is_nothing_to_propose(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No error, and nothing is made."""
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     assert proposals(["callboard", "traces", "--session", ""]) == []
     (home / "models.yaml").write_text("adapters: [")
@@ -177,7 +176,6 @@ def test_without_a_home_there_is_nothing_to_propose(home: Path, monkeypatch: pyt
 
 
 def test_a_value_that_a_shell_could_run_is_not_proposed(known: Path) -> None:
-    """Names come from elsewhere."""
     (known / "models.yaml").write_text(MODELS.replace("[first]", '[first, "fi;rm -rf x", "fi$(x)", "fi x"]'))
     assert proposals(["callboard", "ask", "-m", "fi"]) == ["first"]
 

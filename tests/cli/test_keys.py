@@ -51,7 +51,6 @@ def test_a_key_from_a_pipe_is_kept_in_a_private_file(home: Path) -> None:
 
 
 def test_at_a_terminal_the_key_is_asked_for_without_echo(home: Path) -> None:
-    """What is typed never appears."""
     code, seen, _ = at_terminal("keys", "set", "MY_KEY", home=home, typed=f"{KEY}\n", after="MY_KEY:")
     assert code == 0
     assert KEY not in seen
@@ -111,7 +110,6 @@ def test_a_file_that_others_may_open_is_ignored_and_complained_of(
 
 @pytest.mark.parametrize("text", ["", "[]", '{"A": 1}', "\x00", '{"A": "sk-secret"'])
 def test_a_file_that_is_no_list_of_keys_is_told_and_not_overwritten(text: str, home: Path) -> None:
-    """Without a word of it."""
     file = home / "keys.json"
     write_private(file, text.encode())
     stored = read_keys(file)
@@ -179,7 +177,6 @@ def test_doctor_fails_on_keys_that_others_may_read(home: Path) -> None:
 
 
 def test_a_provider_is_asked_with_a_key_of_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the provider sees it."""
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     set_key(home / "keys.json", "HERE_KEY", KEY)
     with provider_server() as server:

@@ -302,7 +302,6 @@ def test_cost_for_programs_is_exact(traced: Path) -> None:
 
 
 def test_what_means_nothing_is_answered_with_what_would(traced: Path) -> None:
-    """The error names what there is."""
     for arguments, said in {
         ("cost", "--by", "colour"): "not a group; use session",
         ("cost", "--since", "yesterdayish"): "24h or 7d ago",

@@ -116,7 +116,6 @@ def test_doctor_tells_lost_runs_leftovers_and_free_pages(traced: Path) -> None:
     [(age, "90d", 90 * 86_400), (age, "12h", 43_200), (size, "500M", 500_000_000), (size, "2gb", 2_000_000_000)],
 )
 def test_ages_and_sizes_are_read(read: object, text: str, value: int) -> None:
-    """With their units."""
     assert callable(read)
     assert read(text) == value
 
@@ -206,7 +205,6 @@ def test_it_names_the_trace_and_hides_the_password(shared: str, home: Path) -> N
 
 
 def test_a_named_file_goes_before_the_variable(shared: str, traced: Path) -> None:
-    """Whoever types a name means it."""
     more = {"CALLBOARD_STORE": shared}
     rows = call("traces", "--json", "--db", str(traced / "trace.db"), home=traced, more=more, exits=0)
     assert len(rows.stdout.splitlines()) == 3
@@ -244,7 +242,6 @@ def test_a_server_that_is_not_there_is_an_error_of_one_line(command: str, home: 
 
 
 def test_a_wrong_password_is_said_and_not_shown(shared: str, home: Path) -> None:
-    """As the server says it."""
     wrong = shared.replace(str(urlsplit(shared).password), "Geheimwort")
     done = call("traces", "--store", wrong, home=home, exits=1)
     assert "password authentication failed" in done.stderr

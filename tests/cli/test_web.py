@@ -95,7 +95,6 @@ def test_a_trace_that_is_not_there_is_told_at_once(home: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_told(traced: Path) -> None:
-    """By its number."""
     with serving(traced) as (address, _, _):
         port = address.rpartition(":")[2]
         done = call("web", "--port", port, "--db", str(traced / "trace.db"), home=traced, exits=2)

@@ -117,7 +117,6 @@ def test_a_call_is_reported_and_goes_back_with_the_hosts_answer(call: JsonObject
 
 @each_pair
 def test_neither_half_goes_back_without_the_other(call: JsonObject, answer: JsonObject) -> None:
-    """And the loss is told."""
     adapter = OpenAIAdapter(AdapterConfig())
     wire, body = written(
         adapter, Message.user("Go"), Message.assistant([opaque(call)]), Message.user("Never mind")

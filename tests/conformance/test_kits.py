@@ -448,8 +448,6 @@ def kit_of(kind: type[ParleyAdapter] | type[ParleyWire]) -> HttpKit:
     "kind", [DropsADelta, Leaky, CrashesOnNews, IgnoresImages], ids=lambda kind: kind.__name__
 )
 def test_a_broken_adapter_is_caught_over_real_sockets(kind: type[ParleyAdapter] | type[ParleyWire]) -> None:
-    """As it is over a transport."""
-
     class Served(ServedKit, ParleyKit):
         adapter = adapter_of(kind)
 

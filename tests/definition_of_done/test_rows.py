@@ -52,7 +52,6 @@ def test_a_mark_names_a_row_that_there_is() -> None:
 
 
 def test_the_sections_are_those_of_the_specification() -> None:
-    """So many rows has each."""
     counts = [sum(number.rpartition(".")[0] == section for number in ROWS) for section in SECTIONS]
     assert counts == [8, 10, 7, 10, 6, 9, 11, 9, 15, 6]
     assert {provider for wanted in ROWS.values() for provider in wanted.providers} == set(PROVIDERS)

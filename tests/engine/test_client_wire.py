@@ -242,7 +242,6 @@ async def test_a_body_without_a_limit_is_sent_if_the_budget_has_room_for_the_lon
 
 
 async def test_a_body_without_a_limit_is_refused_if_the_budget_has_no_room_for_any_reply() -> None:
-    """As every other call."""
     provider = Provider()
     async with provider.engine(budgets=[Budget(max_tokens=100)]) as engine:
         with pytest.raises(BudgetExceededError):

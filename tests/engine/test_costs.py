@@ -484,8 +484,6 @@ async def test_a_repricing_by_another_store_is_noticed_at_the_next_turn(
 
 
 async def test_looks_are_a_second_apart(tmp_path: Path) -> None:
-    """However many turns begin."""
-
     class Still:
         now = 0
 

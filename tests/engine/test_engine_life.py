@@ -299,7 +299,6 @@ async def health_of(models: ModelRegistry, **options: float) -> HealthReport:
 
 
 async def test_an_adapter_without_a_health_check_is_not_asked() -> None:
-    """Which is no fault."""
     report = await health_of(of(f"{__name__}:Unchecked", "s"))
     assert check(report, "provider:s").ok
     assert check(report, "provider:s").detail.startswith("not contacted")

@@ -439,7 +439,6 @@ async def wrong_elsewhere(use: Callable[[], Any]) -> BaseException | None:
 
 @pytest.mark.parametrize("way", EVERY_WAY)
 async def test_a_closed_engine_says_so(way: str) -> None:
-    """Whatever is asked of it."""
     engine = an_engine()
     await engine.start()
     await engine.aclose()

@@ -155,8 +155,6 @@ async def test_messages_that_wait_are_delivered_together_in_their_order(stage: S
 
 
 def test_a_plain_tool_may_steer_from_its_thread(stage: Stage) -> None:
-    """Any thread may say more."""
-
     async def act_it() -> None:
         async with running(WORK, Say("done")) as (engine, _):
             session = stage.opened(engine)

@@ -322,7 +322,6 @@ def test_a_tree_in_postgresql_is_as_the_model_says(
     limits: TurnLimits | None,
     cancel_after: float | None,
 ) -> None:
-    """As in a trace file."""
     story = Story(plan, limits, second=0.02, cancel_after=cancel_after)
     with postgres_server.clean_database() as dsn:
 

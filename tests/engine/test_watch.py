@@ -84,7 +84,6 @@ async def test_other_kinds_of_calls_say_what_they_are() -> None:
 
 
 async def test_the_calls_of_one_engine_keep_their_order() -> None:
-    """However many run side by side."""
     async with an_engine(*[Say("x") for _ in range(50)]) as engine, watch() as calls:
         ended: list[str] = []
 
@@ -262,7 +261,6 @@ def test_an_engine_of_a_loop_that_has_ended_holds_nobody_up() -> None:
 
 
 def test_a_line_fits_on_a_line() -> None:
-    """Whatever the error says."""
     call = EndedCall(
         run_id="r",
         request_id="q",

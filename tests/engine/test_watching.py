@@ -174,7 +174,6 @@ async def test_changes_come_with_events_and_with_streams_and_end_with_the_engine
 
 
 async def test_a_watcher_that_leaves_costs_nothing() -> None:
-    """Its subscription goes with it."""
     async with running() as (engine, _):
         watching = engine.changes()
         await anext(watching)
@@ -195,7 +194,6 @@ def test_the_time_of_an_identifier_is_read_from_it() -> None:
 
 
 async def test_an_engine_that_never_started_has_statistics() -> None:
-    """Everything is there, and at zero."""
     fresh = Engine(models=registry(), trace=False)
     counted = fresh.statistics()
     assert (counted.state, counted.uptime_seconds, counted.sessions, counted.providers) == ("new", 0.0, 0, ())

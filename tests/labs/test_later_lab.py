@@ -48,7 +48,6 @@ def job(*keys: str) -> dict[str, Any]:
 
 
 def test_a_request_that_is_in_two_jobs_or_in_none_is_found() -> None:
-    """Paid twice, or lost."""
     twice = {"jobs": [job("b-0", "b-1"), job("b-0")]}
     assert "b-0: made 2 times" in list(wrong_in_batch(BATCH, twice, [], []))
     lost = {"jobs": [job("b-0")]}

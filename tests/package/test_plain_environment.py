@@ -213,7 +213,6 @@ def test_the_commands_work(host: Host) -> None:
 
 
 def test_a_trace_is_shipped_to_a_server(host: Host, postgres_dsn: str) -> None:
-    """And read there."""
     host.run("callboard", "ask", "hi")
     host.run("callboard", "ship", "--once", "--store", postgres_dsn)
     assert "toy:m" in host.run("callboard", "traces", "--store", postgres_dsn)

@@ -68,7 +68,6 @@ def commit(folder: Path) -> None:
 
 
 def test_a_dry_run_says_what_would_be_done(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And changes nothing."""
     assert main(["0.2.0"], root=project) == 0
     said = capsys.readouterr().out
     assert "0.1.0 becomes 0.2.0" in said

@@ -54,7 +54,6 @@ def usage_of(**counts: object) -> TokenUsage:
     ],
 )
 def test_the_worked_examples_come_out_to_the_nano_dollar(model: str, usage: TokenUsage, usd: str | None) -> None:
-    """Known bills, under the shipped snapshot."""
     cost = PriceTable.default().price(model, usage, NOW)
     expected = Fraction(usd) if usd else Fraction(5005 * 2500 + 257_955 * 250 + 1744 * 15_000, 10**9)
     assert cost.usd is not None

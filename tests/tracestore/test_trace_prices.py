@@ -353,7 +353,6 @@ def test_a_discount_is_on_every_rate_of_the_models_that_it_names() -> None:
 
 
 def test_the_factor_with_more_letters_counts_and_they_are_not_multiplied() -> None:
-    """Whatever their order."""
     table = TABLE.discounted({"*": 2, "anthropic:haiku": Decimal("0.5"), "anthropic:*": "0.8"}, label="agreed")
     assert [row.input for row in table.rows] == [500_001, 4_000_000, 3_200_000, 7_200_000, 2_500_000]
     assert table.label == "agreed"

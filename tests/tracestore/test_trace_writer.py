@@ -414,7 +414,6 @@ def test_a_failure_leads_to_one_state(state: StoreState, failures: int, may_spil
 
 
 def test_the_wait_doubles_up_to_the_longest() -> None:
-    """However long it goes on."""
     options = WriterOptions(first_retry=1.0, longest_retry=30.0)
     delays = [retry_delay(failures, options) for failures in (1, 2, 3, 4, 5, 6, 7, 10_000)]
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]

@@ -383,7 +383,6 @@ async def test_the_page_itself_obeys_the_policy() -> None:
 
 
 async def test_nothing_that_a_page_learns_is_kept_by_a_cache() -> None:
-    """Neither answers nor cookies."""
     async with viewed() as (_, client):
         for path in ("api/me", "api/streams", "api/calls"):
             assert (await client.get(path)).headers["cache-control"] == "no-store"
@@ -461,7 +460,6 @@ async def test_a_question_that_makes_no_sense_is_refused(query: str, tmp_path: P
     ("a/b", ""),
 ])  # fmt: skip
 def test_a_host_header_is_a_name_and_a_port(host: str, name: str) -> None:
-    """Anything else is none."""
     assert host_name(host) == name
 
 

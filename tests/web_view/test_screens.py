@@ -183,7 +183,6 @@ async def test_a_stream_is_read_from_its_beginning_and_from_any_place(tmp_path: 
 
 
 async def test_a_break_in_the_middle_of_a_live_stream_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    """The engine goes on meanwhile."""
     steps: list[anyio.Event] = [anyio.Event() for _ in range(40)]
     waits = iter(steps)
     words = [f"w{number} " for number in range(39)]

@@ -222,7 +222,7 @@ _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
 
-class Habits(NamedTuple):
+class ServerTraits(NamedTuple):
     """The differences between servers of the Messages API. The defaults are Anthropic's."""
 
     errors_in_words: bool = False
@@ -238,10 +238,10 @@ class Habits(NamedTuple):
     """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
 
 
-ANTHROPIC = Habits()
+ANTHROPIC = ServerTraits()
 
 
-def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
+def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
     return _Writer(history, habits).write()
 
 
@@ -261,7 +261,7 @@ _encoded = encoded_form("messages", _plain)
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory, habits: Habits) -> None:
+    def __init__(self, history: FittedHistory, habits: ServerTraits) -> None:
         self.history = history
         self.habits = habits
         self.error_words = "Error: " if habits.errors_in_words else ""

@@ -46,7 +46,7 @@ KIND = "continuationToken"
 """The token's name in a reply and a request, and the kind of its block."""
 
 
-def take_up(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
+def read_token(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
     """The request to write, and the token with which a reply continues."""
     messages, token = request.messages, None
     while messages and (found := _token(messages[-1], provider, request.wire_model)) is not None:
@@ -87,7 +87,7 @@ SIGNATURE_KIND = "thoughtSignature"
 """The kind of an opaque block with a signature only."""
 
 
-def said_of(part: wire.Part) -> JsonObject:
+def metadata_of(part: wire.Part) -> JsonObject:
     """The extra fields of a text, a thought or a call."""
     said = {"partMetadata": part.partMetadata, "speechMetadata": part.speechMetadata}
     return {name: wire.decode_json(raw) for name, raw in said.items() if raw != wire.ABSENT}

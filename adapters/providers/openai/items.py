@@ -155,8 +155,8 @@ def as_input(block: OpaqueBlock) -> JsonObject:
 def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
     """The possible links between the halves of a call and its output. A search of the server has no id."""
     data = block.provider_raw.data
-    told = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
-    return [(block.kind, value) for value in told or [None] if value is None or isinstance(value, str)]
+    ids = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
+    return [(block.kind, value) for value in ids or [None] if value is None or isinstance(value, str)]
 
 
 def write_items(
@@ -264,7 +264,7 @@ class _Writer:
                 case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
                     continue  # it goes back with its item, which is in a later block
                 case ThinkingBlock():
-                    reason = self._unled(block, follower)
+                    reason = self._reason_to_omit(block, follower)
                 case OpaqueBlock():
                     reason = self.own_items.why_not(block)
                 case RedactedThinkingBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
@@ -291,7 +291,7 @@ class _Writer:
             "result": b64encode(block.data).decode()
         }
 
-    def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
+    def _reason_to_omit(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
         """The reason why a reasoning item can't be sent back before a block; None if it can."""
         item = reasoning_item(self.history.own(block.provider_raw))
         if item is None:

@@ -186,7 +186,6 @@ async def test_equal_requests_are_answered_in_their_order_and_others_in_any(tmp_
 
 
 async def test_a_miss_names_the_nearest_recording_and_what_differs(tmp_path: Path) -> None:
-    """Loud, never retried, and nobody's failure."""
     path = tmp_path / "c.json"
     await record(
         path,
@@ -367,7 +366,6 @@ async def test_models_yaml_can_name_a_cassette(cassette: Path, tmp_path: Path) -
     ({"type": "no_such_type", "file": "x", "record": True}, "no_such_type"),
 ])  # fmt: skip
 async def test_a_wrong_configuration_is_named(options: dict[str, Json], said: str) -> None:
-    """With the option that is wrong."""
     with pytest.raises(ConfigurationError) as raised:
         create_adapter("cassette", AdapterConfig(options=options), name="demo")
     assert said in str(raised.value)

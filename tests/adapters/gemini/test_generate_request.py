@@ -185,7 +185,6 @@ def test_signatures_go_back_to_the_model_that_gave_them() -> None:
 
 
 def test_signed_text_goes_back_in_its_parts() -> None:
-    """Also an empty one."""
     signed: list[Json] = [
         {"start": 3, "end": 5, "signature": "c2lnMQ=="},
         {"start": 6, "end": 6, "signature": "c2lnMg=="},

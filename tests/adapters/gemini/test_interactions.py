@@ -381,7 +381,6 @@ def test_what_is_taken_is_left_as_it_is() -> None:
     ({"if": {}, "then": {}, "type": "string"}, {"type": "string", "description": "if: {}; then: {}"}),
 ])  # fmt: skip
 def test_what_is_not_taken_is_rewritten_or_told(given: JsonObject, sent: JsonObject) -> None:
-    """Wherever it stands."""
     before = msgspec.json.encode(given)
     assert fit_schema(given) == sent
     assert msgspec.json.encode(given) == before, "the original stays as it was"

@@ -238,7 +238,6 @@ def test_the_sdk_knows_every_field(model: str, mode: str) -> None:
 
 
 def test_the_judge_refuses_what_does_not_exist() -> None:
-    """Or it would be none."""
     for body in (
         {"contents": [{"role": "user", "parts": [{"txt": "x"}]}]},
         {"generationConfig": {"max_tokens_please": 1}},

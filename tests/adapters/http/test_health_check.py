@@ -110,7 +110,6 @@ async def test_a_failure_is_not_retried() -> None:
 
 
 async def test_a_key_from_a_file_that_was_read_whole_is_sent_without_its_line_break() -> None:
-    """As everybody means it."""
     with provider_server() as server:
         health = await check(OpenAIAdapter(AdapterConfig(api_key=f" {KEY}\r\n", base_url=server.url)))
         assert [asked.headers["authorization"] for asked in server.asked] == [f"Bearer {KEY}"]
@@ -118,7 +117,6 @@ async def test_a_key_from_a_file_that_was_read_whole_is_sent_without_its_line_br
 
 
 async def test_a_closed_adapter_says_so() -> None:
-    """It asks nobody."""
     adapter = OpenAIAdapter(AdapterConfig(base_url=refusing_url()))
     await adapter.close()
     assert "closed" in (await adapter.health_check()).detail

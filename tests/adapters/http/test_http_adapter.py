@@ -290,7 +290,6 @@ async def test_cancelling_the_backoff_of_a_stream_ends_it() -> None:
 
 
 async def test_closing_a_stream_that_another_task_reads_ends_its_read() -> None:
-    """The reader is not left hanging."""
     toy, transport = adapter(FakeReply(sse(TEXT), HANG))
     stream = toy.stream(request())
     async with anyio.create_task_group() as tasks:
@@ -333,7 +332,6 @@ async def test_cancelling_at_any_checkpoint_leaves_nothing_open() -> None:
 
 
 async def test_closing_the_adapter_closes_its_transport() -> None:
-    """Twice is as good as once."""
     toy, transport = adapter()
     await toy.close()
     await toy.close()

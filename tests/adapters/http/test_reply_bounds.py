@@ -182,7 +182,6 @@ async def called(wire: Wire, reply: FakeReply, *, streamed: bool) -> None:
 @pytest.mark.parametrize("ending", ["whole", "streamed", "broken off"])
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 async def test_a_call_leaves_no_circle_of_references(wire: Wire, ending: str) -> None:
-    """However it ended."""
     chunks = wire.chunks("Well, a walrus.", 0)
     streams = {"streamed": wire.stream_of(*chunks), "broken off": wire.stream_of(*chunks[:-2])}
     reply = streams.get(ending) or wire.whole("Well, a walrus.")

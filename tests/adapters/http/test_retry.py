@@ -188,7 +188,6 @@ def test_passing_failures_are_retried_exactly_as_often_as_allowed(kind: type[Ada
     ContentFilterError, CapabilityError, UnsupportedToolChoiceError, CancelledError,
 ])  # fmt: skip
 def test_lasting_failures_are_never_retried(kind: type[AdapterError]) -> None:
-    """Neither with a hint."""
     assert retry_delay(kind("", retry_after_seconds=1), 0, 9, PLAIN, 0) is None
 
 

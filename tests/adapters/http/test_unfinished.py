@@ -416,7 +416,6 @@ async def test_a_pumped_stream_gives_the_same_events() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 @on_both
 async def test_a_pumped_stream_is_cancelled_in_order(seconds: float) -> None:
-    """With and without reading on."""
     toy, transport = draining(1.0, sse(MORE), 1.0, sse(USAGE), 1.0, sse(DONE), seconds=seconds)
     events: list[StreamEvent] = []
     async with anyio.create_task_group() as group:

@@ -183,7 +183,6 @@ def test_an_option_that_is_like_none_lists_the_known(kind: str) -> None:
     ("cohere", {"repair": "no"}),
 ])  # fmt: skip
 def test_an_option_of_the_wrong_kind_is_an_error(kind: str, options: dict[str, object]) -> None:
-    """It would be overlooked otherwise."""
     with pytest.raises(ConfigurationError, match="options of type"):
         create_adapter(kind, AdapterConfig(options=options), name="mine")  # type: ignore[arg-type]
 

@@ -489,7 +489,6 @@ async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
 
 
 def test_a_pool_of_keys_that_are_not_there_is_refused_at_once() -> None:
-    """When the adapter is made."""
     with pytest.raises(ConfigurationError, match="mine has no key 'gamma': its keys are acme, beta"):
         adapter_of("anthropic", Gate(), keys=TENANTS, key_pool=("acme", "gamma"))
 

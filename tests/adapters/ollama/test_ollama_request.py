@@ -364,7 +364,6 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_no_answer_breaks_anything(answer: Json) -> None:
-    """Whatever answers at that address."""
     facts = read_show(answer)
     assert facts is None or facts.capabilities().max_context_tokens > 0
     assert all(isinstance(name, str) for name in read_tags(answer))
@@ -385,7 +384,6 @@ def test_the_list_of_models() -> None:
     ("host:5000/a", "host:5000/a:latest"),
 ])  # fmt: skip
 def test_names_without_a_tag_are_the_latest(name: str, full: str) -> None:
-    """As the server reads them."""
     assert full_name(name) == full
 
 
@@ -521,7 +519,6 @@ async def test_a_server_that_doesn_t_say_is_asked_again_only_later() -> None:
 
 
 async def test_a_silent_server_costs_a_call_five_seconds_at_most() -> None:
-    """Asking is bounded."""
     adapter = made(Server(answer(last(content="Hi")), wait=1000))
     begun = anyio.current_time()
     await adapter.complete(ask())
@@ -617,7 +614,6 @@ def test_a_cold_model_has_time_to_load() -> None:
     "options", [{"num_ctx": "all"}, {"nun_ctx": 1}, {"tools": "some"}, {"options": []}], ids=str
 )
 def test_options_that_make_no_sense(options: JsonObject) -> None:
-    """Named at once."""
     with pytest.raises(ConfigurationError, match="options of type ollama"):
         made(Server(), options=options)
 

@@ -439,7 +439,6 @@ def test_single_fields_can_be_set() -> None:
     {"quirks": {"fixed_sampling": "("}}, {"tools": "perhaps"},
 ])  # fmt: skip
 def test_wrong_options_are_configuration_errors(options: dict[str, Json]) -> None:
-    """The text names the key."""
     with pytest.raises(ConfigurationError, match="quirks"):
         choose_quirks(options, "http://x.test")
 

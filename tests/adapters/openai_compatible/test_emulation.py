@@ -143,7 +143,6 @@ def test_after_a_result_the_model_is_asked_to_answer() -> None:
 
 
 def test_failures_and_images_of_results_are_told() -> None:
-    """The picture itself goes along."""
     history = (
         *RESULT[:2],
         Message.tool_result("tu_1", [TextBlock("dark"), ImageBlock(data=PNG)], is_error=True),

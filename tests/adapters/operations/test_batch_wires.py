@@ -72,7 +72,6 @@ async def test_results_come_in_the_order_of_the_requests_and_with_their_ids(
 
 @WIRES
 async def test_usage_is_that_of_each_reply_at_the_tier_of_batches(server: BatchServer, wire: str) -> None:
-    """Whatever tier the reply itself names."""
     _, results = await outcomes(server, wire, "one", "a longer one")
     for result, text in zip(results, ("one", "a longer one"), strict=True):
         assert isinstance(result, CanonicalResponse)

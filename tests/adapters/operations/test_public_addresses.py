@@ -45,7 +45,6 @@ def test_these_addresses_are_not_public(address: str) -> None:
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_these_are(address: str) -> None:
-    """Of both kinds."""
     assert is_public(address)
 
 
@@ -115,8 +114,6 @@ async def test_the_connection_goes_to_what_was_checked(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "[::ffff:127.0.0.1]"])
 async def test_every_way_to_write_this_machine_is_refused(host: str) -> None:
-    """Nothing arrives there."""
-
     async def script(connection: Connection) -> None:
         await connection.request()
 

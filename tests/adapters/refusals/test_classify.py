@@ -87,7 +87,6 @@ def test_the_error_is_found_wherever_a_body_has_it(shape: str) -> None:
     st.sampled_from(["error", "message", "detail", "type", "code", "metadata", "raw", "details"]), x)).map(
     lambda value: json.dumps(value).encode()), st.none() | st.integers(100, 599))  # fmt: skip
 def test_any_body_gives_an_error_and_never_fails(body: bytes, status: int | None) -> None:
-    """Classification is total."""
     error = build_error(read_error(body), status=status, provider="toy")
     assert isinstance(error, AdapterError)
     assert str(error)
@@ -365,6 +364,5 @@ def test_a_row_has_words_or_a_code(row: WordRow) -> None:
 
 
 def test_each_code_has_one_row() -> None:
-    """No code has two meanings."""
     codes = [row.code for row in ROWS if row.code]
     assert len(codes) == len(set(codes))

@@ -482,7 +482,6 @@ def test_cuts_change_nothing(name: str, cuts: list[int]) -> None:
 )
 @example([b"\r", b"\n", b"data: x", b"\r", b"\n", b"\n"], None)
 def test_any_text_is_read_the_same_in_any_pieces(parts: list[bytes], data: st.DataObject | None) -> None:
-    """Also where the text is nonsense."""
     body = b"".join(parts)
     cuts = list(range(len(body))) if data is None else data.draw(st.lists(st.integers(0, max(len(body), 1))))
     assert decode(pieces(body, cuts)) == decode([body])

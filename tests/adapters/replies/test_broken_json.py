@@ -239,7 +239,6 @@ def test_every_beginning_of_json_may_become_json(text: str) -> None:
     "text", ["{,", '{"a" 1', "[1 2", "{1", "tru3", "1.2.3", "]", '{"a":}', "[,", "nul}", '{"a":1,}']
 )
 def test_what_no_json_begins_with_is_told(text: str) -> None:
-    """Wherever the fault is."""
     assert not may_become_json(text)
 
 

@@ -427,7 +427,6 @@ def test_any_history_becomes_one_that_a_provider_accepts(history: list[Message],
 
 @given(HISTORIES, TARGETS)
 def test_fitting_twice_changes_nothing_more(history: list[Message], target: Target) -> None:
-    """What is fitted fits."""
     once = fit(*history, target=target)
     twice = fit(*once.messages, target=target, system_prompt=once.system)
     assert twice.messages == once.messages

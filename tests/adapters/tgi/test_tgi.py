@@ -89,7 +89,6 @@ def test_a_template_of_ones_own() -> None:
 
 @pytest.mark.parametrize("option", ["mistral", 3, None, {"base": "x"}, {"usr": "x"}, {"stop": "x"}], ids=str)
 def test_templates_that_are_none(option: Json) -> None:
-    """Named at once."""
     with pytest.raises(ConfigurationError, match=r"options\.template"):
         choose_template(option)
 
@@ -349,7 +348,6 @@ async def test_a_reply_gets_no_more_room_than_there_is() -> None:
 
 @pytest.mark.parametrize("options", [{"template": "x"}, {"templates": "plain"}, {"max_stop": "x"}], ids=str)
 def test_options_that_make_no_sense(options: JsonObject) -> None:
-    """Named at once."""
     with pytest.raises(ConfigurationError):
         made(options=options)
 

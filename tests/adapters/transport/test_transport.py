@@ -194,7 +194,6 @@ async def test_nothing_is_sent_again_after_a_byte_of_the_reply(said: bytes) -> N
 
 
 async def test_a_refused_connection_is_a_network_error() -> None:
-    """That may be tried again."""
     async with serving(echo) as server:
         url = server.url
     async with transport() as via:
@@ -213,7 +212,6 @@ async def test_an_unknown_host_is_a_network_error() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x.test", "no address", "http://x:port/", "http://\udcff/"])
 async def test_an_address_that_cannot_be_one_is_an_invalid_request(url: str) -> None:
-    """Which no retry mends."""
     async with transport() as via:
         with pytest.raises(AdapterError) as raised:
             await talk(via, url)
@@ -267,7 +265,6 @@ async def test_a_cancelled_read_closes_its_socket() -> None:
 
 
 async def test_closing_closes_idle_connections_and_refuses_more() -> None:
-    """Twice is as good as once."""
     async with serving(echo) as server:
         via = HttpTransport()
         await talk(via, server.url)
@@ -292,7 +289,6 @@ async def test_no_header_is_quoted_by_an_error() -> None:
 
 
 async def test_a_body_larger_than_the_limit_is_refused() -> None:
-    """Not read into memory."""
     async with serving(echo) as server, transport() as via:
         reply = await via.send(post(server.url, b"x" * 1000))
         with pytest.raises(StreamError, match="larger than 100 bytes") as raised:
@@ -456,7 +452,6 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_requests_go_over_our_own_client_on_asyncio_and_over_httpcore_on_trio(
     anyio_backend_name: str,
 ) -> None:
-    """Both count."""
     async with serving(echo) as server, transport() as via:
         assert (await exchange(via, post(server.url)))[1] == b"said {}"
         assert (via._other is None) is (anyio_backend_name == "asyncio")
@@ -519,7 +514,6 @@ def test_what_the_environment_names(
 
 @pytest.mark.parametrize("url", ["", "http://[", "no address", "http://x:port/"])
 async def test_an_address_that_is_none_has_a_kind_and_an_error(url: str) -> None:
-    """The error is the request's."""
     assert kind_of(url) == UrlKind(secure=False, loopback=False)
     async with transport() as via:
         with pytest.raises(AdapterError):

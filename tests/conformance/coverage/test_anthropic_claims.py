@@ -344,7 +344,6 @@ def test_no_kind_of_event_breaks_a_stream(kind: str) -> None:
 
 @pytest.mark.parametrize("delta", samples(load(COVERAGE.parts["delta"][0])), ids=lambda delta: str(delta["type"]))
 def test_no_kind_of_delta_breaks_a_stream(delta: JsonObject) -> None:
-    """In a block of any kind."""
     for kind in ("text", "thinking", "tool_use", "server_tool_use", "compaction"):
         event: JsonObject = {"type": "content_block_delta", "index": 0, "delta": delta}
         begun = a.start(0, kind, id="toolu_1", name="look", input={})

@@ -136,7 +136,6 @@ NOTHING: list[tuple[Wire, Json]] = [
 
 @pytest.mark.parametrize(("wire", "usage"), NOTHING, ids=lambda value: getattr(value, "name", None) or str(value))
 def test_usage_that_says_nothing_is_estimated(wire: Wire, usage: Json) -> None:
-    """And said to be."""
     reading = whole(wire, usage)
     assert reading.usage.source is ESTIMATED
     assert reading.usage.total_tokens > 0
@@ -434,5 +433,4 @@ FAILED_200: list[tuple[Wire, Json, type[AdapterError]]] = [
     ("wire", "body", "kind"), FAILED_200, ids=lambda value: getattr(value, "name", None) or ""
 )
 def test_an_error_at_status_200_is_that_error(wire: Wire, body: Json, kind: type[AdapterError]) -> None:
-    """Some proxies answer 200 to everything."""
     assert type(read_whole(wire, body).error) is kind

@@ -145,7 +145,6 @@ async def test_an_engines_own_budgets_stay(tmp_path: Path) -> None:
 
 
 async def test_a_trace_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
-    """The old budget stays in force."""
     async with running(*[Say("x")] * 9, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(1)])
 

@@ -334,7 +334,6 @@ def test_a_rolling_window_forgets_nothing_before_its_time() -> None:
 
 
 def test_without_a_window_everything_counts_for_ever() -> None:
-    """A budget for good."""
     assert Window().slot(0) == Window().slot(us("2262-01-01T00:00")) == FOREVER
 
 

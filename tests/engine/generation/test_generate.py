@@ -201,7 +201,6 @@ async def test_a_signal_that_was_given_before_lets_nothing_begin() -> None:
 
 
 async def test_cancelling_who_waits_cancels_the_call() -> None:
-    """Whoever starts a call owns it."""
     begun = asyncio.Event()
 
     async def wait() -> None:

@@ -83,7 +83,6 @@ async def test_an_object_within_reasoning_is_no_part_of_the_answer(text: str, si
 
 
 async def test_a_mark_of_reasoning_within_a_string_is_the_strings() -> None:
-    """An object may speak of reasoning."""
     said = json.dumps({"name": "<think> and </think>", "age": 1})
     partials, found = await grown(*said)
     assert (partials[-1], found.name) == (json.loads(said), "<think> and </think>")

@@ -252,7 +252,6 @@ async def test_calls_that_are_left_to_the_caller_are_no_object() -> None:
 
 
 async def test_a_schema_that_is_none_costs_no_call() -> None:
-    """Nor do two of them."""
     ref: JsonObject = {"$ref": "#/$defs/A", "$defs": 1}
     async with running() as (engine, asked):
         for schema in (complex, {"name": "string"}, {"type": 3}, ref, {"type": "array", "items": {"$ref": "#"}}):

@@ -293,7 +293,6 @@ async def test_it_works_beside_a_loop_and_warns_inside_of_one(engines: list[Engi
 
 
 async def test_an_engine_of_another_loop_is_refused_with_advice(engines: list[Engine]) -> None:
-    """In both directions."""
     async with Engine(models=registry(Say("never")), trace=False) as mine:
         with pytest.raises(WrongLoop, match=r"Leave engine= out.*await engine\.generate\(\)"):
             await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=mine)
@@ -376,7 +375,6 @@ async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
 
 
 def test_an_async_tool_that_calls_send_sync_is_told() -> None:
-    """It would wait for itself."""
     with Engine(models=registry(Say(calls=[("ask", {})]), Say("Done")), trace=False) as engine:
 
         async def ask() -> str:

@@ -244,7 +244,6 @@ async def test_the_outer_of_two_guardrails_sees_what_the_inner_let_pass(waits: t
 
 
 async def test_a_reader_that_comes_late_has_the_same() -> None:
-    """The stream's log has what passed."""
     async with running(Say("4111 1111 1111 1111. Bye."), middleware=[Guardrail(masked)]) as (engine, _):
         async with engine.session("s:m").stream("Hi") as turn:
             await turn.message()

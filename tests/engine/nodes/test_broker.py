@@ -52,7 +52,6 @@ class Inbox:
 
 
 async def test_what_is_published_comes_in_its_order(server: NatsServer) -> None:
-    """And nothing is waited for."""
     inbox = Inbox()
     async with running(server) as one, running(server) as other:
         await other.subscribe("a.*", inbox.receive)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.nodes.ownership import Asked, Holding
+from callboard.engine.nodes.ownership import Holding, Renewal
 from callboard.tracestore.nodes import Claimed, NodeInfo, Renewed
 from callboard.tracestore.sql.events import belongs
 from tests.support.shared_tables import OwnershipModel
@@ -33,7 +33,6 @@ def test_a_node_without_a_lease_may_not_act() -> None:
 
 
 def test_a_lease_is_counted_from_before_it_was_asked_for() -> None:
-    """However long the answer took."""
     holding = Holding(9.0)
     asked = holding.asks(2 * SECOND)
     holding.renewed(asked, Renewed(lease=1, owned={}))
@@ -53,7 +52,6 @@ def test_a_lease_is_renewed_at_a_third_and_soon_again_if_that_fails() -> None:
 
 
 def test_it_acts_for_a_session_in_the_epoch_in_which_it_has_it() -> None:
-    """While the lease lasts."""
     holding = held(s=3)
     assert holding.may_act("s", 3, SECOND)
     assert not holding.may_act("s", 2, SECOND)
@@ -108,7 +106,7 @@ class Host:
         if not lost:
             self.answers.append(lambda: self._renewed(asked, answer))
 
-    def _renewed(self, asked: Asked, answer: Renewed) -> None:
+    def _renewed(self, asked: Renewal, answer: Renewed) -> None:
         self.holding.renewed(asked, answer)
 
     def claim(self, session_id: str) -> None:

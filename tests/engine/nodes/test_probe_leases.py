@@ -50,7 +50,7 @@ class Host:
 
     async def call(self) -> bool:
         """A call with a choice. Returns whether it probed."""
-        while self.table.standing("p", "p:m", self.clock.now_us()).kind != "closed":
+        while self.table.readiness("p", "p:m", self.clock.now_us()).kind != "closed":
             if await self.leases.may_go("p", "p:m"):
                 self.probes += 1
                 for change in self.table.begin("p", "p:m", f"req_{self.probes}", self.clock.now_us()):
@@ -82,7 +82,6 @@ async def test_one_call_of_all_nodes_probes() -> None:
 
 
 async def test_the_lease_of_a_node_that_died_is_over_soon() -> None:
-    """Nobody keeps it any more."""
     rows = Rows()
     a, b = Host(rows, "a"), Host(rows, "b")
     assert await a.call()

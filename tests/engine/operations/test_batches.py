@@ -304,7 +304,6 @@ async def test_failures_of_a_batch_tell_nothing_of_the_provider(server: BatchSer
 
 
 async def test_events_tell_of_a_batch_from_its_plan_to_its_end(server: BatchServer) -> None:
-    """In this order."""
     async with engine_at(server.url) as engine:
         told: list[Envelope] = []
         with engine.bus.subscribe("batch.*") as events:

@@ -403,7 +403,6 @@ def test_the_sync_function_tells_its_progress() -> None:
 
 
 async def test_the_published_error_of_an_embedding_quotes_no_text() -> None:
-    """The caller's exception has it."""
     text = "my number is 4711 0815, and Ada is my name"
     fault = InvalidRequestError(f"input 0 is refused: {text}.")
     models = serving(small("a"), a=embedder_type("Quoting", faults=[fault]))

@@ -399,7 +399,6 @@ def test_what_is_left_elsewhere_is_left_here() -> None:
 
 @pytest.mark.parametrize(("observed_us", "left"), [(99, 1.0), (101, 3.0)])
 def test_of_two_readings_the_later_one_counts(observed_us: int, left: float) -> None:
-    """Whoever made it."""
     caller = Caller()
     caller.told(left=1.0, observed_us=100, now_us=100)
     caller.told(left=3.0, observed_us=observed_us, now_us=110)

@@ -293,7 +293,6 @@ async def test_results_may_be_blocks() -> None:
 
 
 async def test_idle_threads_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is kept for good."""
     monkeypatch.setattr(threads, "IDLE_SECONDS", 0.001)
     ended = await threads.run_in_thread(threading.current_thread)
     await anyio.to_thread.run_sync(ended.join, 10)

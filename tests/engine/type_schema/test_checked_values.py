@@ -143,7 +143,6 @@ def test_values_without_an_end_are_faults_and_no_crash() -> None:
 
 
 def test_a_schema_that_only_refers_to_itself_is_a_fault() -> None:
-    """It would be asked for ever."""
     for schema in ({"$ref": "#"}, {"allOf": [{"$ref": "#"}]}):
         with pytest.raises(ValueError, match="nested too deeply"):
             check(1, schema)

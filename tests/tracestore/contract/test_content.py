@@ -86,7 +86,6 @@ async def test_a_clock_that_steps_back_loses_nothing(store: Store, make: Maker) 
 
 
 async def test_a_change_of_setup_keeps_the_history(store: Store, make: Maker) -> None:
-    """As when the model is swapped."""
     other = msgspec.structs.replace(SETUP, model="opus")
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     await store.write(captured(configured(make, history=2, setup=other)))

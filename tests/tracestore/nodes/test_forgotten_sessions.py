@@ -94,7 +94,6 @@ async def test_what_is_pruned_is_forgotten_too(rows: Rows) -> None:
 
 
 async def test_nothing_waits_for_a_session_that_is_being_used(rows: Rows, postgres_dsn: str) -> None:
-    """It stays, and goes another time."""
     import psycopg
 
     with psycopg.connect(postgres_dsn, options="-c search_path=callboard") as other, anyio.fail_after(10):

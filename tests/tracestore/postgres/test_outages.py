@@ -333,7 +333,6 @@ async def test_closing_does_not_wait_for_it(
 
 
 async def test_work_without_a_limit_is_never_cut() -> None:
-    """Nor is work that has ended."""
     cut: list[str] = []
 
     async def work() -> str:
@@ -456,7 +455,6 @@ async def test_no_lease_is_over_right_after_the_server_has_started(
 
 
 async def test_a_run_that_was_shipped_is_not_ended_here(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """It ends where it comes from."""
     async with store(dsn, tmp_path) as here:
         await here.write([make.started()])
         await here._database.write(lambda statements: statements.run("UPDATE runs SET shipped_from = 'host'"))

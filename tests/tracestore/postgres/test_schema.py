@@ -221,7 +221,6 @@ async def test_a_role_that_owns_nothing_can_write_and_one_that_only_reads_can_re
 
 
 def test_the_tables_are_made_in_one_process_that_dies_half_way(dsn: str, tmp_path: Path) -> None:
-    """Another one makes them then."""
     program = started(_OPEN.replace("sys.stdin.readline()", "print('up', flush=True)"), dsn, tmp_path / "trace")
     assert program.stdout.readline() == "up\n"
     program.kill()
@@ -508,7 +507,6 @@ def said(make: Maker, session: str, texts: Sequence[str]) -> list[Envelope]:
 
 
 async def test_a_body_that_two_hosts_say_at_once_is_kept_once(dsn: str, tmp_path: Path) -> None:
-    """Whichever of them is first."""
     texts = [f"{number} " * 600 for number in range(20)]
     stores = [PostgresStore(dsn, path=tmp_path / f"p{number}") for number in range(3)]
     for store in stores:

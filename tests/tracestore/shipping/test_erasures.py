@@ -137,7 +137,6 @@ async def test_content_that_is_forgotten_in_a_file_goes_with_what_came_from_that
 async def test_a_session_of_the_same_name_from_elsewhere_stays(
     local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
-    """Whichever of the two is deleted."""
     async with TraceStore(tmp_path / "other.db") as other:
         await say(local, Maker("run_a"), "main", Message.user("Here"))
         await say(other, Maker("run_b"), "main", Message.user("There"))

@@ -196,13 +196,13 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
 def test_a_failing_target_is_not_hurried() -> None:
     course = ShippingPlan(OPTIONS)
     course.failed(0.0)
-    course.hurry()
+    course.wake()
     assert course.next(0.1) == Pause(0.4)
     assert course.next(0.5) == Ask()
     course.asked(START)
     course.nothing_left(1.0)
     assert course.next(1.5) == Pause(0.5)
-    course.hurry()
+    course.wake()
     assert course.next(1.5) == Send(START, 4)
 
 
@@ -367,7 +367,6 @@ async def test_a_shipper_that_meets_a_newer_store_when_it_starts_says_so_and_kee
 async def test_a_newer_shipper_brings_an_older_store_up_to_date(
     local: TraceStore, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Of every version that there was."""
     for version in range(1, len(migrations.MIGRATIONS)):
         with version_with(migrations.MIGRATIONS[:version]):
             async with PostgresStore(postgres_dsn, schema=f"v{version}", path=tmp_path / "shared"):

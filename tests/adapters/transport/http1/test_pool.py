@@ -81,7 +81,6 @@ async def raw_server(script: Script, tls: ssl.SSLContext | None = None) -> Async
 
 
 async def test_each_request_at_once_has_a_connection_and_later_ones_share_them() -> None:
-    """None waits for another."""
     arrived, release, calls = anyio.Event(), anyio.Event(), 40
 
     async def script(connection: Connection) -> None:

@@ -229,7 +229,6 @@ def test_a_head_says_what_is_asked_and_how_long_the_body_is() -> None:
 
 
 def test_a_host_and_codings_of_the_caller_s_stand_in_place_of_ours() -> None:
-    """Each is there once."""
     assert head(HOST="other.test", Accept_Encoding="identity", content_length="2") == [
         "POST /v1/talk HTTP/1.1",
         "Host: other.test",

@@ -31,7 +31,7 @@ from callboard.bus import (
 from callboard.bus.events.envelope import UnknownEvent
 from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
 from callboard.engine.nodes.frames.mirror import MOST_HELD, Mirror
-from callboard.engine.nodes.frames.retained_turns import retained_turns
+from callboard.engine.nodes.frames.retained_turns import in_its_first_turn, retained_turns
 from callboard.engine.nodes.frames.sender import Framer
 from callboard.engine.nodes.frames.wire import (
     Assembly,
@@ -47,7 +47,6 @@ from callboard.engine.nodes.frames.wire import (
     read_packet,
     unpacked,
 )
-from callboard.engine.sessions.state import in_its_first_turn
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 
@@ -327,7 +326,6 @@ def test_an_event_that_this_version_does_not_know_keeps_its_place() -> None:
 
 
 def test_an_event_that_json_can_not_say_keeps_its_place() -> None:
-    """The sender goes on."""
     (event,) = carried([ToolUseEnd("tu_1", {"a": object()})])  # type: ignore[dict-item]
     assert isinstance(event, UnknownEvent)
     assert event.topic == "tool.use_end"
@@ -362,7 +360,6 @@ def test_parts_come_together_in_any_order(order: list[int]) -> None:
 
 
 def test_frames_of_which_parts_are_lost_are_given_up() -> None:
-    """Memory stays bounded."""
     assembly = Assembly()
     for number in range(100):
         first, *_ = packets(Frame("s", "", "n", 0, number, number + 1, (Texts(b"x" * 999, [999], 0, "m"),)), 500)

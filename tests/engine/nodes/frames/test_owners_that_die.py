@@ -27,7 +27,8 @@ from callboard.bus import (
 from callboard.engine import Engine
 from callboard.engine.nodes.frames.retained_turns import stored_turn
 from callboard.tracestore import TraceStore
-from tests.support.cluster_engines import node_engine
+from tests.support.cluster_engines import node_engine, node_of
+from tests.support.depth import first_is_quick
 from tests.support.engines import keeping
 from tests.support.nats_server import NatsServer
 from tests.support.postgres_server import why_not
@@ -104,13 +105,17 @@ def check(seen: Seen) -> None:
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize(
+    "dies_at",
+    first_is_quick([(5, PLAIN, 37), (1, 20, 35, 39, 45)], "the owner dies at other events"),
+    ids=["some events", "others"],
+)
 async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
-    nats: NatsServer, postgres_dsn: str, tmp_path: Path
+    nats: NatsServer, postgres_dsn: str, tmp_path: Path, dies_at: tuple[int, ...]
 ) -> None:
     """Amid thinking, text and arguments, between a message and its tools, and before the end of the turn; and a
     turn without a session. Whoever resumes the session finds in it what the readers have read.
     """
-    dies_at = [1, 5, 20, 22, 35, 37, 39, 45]
     seen: dict[tuple[str, int], Seen] = {}
 
     async def follow(name: str, engine: Engine, place: int, stream_id: str) -> None:
@@ -263,7 +268,7 @@ async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
             stream_id, types = await a_turn(owner)
         nats.stop()
         nats.wipe()
-        node = reader._runtime.node
+        node = node_of(reader)
         with anyio.fail_after(10):
             while node.broker.connected:  # noqa: ASYNC110
                 await anyio.sleep(0.005)
