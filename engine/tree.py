@@ -473,7 +473,7 @@ class Caller:
         if self._report is not None and self._home is not None:
             loop, thread = self._home
             if threading.get_ident() == thread:
-                self._tell(turn)
+                self._report(turn)
             else:
                 _on_loop(loop, thread, partial(self._publish, turn))
 
