@@ -48,7 +48,7 @@ async def perform(
         reload: Loads the engine's models again, with another configuration of the named provider.
         counts: Counts the blows of each kind that were dealt.
     """
-    hosted = await engine._host.living()
+    hosted = await engine._host.running_life()
     for blow in blows:
         await asyncio.sleep(blow.after)
         running = engine._runtime.adapters.running.get(blow.provider)

@@ -334,7 +334,7 @@ async def _read(path: Path) -> Counter[str]:
 
 async def _take_over(path: Path) -> None:
     async with Engine(models=registry(), store=path) as engine:
-        await (await engine._host.living()).settle()
+        await (await engine._host.running_life()).settle()
 
 
 def play(first: int, rounds: int) -> list[int]:

@@ -159,7 +159,7 @@ async def _take_up(url: str, path: Path, told: list[Told]) -> list[str]:
     """What the next process does: a whole engine on the file, and sessions that go on."""
     wrong: list[str] = []
     async with Engine(models=registry(url), store=path, capture_content=True) as engine:
-        await (await engine._host.living()).settle()
+        await (await engine._host.running_life()).settle()
         for victim in told:
             for name, messages in list(victim.sessions.items())[:RESUMED]:
                 if not messages:

@@ -189,7 +189,7 @@ async def test_reloading_many_times_leaves_nothing_behind() -> None:
             await engine.reload(registry(adapter("a", Say(str(number)), key=str(number))))
             assert (await engine.session("a:m").send("x")).text == str(number)
         await anyio.sleep(1)
-        hosted = await engine._host.living()
+        hosted = await engine._host.running_life()
         assert len(hosted._adapters.statistics().children) == 1
         assert len(hosted._providers) == 1
 

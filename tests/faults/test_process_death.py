@@ -249,7 +249,7 @@ async def test_a_request_that_the_provider_got_has_a_row_after_a_kill(tmp_path: 
         _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, errors[-2000:]
     async with Engine(models=registry(), store=path) as engine:
-        await (await engine._host.living()).settle()
+        await (await engine._host.running_life()).settle()
     async with TraceStore.open_readonly(path) as store:
         rows = await store.calls()
     assert len(rows) == len(book.requests) == (2 if kind in BEFORE else 1)
@@ -303,7 +303,7 @@ async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
     path = tmp_path / "trace.db"
     ended(ANSWERED_PROGRAM, path, how, ending)
     async with Engine(models=registry(), store=path, capture_content=True) as engine:
-        await (await engine._host.living()).settle()
+        await (await engine._host.running_life()).settle()
         session = await engine.resume("ses_x")
         assert [message.text for message in session.messages] == ["Turn 0", "ab", "Turn 1", "ab", "Turn 2", "ab"]
     assert sorted(os.listdir(tmp_path)) == ["trace.db", "trace.db.lock"]
@@ -315,7 +315,7 @@ async def test_the_end_of_a_streamed_message_is_shown_when_its_call_is_safe(tmp_
     path = tmp_path / "trace.db"
     ended(ANSWERED_PROGRAM, path, "message", "kill")
     async with Engine(models=registry(), store=path) as engine:
-        await (await engine._host.living()).settle()
+        await (await engine._host.running_life()).settle()
     await only_completed(path, 3)
 
 
@@ -380,7 +380,7 @@ async def test_a_writer_that_crashes_loses_and_doubles_nothing(seed: int, tmp_pa
         async def crash() -> None:
             for _ in range(3):  # the fifth in a row would be the engine's end
                 await asyncio.sleep(chance.uniform(0, 0.03))
-                hosted = await engine._host.living()
+                hosted = await engine._host.running_life()
                 present(hosted.supervisor).child("trace writer").tell("no writer understands this")
 
         async with anyio.create_task_group() as group:

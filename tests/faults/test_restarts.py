@@ -75,7 +75,7 @@ async def test_the_next_turn_finds_a_fresh_session_manager() -> None:
         await session.send("Hi")
         sending = asyncio.create_task(session.send("Hi"))
         await anyio.sleep(1)
-        manager = (await engine._host.living()).manager
+        manager = (await engine._host.running_life()).manager
         manager.tell("no manager understands this")
         with pytest.raises(CancelledError, match="session manager stopped"):
             await sending
@@ -90,7 +90,7 @@ async def test_a_turn_that_nobody_can_run_gives_its_place_back() -> None:
     async with running(Say("one")) as (engine, _):
         session = engine.session("s:m")
         await session.send("Hi")
-        manager = (await engine._host.living()).manager
+        manager = (await engine._host.running_life()).manager
         manager._close()  # as its supervisor does at the end
         assert manager._life is not None
         manager._life.phase = "ended"
@@ -128,7 +128,7 @@ async def adapter_crashed(engine: Engine, session: Session, host: anyio.CancelSc
 
 
 async def manager_crashed(engine: Engine, session: Session, host: anyio.CancelScope) -> None:
-    (await engine._host.living()).manager.tell("no manager understands this")
+    (await engine._host.running_life()).manager.tell("no manager understands this")
 
 
 async def engine_closed(engine: Engine, session: Session, host: anyio.CancelScope) -> None:

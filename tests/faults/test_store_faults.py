@@ -81,7 +81,7 @@ async def rig_on(path: Path, options: WriterOptions = IMPATIENT, *, content: boo
     engine = Engine(models=registry(*says), store=path, prices=PriceTable.default(), capture_content=content)
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:
-        hosted = await engine._host.living()
+        hosted = await engine._host.running_life()
         present(hosted.writer)._options = options
         yield Rig(engine, events)
 
