@@ -174,10 +174,10 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     Events are passed on from one attempt only, the one that delivers content. The events before its first content
     come together with it. An error that the provider reports later is passed on, and then the call raises it.
 
-    Nothing is passed on if the reply has another form than the requested one (a whole reply in a stream, or events
-    for a whole reply), or if middleware changed the request or may change the reply. So a caller writes the
-    canonical reply if this was not called before the first canonical event or the response. Nothing is passed on
-    after a cancellation. Keys that a server repeats are masked.
+    Nothing is passed on if the reply has another form than the requested one: a whole reply in a stream, or events
+    for a whole reply. The same holds if middleware changed the request or may change the reply. So a caller writes
+    the canonical reply if this was not called before the first canonical event or the response. Nothing is passed
+    on after a cancellation. Keys that a server repeats are masked.
     """
 
 

@@ -235,7 +235,7 @@ class VideoAdapter(Protocol):
         Args:
             job_id: The provider's id of the job.
             model: The job's model.
-            terms: The known terms of the job, for those that the provider doesn't report.
+            terms: The known terms of the job, in place of terms that the provider doesn't report.
 
         Raises:
             NotFoundError: The job does not exist.
@@ -398,7 +398,7 @@ class _Download:
         while True:
             before = self._size
             try:
-                await self._go_on()
+                await self._continue()
                 await to_thread.run_sync(self._check)
                 return
             except AdapterError as error:
@@ -413,7 +413,7 @@ class _Download:
                 wait = backoff_delay(breaks - 1, self._policy, self._random()) if hint is None else hint
                 await anyio.sleep(min(wait, self._policy.max_delay))
 
-    async def _go_on(self) -> None:
+    async def _continue(self) -> None:
         content = await self._adapter.open_video(self._job, self._variant, start=self._size, etag=self._etag)
         try:
             if content.start != self._size or self._is_other(content):

@@ -27,6 +27,7 @@ from callboard.engine import Bridge, Cluster, Engine, RemoteBus, Session
 from callboard.engine.nodes.bridge import EventBridge
 from callboard.engine.nodes.broker import Broker
 from callboard.engine.nodes.broker_streams import BrokerEvents
+from tests.support.cluster_engines import node_of
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.reply_server import reply_server
 
@@ -55,12 +56,11 @@ async def _beside_calls(server: NatsServer, quick: bool) -> list[Row]:
         bridge = await stack.enter_async_context(Bridge(bridged, server.url, cluster="bench"))
         node = await stack.enter_async_context(engine_on(url, cluster=Cluster(nats=server.url)))
         await node.start()
-        assert node._runtime.node is not None
         contestants = {}
         for name, engine, sends in (
             ("alone", alone, None),
             ("bridge", bridged, bridge),
-            ("node", node, node._runtime.node.bridge),
+            ("node", node, node_of(node).bridge),
         ):
             session = engine.session("chat:bench", system_prompt="You are brief.", tools=tools(TOOLS))
             engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))

@@ -37,8 +37,8 @@ class Signal(Protocol):
 class LoopSignal:
     """A signal on asyncio.
 
-    anyio's event costs 2 µs more for every wait, and a call waits a few times, also for each token. asyncio's
-    event has a deque, which takes more memory than the rest of a waiting stream.
+    The event of anyio costs 2 µs more for every wait, and a call waits a few times, also for each token. The event
+    of asyncio has a deque, which takes more memory than the rest of a waiting stream.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiters")

@@ -119,7 +119,7 @@ class _Buffer(Protocol):
     def __len__(self) -> int: ...
 
 
-class _Everything(deque[Envelope]):
+class _LosslessBuffer(deque[Envelope]):
     """A queue. Its length is the deque's own, because it is read several times for each event."""
 
     dropped = 0
@@ -130,7 +130,7 @@ class _Everything(deque[Envelope]):
         return self[0] if self else None
 
 
-class _Losing:
+class _DroppingBuffer:
     """The common part of the two dropping buffers: the gap at their head."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _Losing:
         return Envelope(last.seq, last.run_id, last.ts_us, last.mono_ns, gap)
 
 
-class _Newest(_Losing):
+class _LatestBuffer(_DroppingBuffer):
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._capacity = capacity
@@ -177,7 +177,7 @@ class _Newest(_Losing):
         return len(self._items)
 
 
-class _NewestPerKey(_Losing):
+class _NewestPerKey(_DroppingBuffer):
     def __init__(self, policy: Latest) -> None:
         super().__init__()
         self._policy = policy
@@ -208,9 +208,9 @@ class _NewestPerKey(_Losing):
 def _buffer(policy: Policy) -> _Buffer:
     match policy:
         case Lossless():
-            return _Everything()
+            return _LosslessBuffer()
         case DropOldest(capacity):
-            return _Newest(capacity)
+            return _LatestBuffer(capacity)
         case Latest():
             return _NewestPerKey(policy)
 

@@ -41,13 +41,12 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
+from .tools.calls import Answer, InvalidToolCallError, RepairToolCall
 from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .tools.define import tool
 from .tools.handler import FunctionTool, Tool
 from .tools.parameters import ToolDefinitionError
-from .tools.rounds import InvalidToolCallError, RepairToolCall
-from .tools.waiting_calls import Answer
 from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
 from callboard.tracestore.reports import Check, HealthReport

@@ -164,7 +164,7 @@ class Pricing:
                 where=where,
                 dry_run=dry_run,
                 as_model=as_model,
-                progress=self._tell_progress(table.version, dry_run=not kept),
+                progress=self._progress_reporter(table.version, dry_run=not kept),
             )
             if kept:
                 await watch.mark()
@@ -188,15 +188,15 @@ class Pricing:
             )
         return report
 
-    def _tell_progress(self, version: str, *, dry_run: bool) -> OnProgress:
+    def _progress_reporter(self, version: str, *, dry_run: bool) -> OnProgress:
         """A function that publishes the progress of a repricing, a few times a second."""
-        told_ns: int | None = None
+        reported_ns: int | None = None
 
         def tell(done: int, last: int) -> None:
-            nonlocal told_ns
+            nonlocal reported_ns
             now = self._clock.monotonic_ns()
-            if told_ns is None or now - told_ns >= TELL_EVERY_NS:
-                told_ns = now
+            if reported_ns is None or now - reported_ns >= TELL_EVERY_NS:
+                reported_ns = now
                 self._bus.publish(PricingProgress(pricing_version=version, done=done, last=last, dry_run=dry_run))
 
         return tell

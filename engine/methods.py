@@ -172,18 +172,18 @@ class GenerationMethods:
             )
         runtime = self._runtime
         runtime.host.require_loop()
-        streams, frames = runtime.streams, runtime.frames
-        if frames is not None and (stream_id not in streams or stream_id in frames.mirrors):
-            return frames.mirrors.attach(
-                stream_id,
-                from_seq,
-                runtime.host.start,
-                coalesce=coalesce,
-                min_interval=min_interval,
-                owner=owner,
-                any_owner=any_owner,
-            )
-        return streams.attach(
+        elsewhere = runtime.cluster.streams.attach(
+            stream_id,
+            from_seq,
+            runtime.host.start,
+            coalesce=coalesce,
+            min_interval=min_interval,
+            owner=owner,
+            any_owner=any_owner,
+        )
+        if elsewhere is not None:
+            return elsewhere
+        return runtime.streams.attach(
             stream_id,
             from_seq=from_seq,
             coalesce=coalesce,
@@ -247,8 +247,8 @@ class ObjectMethods:
         Args:
             model: As in `generate`.
             prompt: As in `generate`.
-            schema: A type (a msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
-                ``list[Person]``), or a JSON Schema as a dict, for which the output is plain JSON.
+            schema: A type: a msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
+                ``list[Person]``. For a JSON Schema as a dict, the output is plain JSON.
             arguments: The fields of `ObjectArguments`.
 
         Raises:

@@ -32,7 +32,7 @@ import msgspec
 from callboard.bus import CallboardError
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import current_trace
-from callboard.bus.values.usage import CostSum, TokenUsage
+from callboard.bus.values.usage import CostSum, TokenUsage, UsageSource
 
 from .budgets.budget import Budget
 from .budgets.ledger import Account
@@ -141,9 +141,13 @@ class RemoteTurn(Protocol):
 MOST_ELSEWHERE = 1024
 """The number of children of other engines whose streams can be found."""
 
+MOST_PARTS = 64
+"""The number of attempts that are kept before they are summed up, because one sum of many is fast."""
+
 _lock = threading.Lock()
 _elsewhere: OrderedDict[str, tuple[ref[object], asyncio.AbstractEventLoop]] = OrderedDict()
 _NO_USAGE = TokenUsage()
+_REPORTED = UsageSource.REPORTED
 
 
 class TreeNode:
@@ -155,48 +159,108 @@ class TreeNode:
         limits: The turn's own limits.
     """
 
+    # Most turns in a tree keep these values, and a call in a tool should cost little.
+    limited: tuple[TreeNode, ...] = ()
+    """The nodes from here up that have limits."""
+    accounts: tuple[Account, ...] = ()
+    """The accounts of the money that these nodes may spend."""
+    depth = 0
+    """The number of turns above it."""
+    deadline = math.inf
+    """The event loop's time at which the turn's time is up."""
+    calls = 0
+    """The calls that the turn and its descendants have started, if one of `limited` counts them."""
+    over = False
+    """Whether the turn has ended. Calls that its tools start later are not its children."""
+    refusal = ""
+    """The reason to refuse new calls of its tools: the turn was cancelled, or has failed."""
+    remote: RemoteTurn | None = None
+    """The connection to the turn, if another node runs it."""
+    remote_above: RemoteTurn | None = None
+    """The connection to the nearest turn above that another node runs."""
+    spends_below = False
+    """Whether an attempt of a descendant has ended."""
+    _started = 0  # counted if a node of `limited` needs it
+    _below = CostSum()
+    _below_usage = _NO_USAGE
+    _idle: Callable[[], object] | None = None
+
     def __init__(self, turn_id: str, caller: Caller | None = None, limits: TurnLimits | None = None) -> None:
         above = None if caller is None else caller.node
         self.turn_id = turn_id
         self.above = above
-        self.root_turn_id: str = turn_id if above is None else above.root_turn_id
-        self.depth: int = 0 if above is None else above.depth + 1
+        self.root_turn_id = turn_id
         self.limits = limits
-        self.limited: tuple[TreeNode, ...] = () if above is None else above.limited
-        """The nodes from here up that have limits."""
-        self.accounts: tuple[Account, ...] = () if above is None else above.accounts
-        """The accounts of the money that these nodes may spend."""
+        if above is not None:
+            self.root_turn_id, self.depth = above.root_turn_id, above.depth + 1
+            self.limited, self.accounts = above.limited, above.accounts
+            self.remote_above = above.remote or above.remote_above
         if limits is not None:
             self.limited = (self, *self.limited)
             if limits.max_cost_usd is not None:
                 self.accounts = (Account(limits.as_budget(), turn_id), *self.accounts)
-        self.deadline = math.inf
-        """The event loop's time at which the turn's time is up."""
-        self.calls = 0
-        """The calls that the turn and its descendants have started."""
-        self.below = CostSum()
-        """The costs of all descendants."""
-        self.below_usage = _NO_USAGE
-        """The tokens of all descendants."""
         self.children: list[ChildTurn] = []
         """The turns that its tools have started."""
-        self.over = False
-        """Whether the turn has ended. Calls that its tools start later are not its children."""
-        self.refusal = ""
-        """The reason to refuse new calls of its tools: the turn was cancelled, or has failed."""
-        self.remote: RemoteTurn | None = None
-        """The connection to the turn, if another node runs it."""
-        self.remote_above: RemoteTurn | None = None if above is None else above.remote or above.remote_above
-        """The connection to the nearest turn above that another node runs."""
-        self._started = 0
+        self._ended: list[tuple[CostSum, TokenUsage | None]] = []  # attempts that `below` does not have yet
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
-        self._idle: Callable[[], object] | None = None
+
+    @property
+    def below(self) -> CostSum:
+        """The costs of all descendants."""
+        self._sum_up()
+        return self._below
+
+    @property
+    def below_usage(self) -> TokenUsage:
+        """The tokens of all descendants."""
+        self._sum_up()
+        return self._below_usage
+
+    def _sum_up(self) -> None:
+        with _lock:
+            if self._ended:
+                self._take_parts()
+
+    def _take_parts(self) -> None:
+        parts, self._ended = self._ended, []
+        nano = calls = estimated = unpriced = unknown = 0
+        usage = self._below_usage
+        plain, fresh, written, cached, stored, stored_1h = 0, 0, 0, 0, 0, 0
+        for part, each in parts:
+            nano += part.nano_usd
+            calls += part.calls
+            estimated += part.estimated
+            unpriced += part.unpriced
+            unknown += part.unknown
+            if each is None:
+                pass
+            elif (
+                each.source is _REPORTED
+                and each.reasoning_tokens is None
+                and each.details is None
+                and each.upstream_cost_nano_usd is None
+            ):
+                plain += 1
+                fresh += each.input_tokens
+                written += each.output_tokens
+                cached += each.cached_input_tokens
+                stored += each.cache_creation_input_tokens
+                stored_1h += each.cache_creation_1h_input_tokens
+            else:
+                usage += each
+        if plain:  # these are added one by one without an object for each sum
+            usage += TokenUsage(fresh, written, cached, stored, stored_1h)
+        self._below += CostSum(nano, calls, estimated, unpriced, unknown)
+        self._below_usage = usage
 
     def seconds(self, own: float | None) -> float | None:
         """The seconds that the turn has: the least of its own time, its limits, and the rest of the turn above."""
+        above = math.inf if self.above is None else self.above.deadline
+        if above == math.inf and self.limits is None:
+            return own
         given = [own, None if self.limits is None else self.limits.timeout_seconds]
-        if self.above is not None and self.above.deadline < math.inf:
-            given.append(max(self.above.deadline - anyio.current_time(), 0.0))
+        if above < math.inf:
+            given.append(max(above - anyio.current_time(), 0.0))
         return min((each for each in given if each is not None), default=None)
 
     def count(self, part: CostSum, usage: TokenUsage | None) -> None:
@@ -205,17 +269,24 @@ class TreeNode:
             top: TreeNode | None = None
             node: TreeNode | None = self
             while node is not None:
-                node.below += part
-                if usage is not None:
-                    node.below_usage += usage
+                node._ended.append((part, usage))
+                node.spends_below = True
                 top, node = node, node.above
-        if top is not None and top.remote is not None:
+        assert top is not None
+        if len(top._ended) >= MOST_PARTS:
+            node = self
+            while node is not None:
+                node._sum_up()
+                node = node.above
+        if top.remote is not None:
             top.remote.spent(part, usage)
 
     # --- Limits ---
 
     def admit_call(self, *, levels: int = 0) -> None:
         """Count a call, `levels` below this turn. Raises TurnLimitError."""
+        if not self.limited:
+            return
         with _lock:
             for node in self.limited:
                 assert node.limits is not None
@@ -242,6 +313,8 @@ class TreeNode:
 
     def admit_child(self) -> None:
         """Count a turn or a call that a tool of this turn starts. Raises TurnLimitError."""
+        if not self.limited:
+            return
         with _lock:
             for node in self.limited:
                 limits = node.limits
@@ -317,7 +390,7 @@ class Caller:
         tags: The tags of the turn's calls.
         streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
-        beside: Whether the call belongs to the turn itself, such as a summary of its history.
+        internal: Whether the call belongs to the turn itself, such as a summary of its history.
         carry: Returns the facts that another node needs to reach this one; see `trace_context`.
         carried: The facts that the other node has received.
     """
@@ -336,7 +409,7 @@ class Caller:
         tags: Mapping[str, str] = MappingProxyType({}),
         streamed: bool = False,
         trace_parent: str | None = None,
-        beside: bool = False,
+        internal: bool = False,
         carry: Callable[[Caller], Mapping[str, str]] | None = None,
         carried: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -349,8 +422,8 @@ class Caller:
         self.tags = tags
         self.streamed = streamed
         self.trace_parent = trace_parent
-        self.beside = beside
-        self.counted = node.above if beside else node
+        self.internal = internal
+        self.counted = node.above if internal else node
         """The lowest turn for which the call's costs are those of a descendant."""
         self.carry = carry
         self.carried = carried
@@ -359,7 +432,7 @@ class Caller:
         there.
         """
         self._key = key
-        self._tell = tell
+        self._report = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
         self._refusal = ""
 
@@ -380,14 +453,16 @@ class Caller:
 
     def start(self, child: object, cancel: Callable[[], object], turn: ChildTurn | None = None) -> None:
         """Record the start of a turn or a call. Raises TurnLimitError or CancelledError."""
-        self.require()
-        self.node.admit_child()
-        self.node.adopt(self, child, cancel)
+        node = self.node
+        if self._refusal or node.refusal:
+            self.require()
+        node.admit_child()
+        node.adopt(self, child, cancel)
         if turn is None:
             return
         self.note(turn)
-        if self.node.remote is not None:
-            self.node.remote.started(turn)
+        if node.remote is not None:
+            node.remote.started(turn)
 
     def lend(self, turn_id: str, streams: object) -> None:
         """Let readers of the tree find the stream of a child that another engine runs, on its own event loop."""
@@ -400,17 +475,20 @@ class Caller:
     def note(self, turn: ChildTurn) -> None:
         """Record and publish a turn that the tool has started, here or on another node."""
         self.node.children.append(turn)
-        if self._tell is not None and self._home is not None:
+        if self._report is not None and self._home is not None:
             loop, thread = self._home
-            _on_loop(loop, thread, partial(self._publish, turn))
+            if threading.get_ident() == thread:
+                self._report(turn)
+            else:
+                _on_loop(loop, thread, partial(self._publish, turn))
 
     def _publish(self, turn: ChildTurn) -> None:
-        if self._tell is not None:
-            self._tell(turn)
+        if self._report is not None:
+            self._report(turn)
 
     def end(self, refusal: str = "") -> None:
         """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
-        self._tell = self._key = self.runtime = self.carry = (
+        self._report = self._key = self.runtime = self.carry = (
             None  # Tasks that it has left behind keep this object.
         )
         if refusal:
@@ -590,7 +668,7 @@ def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
     if calls is depth is children is nano is seconds is None:
         return None
     return TurnLimits(
-        # What is carried is left for a child. The node stands for its parent, one level higher.
+        # The carried facts are for a child. The node stands for its parent, one level higher.
         max_calls=None if calls is None else calls + 1,
         max_depth=None if depth is None else depth + 1,
         max_children=None if children is None else max(children, 0),

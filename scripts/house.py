@@ -24,13 +24,12 @@ ROOMS = ("bus", "adapters", "tracestore", "engine")
 ANNEXES = (
     *("adapters/cassettes.py", "adapters/conformance"),
     *("adapters/providers/cassette", "adapters/providers/local", "adapters/providers/scripted"),
-    *("tracestore/nodes.py", "tracestore/postgres", "tracestore/shipping"),
+    *("tracestore/foreign.py", "tracestore/nodes.py", "tracestore/postgres", "tracestore/shipping"),
     *("engine/cli", "engine/gateway", "engine/imports", "engine/mcp", "engine/nodes", "engine/web_view"),
 )
-"""Parts that a reader of the rest, the core, need not know: the command line, the live view, the gateway,
-imports, MCP servers, nodes,
-PostgreSQL and shipping, the testing kit and the local model. Images and videos are core: an adapter offers them as
-it offers conversations."""
+"""Parts that a reader of the rest, the core, need not know: the command line, the live view, the gateway, imports,
+MCP servers, nodes, PostgreSQL and shipping, the testing kit and the local model. Images and videos are core: an
+adapter offers them as it offers conversations."""
 
 CALL_TARGETS = {"files": "60", "functions": "", "awaiting frames": "18", "tasks": "2"}
 

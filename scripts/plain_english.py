@@ -2,6 +2,7 @@
 
     python scripts/plain_english.py               README, docs and the other pages
     python scripts/plain_english.py --docstrings  docstrings of the rooms
+    python scripts/plain_english.py --comments    comments of the rooms
     python scripts/plain_english.py --messages    texts of errors, warnings, log lines, reports and the live view
     python scripts/plain_english.py --help-texts  help texts of the command line
     python scripts/plain_english.py --count       figures only
@@ -21,6 +22,7 @@ import ast
 import re
 import statistics
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -44,6 +46,7 @@ _FENCE = re.compile(r"^(```|~~~)")
 _MARK = re.compile(r"^<!-- plain(?P<range>, from here)?: \S.* -->$")
 _RANGE_END = "<!-- plain, to here -->"
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
+_DOCSTRING_ITEM = re.compile(r"^ *(?:[-*] |\d+\. |\w+: |[A-Z]\w+:$|\S+(?: \S+)* {2,}\S)")
 _DELIMITER_ROW = re.compile(r"^\|[\s:|-]+\|$")
 _CELL_END = re.compile(r"(?<!\\)\|")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_`\[A-Z0-9])")
@@ -54,6 +57,7 @@ _CODES = re.compile(r"`code`(?:(?:,? and |,? or |, |; )`code`)+")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _TAG = re.compile(r"<[^>]+>")
 _EXEMPT_LINE = re.compile(r"#.*\bplain: \S")
+_TOOL_COMMENT = re.compile(r"# *(?:noqa|type: |plain: |pragma|fmt: |mypy: |pyright: |ruff: |---)|#!")
 _SQL = re.compile(
     r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|FROM|WHERE|JOIN|ORDER BY|GROUP BY|WITH|AND|CASE|BEGIN|PRAGMA)\b"
 )
@@ -222,10 +226,50 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _of_docstring(value: str, name: str, line: int) -> Iterator[Text]:
+    """The paragraphs without code. An argument, a list item and a table row are a text each."""
     for paragraph in value.split("\n\n"):
-        text = paragraph.replace("``", "`").strip()
-        if not paragraph.lstrip("\n").startswith("     " * 2) and text:
-            yield Text(name, line + value.count("\n", 0, value.find(paragraph)), text)
+        lines: list[str] = []
+        first = line
+        if not paragraph.lstrip("\n").startswith("     " * 2):
+            for number, part in enumerate(paragraph.replace("``", "`").splitlines(), line):
+                if lines and _DOCSTRING_ITEM.match(part):
+                    yield _docstring_text(lines, name, first)
+                    lines = []
+                first = first if lines else number
+                lines += [part.strip()] if part.strip() else []
+        if lines:
+            yield _docstring_text(lines, name, first)
+        line += paragraph.count("\n") + 2
+
+
+def _docstring_text(lines: list[str], name: str, line: int) -> Text:
+    text = "\n".join(lines)
+    return Text(name, line, _LIST_ITEM.sub("", text, count=1), is_item=_LIST_ITEM.match(text) is not None)
+
+
+def of_comments(folders: Iterable[Path]) -> Iterator[Text]:
+    """All comments, without marks for tools, heads of sections, and drawings.
+
+    Comments on consecutive lines are one text, up to an empty one or a list item.
+    """
+    for file in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        with file.open("rb") as source:
+            found = [token for token in tokenize.tokenize(source.readline) if token.type == tokenize.COMMENT]
+        lines: list[str] = []
+        first, last, place = 0, 0, file.relative_to(ROOT).as_posix()
+        for token in found:
+            words, number = token.string[1:], token.start[0]
+            text = "" if _TOOL_COMMENT.match(token.string) or words.startswith("   ") else words.strip()
+            alone = token.line.lstrip().startswith("#")
+            if lines and (not text or not alone or number != last + 1 or _DOCSTRING_ITEM.match(text)):
+                yield _docstring_text(lines, place, first)
+                lines = []
+            if text:
+                first = first if lines else number
+                lines.append(text)
+                last = number if alone else 0
+        if lines:
+            yield _docstring_text(lines, place, first)
 
 
 def of_messages(folders: Iterable[Path]) -> Iterator[Text]:
@@ -294,12 +338,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="Markdown files; default: all pages")
     parser.add_argument("--docstrings", action="store_true", help="check the docstrings of the rooms instead")
+    parser.add_argument("--comments", action="store_true", help="check the comments of the rooms instead")
     parser.add_argument("--messages", action="store_true", help="check errors, warnings, logs and reports instead")
     parser.add_argument("--help-texts", action="store_true", help="check the command line's help instead")
     parser.add_argument("--count", action="store_true", help="print figures only")
     arguments = parser.parse_args()
     if arguments.docstrings:
         texts = list(of_docstrings(ROOT / room for room in ROOMS))
+    elif arguments.comments:
+        texts = list(of_comments(ROOT / room for room in ROOMS))
     elif arguments.messages:
         texts = list(of_messages(ROOT / room for room in ROOMS))
     elif arguments.help_texts:

@@ -73,31 +73,33 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
-    """The JSON of each event, without any content. Nearly all are encoded in one pass."""
+    """The JSON of each event, without any content."""
+    encode = _encoder.encode
     try:
-        texts = _encoder.encode_lines([_bare(envelope.data) for envelope in envelopes]).decode().split("\n")
-        if len(texts) == len(envelopes) + 1:  # Raw JSON of a provider may contain line breaks.
-            return texts[:-1]
+        return [encode(_bare(envelope.data)).decode() for envelope in envelopes]
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
-        pass  # one of them needs care, and has it below
-    return [encode_event(envelope.data).decode("utf-8", "replace") for envelope in envelopes]
+        # one of them needs care
+        return [encode_event(envelope.data).decode("utf-8", "replace") for envelope in envelopes]
 
 
 def _bare(event: Event) -> msgspec.Struct | msgspec.Raw:
     """The event without content, in the form that is encoded."""
-    if _is_stored_as_it_is(type(event)):
-        return event
     if type(event) is SessionMessageAppended:  # two in every turn
-        return _without_content(event)
-    return msgspec.Raw(encode_event(event))
+        return _bare_message(event)
+    return event if _is_stored_as_it_is(type(event)) else msgspec.Raw(encode_event(event))
+
+
+def _bare_message(event: SessionMessageAppended) -> _BareAppended:
+    message, unset = event.message, msgspec.UNSET
+    return _BareAppended(
+        event.position, _BareMessage(message.role, message.id, (), message.steers or unset), event.epoch or unset
+    )
 
 
 def _without_content(event: SessionMessageAppended | SessionConfigured | ToolProgress) -> msgspec.Struct:
     match event:
         case SessionMessageAppended():
-            message = event.message
-            bare = _BareMessage(message.role, message.id, steers=message.steers or msgspec.UNSET)
-            return _BareAppended(event.position, bare, event.epoch or msgspec.UNSET)
+            return _bare_message(event)
         case SessionConfigured():
             return _BareConfigured(event.history, event.begins, epoch=event.epoch or msgspec.UNSET)
         case ToolProgress():
@@ -130,28 +132,34 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
     """
     try:
         lines = as_text(_encoder.encode_lines([_line_of(envelope) for envelope in envelopes]))
-        if lines.count(b"\n") == len(envelopes):  # Raw JSON of a provider may contain line breaks.
+        if _has_lines(lines, len(envelopes)):  # Raw JSON of a provider may contain line breaks.
             return lines
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
         pass  # one of them needs care, and has it below
     return b"".join(map(encode_line, envelopes))
 
 
+def _has_lines(data: bytes, number: int) -> bool:
+    """Whether there are so many lines. `find` is several times faster than `count`, which looks at each byte."""
+    end = -1
+    for _ in range(number):
+        end = data.find(b"\n", end + 1)
+    return end == len(data) - 1
+
+
 def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
     """An envelope in the form that is encoded as a line."""
     event = envelope.data
-    if _is_stored_as_it_is(type(event)):
-        return envelope
     if type(event) is SessionMessageAppended:  # two in every turn
-        return msgspec.structs.replace(envelope, data=_without_content(event))
-    return msgspec.Raw(encode_line(envelope)[:-1])
+        return msgspec.structs.replace(envelope, data=_bare_message(event))
+    return envelope if _is_stored_as_it_is(type(event)) else msgspec.Raw(encode_line(envelope)[:-1])
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_stored_as_it_is(kind: type[Event]) -> bool:
     config = kind.__struct_config__
-    says_its_topic = config.tag_field == "type" and not config.array_like
-    return says_its_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
+    has_topic = config.tag_field == "type" and not config.array_like
+    return has_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
 
 
 def _encode_line_the_hard_way(stored: StoredEnvelope) -> bytes:

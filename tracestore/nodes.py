@@ -265,7 +265,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """The previous owner; None for a session without one."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session that can't be claimed, because its owner is running."""
 
     by: Owner
@@ -296,7 +296,7 @@ class OwnershipTables(Protocol):
         """Mark a node as stopped, so that others need not wait for the end of its lease."""
         ...
 
-    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | Held:
+    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | HeldSession:
         """Give a session to a node, unless another owner is alive and has not released it."""
         ...
 

@@ -62,7 +62,7 @@ class _JumpingSelector(selectors.DefaultSelector):
                 ready = super().select(None)
             else:
                 self.loop.now += timeout
-        self.loop.refuse_stranger()
+        self.loop.refuse_untracked_thread()
         return ready
 
 
@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now = 0.0
         self._awaited: set[asyncio.Future[Any]] = set()
-        self._stranger: str | None = None
+        self._untracked_thread: str | None = None
         self._ending = False
         selector = _JumpingSelector()
         selector.loop = self
@@ -109,13 +109,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         caller = threading.current_thread()
         known = caller.name == "AnyIO worker thread" or _works_in_threads(getattr(callback, "__globals__", {}))
         if self.is_running() and not (known or self._ending or _runs_here(self)):
-            self._stranger = caller.name
+            self._untracked_thread = caller.name
         return super().call_soon_threadsafe(callback, *args, context=context)
 
-    def refuse_stranger(self) -> None:
+    def refuse_untracked_thread(self) -> None:
         """Raise RuntimeError, once, if an untracked thread has called."""
-        if (name := self._stranger) is not None:
-            self._stranger = None
+        if (name := self._untracked_thread) is not None:
+            self._untracked_thread = None
             raise RuntimeError(
                 f"the thread {name!r} works for a loop with virtual time, which does not wait for it. "
                 f"Run the test in real time, on the backend 'asyncio'"

@@ -51,7 +51,7 @@ from ..requests.fitted import WireCall
 from ..transport.http1_connection import WaitScope
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
 from .classify import error_without_status, find_error
-from .retry import retry_delay, tell_retry
+from .retry import log_retry, retry_delay
 from .wire import HttpClient
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class HttpAttempts:
     """The number of attempts that followed a repair or a new key. They don't count as retries."""
     rate_limit: RateLimitInfo | None = None
     """The limits in the headers of the current attempt's reply."""
-    _first_event_told = False
+    _first_event_reported = False
     _known_key: KnownKey | None = None  # the key of the current attempt
     _limit: Limit | None = None
     _moving: MovingDeadline | None = None  # the deadline of the current step
@@ -150,7 +150,7 @@ class HttpAttempts:
             self._key = self._choose_key() or self._key
         self.attempt += 1
         self.sent = False
-        self._first_event_told = False
+        self._first_event_reported = False
         self.rate_limit = None
         self.prepare_attempt()
         self.report(AttemptStarted(self.attempt, self._next_reason, self._key.name))
@@ -176,8 +176,8 @@ class HttpAttempts:
 
     def first_event(self, headers: Mapping[str, str]) -> None:
         """Report the first content of the attempt's reply and its rate limits, once."""
-        if not self._first_event_told:
-            self._first_event_told = True
+        if not self._first_event_reported:
+            self._first_event_reported = True
             self.rate_limit = self.client.rate_limit(headers)
             self.report(AttemptFirstEvent(self.attempt, self.rate_limit))
 
@@ -255,7 +255,7 @@ class HttpAttempts:
             raise error
         self._next_reason = "retry"
         next_attempt = self._failed(error, delay)
-        tell_retry(policy, error, self.attempt, delay)
+        log_retry(policy, error, self.attempt, delay)
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
         await self._wait_for_next(next_attempt)
 
@@ -415,7 +415,7 @@ async def fetch(
         headers = masked_headers(reply.headers, client.secrets)
         return _read(client, body, headers, read), SingleReply(body, headers)
     except AdapterError as error:
-        if call.once and not came_to_nothing(error):
+        if call.once and not was_not_processed(error):
             raise _unknown_outcome(client.name, error) from error
         raise
 
@@ -438,7 +438,7 @@ def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
     return None if found is None else error_without_status(found, client.wire.error_codes, client.name)
 
 
-def came_to_nothing(error: AdapterError) -> bool:
+def was_not_processed(error: AdapterError) -> bool:
     """Whether the provider certainly did not run a request that ended with this error."""
     status = error.provider_status
     if isinstance(error, NetworkError) and error.before_sending:

@@ -145,7 +145,7 @@ class HttpCall(HttpAttempts):
             return request
         return msgspec.structs.replace(request, capabilities=self.wire.get_capabilities(request.wire_model))
 
-    def go_on(self) -> bool:
+    def continue_reply(self) -> bool:
         """Let the next attempt continue the reply that broke off. False if it can't be continued."""
         from ..replies.whole import text_alone
 
@@ -201,7 +201,7 @@ class HttpCall(HttpAttempts):
                 assembler.relay.body(body)
         try:
             try:
-                body.decode()  # before any content is accepted: msgspec does not check what is kept raw
+                body.decode()  # before any content is accepted: msgspec does not check raw parts
                 wire.read_reply(body, reply.headers, assembler)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 repaired = repair_body(body)
@@ -252,7 +252,7 @@ class HttpCall(HttpAttempts):
             latency_ms=self.elapsed_ms(),
             response_id=None if response_id is None else masked(response_id, hidden),
             warnings=written.warnings + tuple(assembler.warnings),
-            rate_limit=self.rate_limit if self._first_event_told else client.rate_limit(headers),
+            rate_limit=self.rate_limit if self._first_event_reported else client.rate_limit(headers),
             provider_request_id=None if provider_request_id is None else masked(provider_request_id, hidden),
             raw=None if assembler.raw is None else assembler.raw.reply(hidden),
         )

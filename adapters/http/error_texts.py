@@ -120,7 +120,7 @@ def error_of_words(message: str, status: int | None, *, certain: bool) -> type[A
 
 
 LITELLM_CODES: Mapping[str, type[AdapterError]] = {
-    # of exceptions; those that agree with their status need no entry
+    # Of exceptions. A code that agrees with its status needs no entry.
     "ContextWindowExceededError": ContextOverflowError,
     "ContentPolicyViolationError": ContentFilterError,
     "BudgetExceededError": QuotaExceededError,

@@ -96,7 +96,7 @@ class EventRelay:
         self._take((b"", body))
 
     def forwarding(self, decoder: BodyDecoder, repeats: Callable[[bytes], bool]) -> BodyDecoder:
-        """A decoder that passes its events on, except those that another connection delivered already."""
+        """A decoder that passes its events on, except events that another connection delivered already."""
         return _ForwardingDecoder(decoder, self, repeats)
 
     def event(self, event: SseEvent) -> None:

@@ -31,7 +31,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
 from ..contract import CanonicalRequest
-from ..requests.content import bared_blocks, tell_tools, without_reasoning
+from ..requests.content import bared_blocks, tools_as_text, without_reasoning
 from ..requests.settings import stated_limit
 from .classify import read_error_value
 from .error_texts import unwrapped
@@ -205,7 +205,7 @@ def find_repair(
         if found is not None:
             return found
     if "tool_pairs" not in done:
-        return _with_told_tools(request, tool_ids, messages, rules, provider)
+        return _with_tools_as_text(request, tool_ids, messages, rules, provider)
     return None
 
 
@@ -361,7 +361,7 @@ def _holds(value: Json, key: str) -> bool:
 # --- Tool calls and results ---
 
 
-def _with_told_tools(
+def _with_tools_as_text(
     request: CanonicalRequest,
     tool_ids: Mapping[str, str],
     messages: list[str],
@@ -377,9 +377,9 @@ def _with_told_tools(
     calls = {block.id: block for message in request.messages for block in message.tool_uses}
     named = match.groupdict().get("ids")
     wire_ids = set(re.findall(r"[A-Za-z0-9_.:-]*[A-Za-z0-9_]", named)) if named is not None else None
-    told = {own: call for own, call in calls.items() if wire_ids is None or tool_ids.get(own, own) in wire_ids}
-    repaired = tuple(tell_tools(request.messages, told, wire_ids or set()))
+    as_text = {own: call for own, call in calls.items() if wire_ids is None or tool_ids.get(own, own) in wire_ids}
+    repaired = tuple(tools_as_text(request.messages, as_text, wire_ids or set()))
     if repaired == request.messages:
         return None
-    said = f"it did not accept a tool call or its result; {len(told)} of them were sent as text"
+    said = f"it did not accept a tool call or its result; {len(as_text)} of them were sent as text"
     return Repair("tool_pairs", msgspec.structs.replace(request, messages=repaired), (), _warning(provider, said))

@@ -61,7 +61,7 @@ async def retry(
             delay = retry_delay(error, retries, max_retries, chosen, clock.random())
             if delay is None:
                 raise
-            tell_retry(chosen, error, retries + 1, delay)
+            log_retry(chosen, error, retries + 1, delay)
         await anyio.sleep(delay)
         retries += 1
 
@@ -96,7 +96,7 @@ def retry_delay(
     return min(hint, policy.max_delay)
 
 
-def tell_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: float) -> None:
+def log_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: float) -> None:
     """Notify the policy's observer. Its own failure must not affect the call."""
     if policy.on_retry is None:
         return
@@ -178,10 +178,10 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
 
     A limit without a unit is OpenRouter's, with a fixed window.
     """
-    told = _LIMITS.keys() & headers.keys()
-    if not told:
+    reported = _LIMITS.keys() & headers.keys()
+    if not reported:
         return None
-    found = {_LIMITS[header]: headers[header] for header in told}
+    found = {_LIMITS[header]: headers[header] for header in reported}
     return RateLimitInfo(
         requests_limit=_limit(found.get("limit-requests") or found.get("limit")),
         requests_remaining=_limit(found.get("remaining-requests") or found.get("remaining")),

@@ -296,7 +296,7 @@ class HttpStream:
         reply, normaliser = self._reply, self._normaliser
         if type(error) is not StreamError:
             return error
-        found = find_error(normaliser.stray) if isinstance(normaliser, EventNormaliser) else None
+        found = find_error(normaliser.other_lines) if isinstance(normaliser, EventNormaliser) else None
         if found is not None:
             return error_without_status(found, self._call.wire.error_codes, self._client.name)
         if self._delivered or reply is None:
@@ -354,18 +354,18 @@ class HttpStream:
                 self._call.ended = True
                 self._failure = final
             return
-        if self._call.request.continue_broken and await self._goes_on(error):
+        if self._call.request.continue_broken and await self._continues(error):
             return
         self._call.identify(error)
         self._end_early(StopReason.ERROR)
         error.content, error.usage = self._call.assembler.final_content, self._call.assembler.usage
         self._failure = error
 
-    async def _goes_on(self, error: AdapterError) -> bool:
+    async def _continues(self, error: AdapterError) -> bool:
         """Whether another attempt continues the reply that broke off, or the call ended while it waited."""
         call = self._call
         before = call.request, call.written, call.broken
-        if not call.go_on():
+        if not call.continue_reply():
             return False
         try:
             await call.back_off_or_raise(error)

@@ -35,7 +35,7 @@ from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.usage import StopReason
 
 from ..contract import AttemptAccepted, AttemptObserver, CanonicalRequest, CanonicalResponse
-from ..http.attempts import came_to_nothing
+from ..http.attempts import was_not_processed
 from ..http.call import HttpCall
 from ..http.retry import PollPolicy, backoff_delay, is_passing
 from ..http.stream import EventWait
@@ -226,7 +226,7 @@ class BackgroundCall(HttpCall):
                 events = await self._read(normaliser, waits)
             except AdapterError as error:
                 await self.close_connection()
-                if normaliser.told or self.cancelled or self.out_of_time() or not normaliser.response_id:
+                if normaliser.announced or self.cancelled or self.out_of_time() or not normaliser.response_id:
                     raise self._unless_unknown(error) from error
                 if isinstance(error, RequestTimeoutError):
                     self.answered()  # it was only silent
@@ -253,8 +253,8 @@ class BackgroundCall(HttpCall):
 
     async def _attach(self, normaliser: NumberedNormaliser) -> None:
         """Request the stream after its last event. If there is no stream, no reply is open afterwards."""
-        began_anew = normaliser.number is None and self.assembler.started
-        while self.streamed and not began_anew:
+        restarted = normaliser.number is None and self.assembler.started
+        while self.streamed and not restarted:
             try:
                 reply = await self._open(self._wire.attach(self.response_id, normaliser.number))
                 if "json" in reply.headers.get("content-type", ""):  # the reply itself, for polling
@@ -311,7 +311,7 @@ class BackgroundCall(HttpCall):
 
     def _unless_unknown(self, error: AdapterError) -> AdapterError:
         """The error, or OutcomeUnknownError if the request was sent and its reply may be in progress."""
-        if self.response_id or self.cancelled or came_to_nothing(error):
+        if self.response_id or self.cancelled or was_not_processed(error):
             return error
         said = f"{self.client.name}: the request was sent. Its reply may run in the background and be billed"
         unknown = OutcomeUnknownError(f"{said}: {error}", provider_status=error.provider_status)

@@ -344,15 +344,15 @@ def unanswered(job: BatchJob, *, short: bool = False) -> AdapterError:
         case "expired" if not short:
             return expired_item(job.provider)
         case "failed":
-            told = job.error or AdapterError(f"batch {job.id} failed", provider=job.provider)
+            failure = job.error or AdapterError(f"batch {job.id} failed", provider=job.provider)
             return not_billed(
-                type(told)(
-                    str(told),
-                    provider=told.provider,
-                    provider_status=told.provider_status,
-                    provider_code=told.provider_code,
-                    provider_message=told.provider_message,
-                    retryable=told.retryable,
+                type(failure)(
+                    str(failure),
+                    provider=failure.provider,
+                    provider_status=failure.provider_status,
+                    provider_code=failure.provider_code,
+                    provider_message=failure.provider_message,
+                    retryable=failure.retryable,
                 )
             )
         case _:

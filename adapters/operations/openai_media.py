@@ -1,7 +1,7 @@
 """OpenAI's images API, ``/v1/images``, and compatible servers.
 
-Limits from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or JPEG, a
-prompt of 32,000 characters, and each family's sizes and qualities. Unlisted models have only these general limits.
+Limits from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or JPEG, and a
+prompt of 32,000 characters. Each family has its sizes and qualities. Unlisted models have only the general limits.
 Input tokens are of text and images, output tokens of images, and of text if reported. Servers without counts are
 priced by image.
 """
@@ -309,8 +309,8 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         status = _STATUSES.get(video.status, "in_progress")
         warnings: tuple[CallWarning, ...] = ()
         if video.status not in _STATUSES:
-            said_so = f"the job's status is {video.status!r}, which is unknown. It is treated as in progress"
-            warnings = (CallWarning(WarningCode.UNKNOWN_STATUS, said_so),)
+            warning_text = f"the job's status is {video.status!r}, which is unknown. It is treated as in progress"
+            warnings = (CallWarning(WarningCode.UNKNOWN_STATUS, warning_text),)
         named = video.model or model
         said = VideoTerms(_seconds(video.seconds) or terms.seconds, video.size or terms.size, terms.audio)
         made = known_terms(said, self.capabilities(named))

@@ -273,8 +273,8 @@ class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
     def _one(self, job_id: str) -> str:
         return f"{self._jobs}/{quote(job_id, safe='')}"
 
-    def _failure(self, told: Json, provider: str) -> AdapterError:
-        return error_without_status(read_error_value(told), self.codes, provider)
+    def _failure(self, reported: Json, provider: str) -> AdapterError:
+        return error_without_status(read_error_value(reported), self.codes, provider)
 
 
 def places(output: str | None, error: str | None) -> dict[str, str]:
@@ -298,8 +298,8 @@ def _read_line(text: bytes, provider: str, codes: Mapping[str, ErrorType]) -> Ba
     if isinstance(line.error, dict) and line.error.get("code") == _EXPIRED:
         return BatchLine(line.custom_id, error=expired_item(provider))
     if response is not None and line.error is None:
-        told: Json = msgspec.json.decode(response.body)
-        return BatchLine(line.custom_id, error=error_of_item(told, provider, codes, response.status_code))
+        reported: Json = msgspec.json.decode(response.body)
+        return BatchLine(line.custom_id, error=error_of_item(reported, provider, codes, response.status_code))
     status = None if response is None else response.status_code
     return BatchLine(line.custom_id, error=error_of_item(line.error, provider, codes, status))
 
@@ -401,8 +401,8 @@ class OpenAIBatches(FileBatches, frozen=True, kw_only=True):
         problems = (batch.errors.data if batch.errors is not None else None) or []
         error = None
         if batch.status == "failed":
-            told: Json = {"code": problems[0].code, "message": problems[0].message} if problems else {}
-            error = self._failure(told, provider)
+            reported: Json = {"code": problems[0].code, "message": problems[0].message} if problems else {}
+            error = self._failure(reported, provider)
         return BatchJob(
             id=batch.id,
             provider=provider,

@@ -208,7 +208,7 @@ class NumberedNormaliser(StreamNormaliser, Protocol):
     """The provider's id of the reply; empty until known."""
     number: int | None
     """The number of the last event; None if there is none or the server sends no numbers."""
-    told: bool
+    announced: bool
     """Whether `error` comes from the provider, not from the connection."""
 
     def reopen(self) -> None:

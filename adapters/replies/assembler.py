@@ -1,12 +1,11 @@
 """The assembler: canonical events from a provider's fragments.
 
 - One block is open at a time. Its events are contiguous, and indexes only grow.
-- The first fragment of a later block closes the open block, if that block may be complete: text and reasoning
-  opened with `implicit_end`, and a tool call with a whole JSON object of arguments.
+- The first fragment of a later block closes the open block, if that block may be complete. Complete may be text
+  and reasoning opened with `implicit_end`, and a tool call with a whole JSON object of arguments.
 - Otherwise the later fragments are held until the open block ends. `finish` emits the rest in the blocks' order.
-- `message.start` and the provider's other data are held until the first content, so an attempt that fails before
-it
-  leaves no trace.
+- `message.start` and the provider's other data are held until the first content. So an attempt that fails before
+  it leaves no trace.
 - Text for a closed block opens a new block. Arguments for a closed tool call are reported in `warnings`.
 """
 
@@ -286,8 +285,8 @@ class Assembler:
     def provider_event(self, kind: str, raw: Json) -> None:
         """Add the provider's other data. They are held until the reply starts."""
         if not self.complete:
-            told = ProviderEvent(kind, raw, self.message_id)
-            (self._ready if self.started else self._early).append(told)
+            reported = ProviderEvent(kind, raw, self.message_id)
+            (self._ready if self.started else self._early).append(reported)
 
     def warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
@@ -369,7 +368,7 @@ class Assembler:
             if not any(warning.message == message for warning in self.warnings):
                 self.warn(WarningCode.BODY_MENDED, message)
 
-    def end_unsaid(self) -> None:
+    def warn_no_stop_reason(self) -> None:
         """Warn that the reply gives no stop reason."""
         self.warn(WarningCode.NO_STOP_REASON, "the provider sent no stop reason")
 

@@ -185,22 +185,22 @@ class SseDecoder:
         self._name = b""
         self._data: list[bytes] = []
         self._data_size = 0
-        self._stray: list[bytes] = []
-        self._stray_size = 0
+        self._other_lines: list[bytes] = []
+        self._other_size = 0
         self._named_at = 0  # the number of stray lines when the event got its name
 
     @property
-    def stray(self) -> bytes:
+    def other_lines(self) -> bytes:
         """The first 64 KiB of lines outside of events: some servers end a stream with a bare error."""
-        return b"\n".join(self._stray)
+        return b"\n".join(self._other_lines)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        amid = self._pieces or self._data or self._name or self._at_start
+        is_partial = self._pieces or self._data or self._name or self._at_start
         if b"\r" in chunk or self._after_cr:
-            if not amid and not self._after_cr and len(chunk) <= MAX_EVENT_BYTES:
+            if not is_partial and not self._after_cr and len(chunk) <= MAX_EVENT_BYTES:
                 return self._feed_crlf_events(chunk)
             chunk = self._normalise_line_ends(chunk)
-        if amid:
+        if is_partial:
             end = chunk.find(b"\n\n") + 2  # the end of an event from an earlier chunk
             if end == 1 or len(chunk) > MAX_EVENT_BYTES:
                 return self._feed_lines(chunk)
@@ -292,12 +292,12 @@ class SseDecoder:
                     self._data = []
                     self._data_size = 0
                 elif self._name == b"error":
-                    events.append((self._name, b"\n".join(self._stray[self._named_at :])))
-                    del self._stray[self._named_at :]
+                    events.append((self._name, b"\n".join(self._other_lines[self._named_at :])))
+                    del self._other_lines[self._named_at :]
                 self._name = b""
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
-                self._named_at = len(self._stray)
+                self._named_at = len(self._other_lines)
             elif line.startswith(b"error:"):
                 self._name = b"error"
                 self._data.append(line[6:].strip())
@@ -305,9 +305,9 @@ class SseDecoder:
             elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server omitted the colon
                 self._data.append(line[4:].lstrip())
                 self._data_size += len(line)
-            elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
-                self._stray.append(line[:MAX_STRAY_BYTES])
-                self._stray_size += len(line)
+            elif not line.startswith((b":", b"id:", b"retry:")) and self._other_size < MAX_STRAY_BYTES:
+                self._other_lines.append(line[:MAX_STRAY_BYTES])
+                self._other_size += len(line)
         if self._data_size > MAX_EVENT_BYTES:
             raise too_large(MAX_EVENT_BYTES, "an event of the reply")
         return events

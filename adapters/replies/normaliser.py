@@ -51,9 +51,9 @@ class EventNormaliser(ABC):
         self._read_with(decoder)
 
     @property
-    def stray(self) -> bytes:
+    def other_lines(self) -> bytes:
         """The lines outside of events, such as a bare error."""
-        return self._lines.stray if isinstance(self._lines, SseDecoder) else b""
+        return self._lines.other_lines if isinstance(self._lines, SseDecoder) else b""
 
     def _read_with(self, decoder: BodyDecoder) -> None:
         kept = self.assembler.raw

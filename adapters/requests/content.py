@@ -11,6 +11,7 @@ import re
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
@@ -32,6 +33,8 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.messages import Message, Role
+
+B = TypeVar("B", bound=ContentBlock)
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
@@ -386,26 +389,54 @@ def _is_signed(extra: Json) -> bool:
     return isinstance(google, dict) and "thought_signature" in google and extra != _EXTRA
 
 
+# --- The provider of opaque data ---
+
+
+def of_provider(messages: tuple[Message, ...], known_as: str, name: str) -> tuple[Message, ...]:
+    """Messages whose opaque data is that of a provider under its own name, in place of its protocol's."""
+    if known_as == name:
+        return messages
+    return tuple(
+        msgspec.structs.replace(message, content=content_of_provider(message.content, known_as, name))
+        for message in messages
+    )
+
+
+def content_of_provider(content: Iterable[B], known_as: str, name: str) -> tuple[B, ...]:
+    """The same for blocks."""
+    return tuple(_of_provider(block, known_as, name) for block in content)
+
+
+def _of_provider(block: B, known_as: str, name: str) -> B:
+    changed: dict[str, Any] = {}
+    raw = getattr(block, "provider_raw", None)
+    if raw is not None and raw.provider == known_as:
+        changed["provider_raw"] = msgspec.structs.replace(raw, provider=name)
+    if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+        changed["content"] = content_of_provider(block.content, known_as, name)
+    return msgspec.structs.replace(block, **changed) if changed else block
+
+
 # --- Exchanges of tools in words ---
 
 
-def tell_tools(
-    messages: Iterable[Message], told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
+def tools_as_text(
+    messages: Iterable[Message], calls: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
 ) -> Iterator[Message]:
     """The messages with these calls and their results as text."""
     for message in messages:
         match message.role:
             case Role.ASSISTANT:
-                kept = tuple(block for block in message.content if not _is_told(block, told, wire_ids))
+                kept = tuple(block for block in message.content if not _is_text(block, calls, wire_ids))
                 if kept != message.content:  # reasoning is bound to the blocks after it
                     kept = tuple(
                         block for block in kept if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
                     )
             case Role.TOOL:
                 results = [block for block in message.content if isinstance(block, ToolResultBlock)]
-                kept = tuple(block for block in results if block.tool_use_id not in told)
+                kept = tuple(block for block in results if block.tool_use_id not in calls)
                 yield from (
-                    _told(told[block.tool_use_id], block) for block in results if block.tool_use_id in told
+                    _as_text(calls[block.tool_use_id], block) for block in results if block.tool_use_id in calls
                 )
             case _:
                 kept = message.content
@@ -415,17 +446,17 @@ def tell_tools(
             yield msgspec.structs.replace(message, content=kept)
 
 
-def _is_told(block: ContentBlock, told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]) -> bool:
+def _is_text(block: ContentBlock, calls: Mapping[str, ToolUseBlock], wire_ids: Collection[str]) -> bool:
     match block:
         case ToolUseBlock():
-            return block.id in told
+            return block.id in calls
         case OpaqueBlock():
             return block.provider_raw.data.get("call_id") in wire_ids
         case _:
             return False
 
 
-def _told(call: ToolUseBlock, result: ToolResultBlock) -> Message:
+def _as_text(call: ToolUseBlock, result: ToolResultBlock) -> Message:
     arguments = msgspec.json.encode(call.input, order="deterministic").decode()
     how = "failed" if result.is_error else "answered"
     said = TextBlock(f"The tool {call.name} was called with {arguments} and {how}:")

@@ -213,8 +213,8 @@ def read_decision(text: str) -> Decision:
             return Decision("answer", answer)
         case {"answer": answer}:
             return Decision("answer", msgspec.json.encode(answer).decode())
-        case None if begun := _BEGUN_CALL.match(text):
-            return Decision("broken_call", text, tool=begun[1])
+        case None if started := _BEGUN_CALL.match(text):
+            return Decision("broken_call", text, tool=started[1])
         case _:
             return Decision("answer", text)
 
@@ -257,11 +257,11 @@ def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) ->
         return wire.write_request(request, stream=stream)
     check_demands(request, request.capabilities, wire.name)  # the emulated request demands no tools any more
     call = wire.write_request(emulated.request, stream=stream)
-    losses = (*_told(request, wire.name), *call.losses)
+    losses = (*_losses(request, wire.name), *call.losses)
     return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=losses)
 
 
-def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
+def _losses(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
     """The calls and results of the history as text."""
     reason = "tools are emulated, so it is sent as text"
     for message in request.messages:

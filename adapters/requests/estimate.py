@@ -32,7 +32,7 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, ToolDefinition, plain_texts
+from callboard.bus.values.messages import Message, ToolDefinition, beginning_of, plain_texts
 
 from ..provider import provider_named
 from .content import image_pixels, repair_object
@@ -176,6 +176,11 @@ def count(
     if system_prompt:
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
+    beginning = beginning_of(messages)
+    if beginning is not None:
+        made = beginning.form(f"{vocabulary}_tokens", lambda text, _: text_tokens(text, vocabulary))
+        counts[_TEXT] += sum(made)
+        messages = messages[len(made) :]
     texts = plain_texts(messages)
     counts[_TEXT] += tokens_of_all(filter(None, texts), vocabulary)
     if None in texts:

@@ -25,7 +25,7 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message, cached_form
+from callboard.bus.values.messages import CallWarning, Message, beginning_of
 
 from ..contract import AdapterCapabilities
 from .content import WEB, encode_json, is_empty, is_unowned, media_type_of
@@ -198,8 +198,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
     def log(self) -> None:
         """Log one warning for each loss, without content."""
         for loss in self.losses:
-            told = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
-            _log.warning("content_dropped", **told)
+            fields = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
+            _log.warning("content_dropped", **fields)
         if self.losses and not self.may_lose:
             reasons = "; ".join(dict.fromkeys(warning.message for warning in self.warnings))
             raise CapabilityError(f"the history can't be sent without a loss: {reasons}", provider=self.adapter)
@@ -211,22 +211,21 @@ them.
 """
 
 
-def encoded_form(name: str, make: Callable[[Message, str], JsonObject]) -> Callable[[FittedHistory], list[Json]]:
-    """The JSON of a history's plain messages in one protocol, except the `RECENT` ones. See `cached_form`.
+def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> list[Json]:
+    """The JSON of a history's beginning in one protocol, without the `RECENT` messages. See `Beginning`.
 
     Args:
+        history: The history.
         name: The protocol.
-        make: Makes the wire's message of a plain message and its text.
+        make: Makes the wire's message of a plain text and its place. User and model alternate; the user begins.
     """
-    forms = cached_form(
-        f"{name}_json", lambda message: msgspec.Raw(encode_json(make(message, message.plain_text or "")))
-    )
-
-    def encoded(history: FittedHistory) -> list[Json]:
-        # To an encoder, Raw is JSON like any other.
-        return cast("list[Json]", forms(history.messages[: max(len(history.plain) - RECENT, 0)]))
-
-    return encoded
+    end = max(len(history.plain) - RECENT, 0)
+    beginning = beginning_of(history.messages) if end else None
+    if beginning is None:
+        return []
+    # To an encoder, Raw is JSON like any other.
+    raw = beginning.form(f"{name}_json", lambda text, place: msgspec.Raw(encode_json(make(text, place))))
+    return cast("list[Json]", raw[:end])
 
 
 def block_type(block: ContentBlock) -> str:

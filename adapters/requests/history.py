@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import cycle
-from operator import attrgetter, is_
-from typing import assert_never, cast
+from operator import is_
+from typing import assert_never
 
 import msgspec
 
@@ -24,10 +23,10 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, plain_texts
+from callboard.bus.values.messages import Message, Role, plain_beginning
 
 from ..contract import CanonicalRequest
-from .content import repair_object, repair_text, tell_tools
+from .content import repair_object, repair_text, tools_as_text
 from .fitted import (
     FittedHistory,
     Home,
@@ -191,8 +190,6 @@ OPTIONS = "history"
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 """The roles with plain text that is the same for every target."""
 
-_ROLE = attrgetter("role")
-
 
 def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
     """Fit a request's messages to a target. Pure."""
@@ -210,8 +207,8 @@ class _Fitter:
         self.instructions: list[Message] = []  # parts of the system text
         self.homes: list[Home] = []
         self.shown: list[ContentBlock] = []  # for the reply that is being fitted
-        self.messages = request.messages if target.carries_tools else self._tools_told()
-        self.plain = _plain_beginning(self.messages)
+        self.messages = request.messages if target.carries_tools else self._tools_as_text()
+        self.plain = plain_beginning(self.messages)
         self.rest = self.messages[len(self.plain) :]
         self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
 
@@ -292,7 +289,7 @@ class _Fitter:
             self.losses.note(message, block, "the system prompt has no parts here, so its fields can't be sent")
         return ()
 
-    def _tools_told(self) -> tuple[Message, ...]:
+    def _tools_as_text(self) -> tuple[Message, ...]:
         """The history for a model without tools."""
         calls: dict[str, ToolUseBlock] = {}
         for message in self.request.messages:
@@ -304,7 +301,7 @@ class _Fitter:
             for block in message.content if message.tool_uses else ():
                 if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                     self.losses.note(message, block, "it belongs to a tool call that is sent as text")
-        return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
+        return tuple(tools_as_text(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
         blocks = tuple(content)
@@ -394,15 +391,3 @@ class _Fitter:
         raw = block.provider_raw
         text = repair_text(block.text)
         return [TextBlock(f"[Reasoning of {raw.provider if raw else 'another model'}]\n{text}")] if text else []
-
-
-def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The texts of the first messages, while they alternate between plain user and assistant text.
-
-    Most histories consist of them, and every call checks them all, so this function has no loop.
-    """
-    in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
-    if False in in_turn:
-        messages = messages[: in_turn.index(False)]
-    texts = plain_texts(messages)
-    return cast("tuple[str, ...]", tuple(texts[: texts.index(None)] if None in texts else texts))

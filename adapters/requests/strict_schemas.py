@@ -300,7 +300,7 @@ def _clean_variant(value: Json, schema: JsonObject, root: JsonObject, budget: in
 
 
 def _left_out(original: Json, root: JsonObject) -> bool:
-    """Whether a null for an optional property means "left out", and is not a value of the caller."""
+    """Whether a null for an optional property means that the property is left out."""
     return isinstance(original, dict) and not _takes_null(original, root)
 
 

@@ -94,7 +94,7 @@ def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonOb
         return None
     kept = {name: value for name, value in schema.items() if name not in (*UNIONS, *_OTHERS)}
     kept["type"] = "object"
-    told: JsonObject = {name: schema[name] for name in _OTHERS if name in schema}
+    described: JsonObject = {name: schema[name] for name in _OTHERS if name in schema}
     for part in _schemas(schema.get("allOf")):
         inner = _folded(part, known, depth + 1)
         if inner is not None:
@@ -111,7 +111,7 @@ def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonOb
             continue
         kept = _both(kept, _any_of(alternatives))
         kept = describe(kept, _forms(name, alternatives))
-    return describe(kept, describe_constraints(told))
+    return describe(kept, describe_constraints(described))
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject:
@@ -190,7 +190,7 @@ def _values(schema: Json) -> list[Json] | None:
 
 def _forms(keyword: str, parts: list[JsonObject]) -> Iterable[str]:
     """The alternatives as text: the properties of each, the required ones first."""
-    told = []
+    described = []
     for part in parts:
         required = _names(part)
         words = [_name_and_value(name, _properties(part).get(name)) for name in required]
@@ -198,11 +198,11 @@ def _forms(keyword: str, parts: list[JsonObject]) -> Iterable[str]:
         if optional:
             words.append(f"optionally {', '.join(optional)}")
         if words:
-            told.append(" with ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0])
-    told = list(dict.fromkeys(told))
-    if len(told) > 1:
+            described.append(" with ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0])
+    described = list(dict.fromkeys(described))
+    if len(described) > 1:
         how = "exactly one" if keyword == "oneOf" else "at least one"
-        yield f"{how} of these forms: {' | '.join(told)}"
+        yield f"{how} of these forms: {' | '.join(described)}"
 
 
 def _name_and_value(name: str, schema: Json) -> str:

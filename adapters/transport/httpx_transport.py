@@ -83,7 +83,7 @@ def translate(error: Exception, url: str = "") -> AdapterError:
             return not_made(error)
 
 
-def harmless(error: Exception) -> Exception | None:
+def without_secrets(error: Exception) -> Exception | None:
     """The error as a cause, unless its text may quote a header with a key."""
     import httpcore
     import httpx
@@ -153,7 +153,7 @@ class HttpxTransport:
                 return await self._send_on(home, request)
             return await self._send_or_resend(kind, request)
         except Exception as error:
-            failure, cause = translate(error, request.url), harmless(error)
+            failure, cause = translate(error, request.url), without_secrets(error)
         raise failure from cause  # raised here, because the original would be its context
 
     async def _send_or_resend(self, kind: UrlKind, request: HttpRequest) -> HttpReply:
@@ -352,7 +352,7 @@ class ClientTransport:
                 check_literal(urlsplit(request.url).hostname or "")
             return await send_built(self._home, self._client, self._built(request))
         except Exception as error:
-            failure, cause = translate(error, request.url), harmless(error)
+            failure, cause = translate(error, request.url), without_secrets(error)
         raise failure from cause  # raised here, because the original would be its context
 
     async def aclose(self) -> None:

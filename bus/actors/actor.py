@@ -33,7 +33,7 @@ from ..bus import Bus
 from ..clock import Clock
 from ..errors import ActorStopped, DeadlineExceeded, MailboxFull
 from ..log import Log
-from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
+from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack_of, unwrapped, without_leak
 
 # --- Messages in transit ---
 
@@ -421,7 +421,7 @@ class Incarnation:
             async with self.tasks:
                 try:
                     self.actor = actor = self._factory()
-                    await unleaked(actor.started(context))
+                    await without_leak(actor.started(context))
                     self.was_started = True
                     self.started_ns = self._clock.monotonic_ns()
                     self.phase = "running"
@@ -453,7 +453,7 @@ class Incarnation:
             letter = ref._mailbox.popleft()
             ref._received += 1
             try:
-                letter.answer(await unleaked(actor.receive(letter.message)))
+                letter.answer(await without_leak(actor.receive(letter.message)))
             except Exception as error:
                 stopped = ActorStopped(f"actor {ref.name} crashed on the message: {describe(error)}")
                 stopped.__cause__ = error
@@ -467,7 +467,7 @@ class Incarnation:
         self.hook_running = True
         try:
             with anyio.move_on_after(STOPPING_SECONDS, shield=True) as limit:
-                await unleaked(self.actor.stopping())
+                await without_leak(self.actor.stopping())
             if limit.cancelled_caught:
                 _log.warning("actor.stopping_cut_off", actor=self.ref.name, after_seconds=STOPPING_SECONDS)
         except Exception as error:

@@ -281,14 +281,14 @@ class Supervisor:
         if child.ref is not None:
             child.ref._open = True
         life = child.life = child.make_life()
-        life.on_up = partial(self._came_up, child, again)
+        life.on_up = partial(self._started, child, again)
         if isinstance(life, Incarnation):
             life.on_closing = partial(self._endings.closing, life)
         group.start_soon(self._host, child, life, name=child.name)
         await life.up.wait()
         return life
 
-    def _came_up(self, child: Child, again: bool) -> None:
+    def _started(self, child: Child, again: bool) -> None:
         # The life itself calls this: a first message that crashes it comes later, and so does its event.
         child.first_start = False
         if again:

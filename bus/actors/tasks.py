@@ -46,7 +46,7 @@ def really_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def unleaked(awaitable: Awaitable[T]) -> T:
+async def without_leak(awaitable: Awaitable[T]) -> T:
     """Await the result, and raise a leaked cancellation as `LeakedCancellation`."""
     try:
         return await awaitable
@@ -205,7 +205,7 @@ class TaskHandle(Generic[T]):
             with self._scope:
                 try:
                     self._value = await call()
-                except anyio.get_cancelled_exc_class() as leaked:  # not by `unleaked`, which is one frame more
+                except anyio.get_cancelled_exc_class() as leaked:  # not by `without_leak`, which is one frame more
                     if really_cancelled():
                         raise
                     raise LeakedCancellation(f"a cancellation escaped its scope: {leaked!r}") from leaked

@@ -153,7 +153,7 @@ def with_schema(encoded: bytes, schema: int) -> bytes:
 
 def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
     """The JSON of an event in the form `schema`. Raises ValueError for a newer form."""
-    if schema == 1 and not _says_its_form(data):
+    if schema == 1 and not _has_schema(data):
         return data
     fields = _fields_decoder.decode(data)
     number = fields.pop(_KEY, 1)
@@ -166,7 +166,7 @@ def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
     return msgspec.json.encode(fields)
 
 
-def _says_its_form(data: bytes | str) -> bool:
+def _has_schema(data: bytes | str) -> bool:
     return data.startswith(_OPENING) if isinstance(data, bytes) else data.startswith(_OPENING.decode())
 
 
@@ -338,7 +338,7 @@ class EncodedEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     def decoded(self) -> Envelope:
         """The envelope with its event. Raises ValueError if the topic is missing."""
         encoded = bytes(self.data)
-        event = decode_event(self.topic or _said_topic(encoded), encoded)
+        event = decode_event(self.topic or _topic_in(encoded), encoded)
         return Envelope(data=event, **{name: getattr(self, name) for name in _SHARED})
 
 
@@ -346,13 +346,13 @@ _SHARED = tuple(name for name in Envelope.__struct_fields__ if name != "data")
 _envelope_decoder = msgspec.json.Decoder(EncodedEnvelope)
 
 
-class _Said(msgspec.Struct):
+class _TypeField(msgspec.Struct):
     type: str
 
 
-def _said_topic(encoded: bytes) -> str:
+def _topic_in(encoded: bytes) -> str:
     try:
-        return msgspec.json.decode(encoded, type=_Said).type
+        return msgspec.json.decode(encoded, type=_TypeField).type
     except msgspec.DecodeError as error:
         raise ValueError(f"an event without a topic: {error}") from error
 

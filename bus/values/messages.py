@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from enum import StrEnum
-from operator import attrgetter
-from typing import Literal, TypeVar
+from itertools import cycle
+from operator import attrgetter, is_
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +27,8 @@ from .content import (
     ToolUseBlock,
 )
 from .usage import Cost, StopReason, TokenUsage
+
+T = TypeVar("T")
 
 
 class RawReply(ShortRepr, frozen=True, kw_only=True, gc=False):
@@ -237,6 +240,11 @@ class Message(ShortRepr, frozen=True, dict=True):
 
 
 _PLAIN_TEXT = attrgetter("plain_text")
+_ROLE = attrgetter("role")
+_SPEAKERS = (Role.USER, Role.ASSISTANT)
+_KEPT = "_beginning"
+_GROWTH = 8
+"""The number of messages by which a beginning grows. It is made again after so many."""
 
 
 def plain_texts(messages: Iterable[Message]) -> list[str | None]:
@@ -244,24 +252,80 @@ def plain_texts(messages: Iterable[Message]) -> list[str | None]:
     return list(map(_PLAIN_TEXT, messages))
 
 
-T = TypeVar("T")
+def plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The texts of the first messages, while they alternate between plain user and assistant text.
 
-
-def cached_form(name: str, make: Callable[[Message], T]) -> Callable[[Iterable[Message]], list[T]]:
-    """A form of messages that is made once for each message, such as its JSON in one protocol.
-
-    A conversation sends its history again with each turn. The form is stored with the message, and there is no
-    loop in Python.
-
-    Args:
-        name: A name that differs from all other forms and from the fields of a message.
-        make: Makes the form of one message.
+    Most histories consist of them, and every call checks them all, so this function has no loop.
     """
-    form = cached_property(make)
-    form.name = name
-    setattr(Message, name, form)
-    get = attrgetter(name)
-    return lambda messages: list(map(get, messages))
+    beginning = beginning_of(messages)
+    if beginning is None:
+        return _texts_in_turn(messages)
+    return beginning.texts + _texts_in_turn(messages[len(beginning.texts) :])
+
+
+def _texts_in_turn(messages: Sequence[Message]) -> tuple[str, ...]:
+    in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
+    if False in in_turn:
+        messages = messages[: in_turn.index(False)]
+    texts = plain_texts(messages)
+    return cast("tuple[str, ...]", tuple(texts[: texts.index(None)] if None in texts else texts))
+
+
+class Beginning:
+    """The first messages of a history, all of them plain, and the values that were made of them.
+
+    A conversation sends them again with each turn. The values are made once, so that a long history costs little
+    more than a comparison of its messages by identity. The first message keeps this object.
+    """
+
+    __slots__ = ("_forms", "after", "texts")
+
+    def __init__(self, after: tuple[Message, ...], texts: tuple[str, ...], forms: dict[str, list[object]]) -> None:
+        self.after = after
+        """The messages after the first one."""
+        self.texts = texts
+        """The texts of all messages."""
+        self._forms = forms
+
+    def form(self, name: str, make: Callable[[str, int], T]) -> list[T]:
+        """The value of each message, made once under this name. Do not change the list.
+
+        Args:
+            name: A name that differs from all others.
+            make: Makes the value of a message, of its text and its place in the history.
+        """
+        made = self._forms.get(name, [])
+        if len(made) < len(self.texts):
+            more = enumerate(self.texts[len(made) :], len(made))
+            made = self._forms[name] = made + [make(text, place) for place, text in more]
+        return cast("list[T]", made)
+
+    def forms_until(self, count: int) -> dict[str, list[object]]:
+        """The values of the first messages, by their names."""
+        return {name: made[:count] for name, made in self._forms.items()}
+
+
+def beginning_of(messages: Sequence[Message]) -> Beginning | None:
+    """The plain beginning of a history in whole steps of growth; None if it is shorter than one."""
+    if len(messages) < _GROWTH:
+        return None
+    kept: Beginning | None = messages[0].__dict__.get(_KEPT)
+    forms: dict[str, list[object]] = {}
+    if kept is not None and kept.after == tuple(messages[1 : len(kept.texts)]):
+        more = messages[len(kept.texts) : len(kept.texts) + _GROWTH]
+        if len(more) < _GROWTH or len(_texts_in_turn(more)) < _GROWTH:
+            return kept
+        forms = kept.forms_until(len(kept.texts))
+    elif kept is not None:  # of a history that was cut, or went on in another way
+        same = list(map(is_, kept.after, messages[1:]))
+        forms = kept.forms_until(1 + (same.index(False) if False in same else len(same)))
+    texts = _texts_in_turn(messages)
+    count = len(texts) - len(texts) % _GROWTH
+    if not count:
+        return None
+    cut = {name: made[:count] for name, made in forms.items()}
+    made = messages[0].__dict__[_KEPT] = Beginning(tuple(messages[1:count]), texts[:count], cut)
+    return made
 
 
 def _is_utf8(text: str) -> bool:

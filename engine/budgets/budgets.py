@@ -211,16 +211,18 @@ class Budgets:
 
     def _know(self, budgets: Sequence[Budget]) -> None:
         self._some = bool(budgets)
-        self._choosy = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
+        self._may_change_calls = any(
+            each.when_full == "cheaper" or each.shorten_to is not None for each in budgets
+        )
         self._in_trace = tuple(each for each in budgets if each.per not in OF_TREES)
 
     def __bool__(self) -> bool:
         return self._some
 
     @property
-    def choosy(self) -> bool:
+    def may_change_calls(self) -> bool:
         """Whether a budget may change a call: to a cheaper model, or a shorter reply."""
-        return self._choosy
+        return self._may_change_calls
 
     @property
     def waiting(self) -> int:
@@ -358,7 +360,7 @@ class Budgets:
         if self._shared is not None:
             self._shared.reserved(self._shared_accounts(payer), asked)
         if self._bus.has_subscribers(BudgetReserved):
-            self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
+            self._publish(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
         return None
 
     def _shared_accounts(self, payer: Payer) -> list[Account]:
@@ -428,7 +430,7 @@ class Budgets:
         """Raise for the first refusal that waiting cannot, or may not, resolve."""
         for refusal in refusals:
             if refusal.budget.when_full != "wait" or not refusal.may_fit:
-                self._tell(
+                self._publish(
                     BudgetRefused(
                         scope=refusal.budget.per,
                         value=refusal.value,
@@ -514,8 +516,8 @@ class Budgets:
             return
         if self._bus.has_subscribers(BudgetSettled):
             settled = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
-            self._tell(settled, end.name or "", end.payer)
-        self._tell_low(accounts, end.name or "", end.payer)
+            self._publish(settled, end.name or "", end.payer)
+        self._publish_low(accounts, end.name or "", end.payer)
         if self._waiters:
             self._admit()
 
@@ -536,7 +538,7 @@ class Budgets:
         if self.ledger.release(name):
             self._admit()
 
-    def _tell_low(self, accounts: Sequence[Account], name: str, payer: Payer) -> None:
+    def _publish_low(self, accounts: Sequence[Account], name: str, payer: Payer) -> None:
         now_us = self._now_us()
         for account in accounts:
             if account.is_newly_low(now_us):
@@ -547,9 +549,9 @@ class Budgets:
                     left_nano_usd=state.left_nano_usd,
                     left_tokens=state.left_tokens,
                 )
-                self._tell(low, name, payer)
+                self._publish(low, name, payer)
 
-    def _tell(
+    def _publish(
         self, event: BudgetReserved | BudgetSettled | BudgetRefused | BudgetLow, name: str, payer: Payer
     ) -> None:
         request_id, _, attempt = name.rpartition("/")

@@ -173,7 +173,7 @@ class Account:
         self._window = budget.counted_over
         self._slots: dict[int, SlotSum] = {}
         self._current = self.slot_of(0)
-        self._told_low_until_us = -ENDLESS_US
+        self._low_until_us = -ENDLESS_US
         self._money = self._tokens = 0
         self._valid_from_us = self._valid_to_us = 0  # when the totals are right
 
@@ -264,14 +264,14 @@ class Account:
 
     def is_newly_low(self, now_us: int) -> bool:
         """Whether spending has passed `low_at` for the first time in this slot of the window."""
-        if now_us < self._told_low_until_us or not self._is_low(self._money, self._tokens):
+        if now_us < self._low_until_us or not self._is_low(self._money, self._tokens):
             return False
         slots = self.counted(now_us)
         money = sum(found.spent.money + found.unknown.money for found in slots)
         tokens = sum(found.spent.tokens + found.unknown.tokens for found in slots)
         low = self._is_low(money, tokens)
         if low:
-            self._told_low_until_us = self._window.slot(now_us).end_us
+            self._low_until_us = self._window.slot(now_us).end_us
         return low
 
     def _is_low(self, money: int, tokens: int) -> bool:

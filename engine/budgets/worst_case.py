@@ -71,9 +71,9 @@ class _Rates(msgspec.Struct, frozen=True):
 
     segment: Segment
     input: int | None
-    """The rate of a token that is sent, whichever way it is counted."""
+    """The highest rate of a token that is sent, of all ways to count it."""
     output: int | None
-    """The rate of a token that is generated, whichever way it is counted."""
+    """The highest rate of a token that is generated, of all ways to count it."""
 
     def applies(self, at_us: int, sent: int) -> bool:
         """Whether the segment may apply to a call at a moment with at most this much input."""

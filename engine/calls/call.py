@@ -222,7 +222,7 @@ class Call(CallEvents):
         self._deadline = deadline
         self._grace = CANCEL_GRACE_SECONDS + drain_seconds
         middleware = context.runtime.middleware
-        function = middleware.filter(request, self._tell_judged) if middleware else None
+        function = middleware.filter(request, self._publish_judged) if middleware else None
         self._filtering = None if function is None else Filtering(function, self._deliver, self.cancel)
         if function is not None and request.wire is not None:  # only the canonical reply is filtered
             wire = msgspec.structs.replace(request.wire, on_event=None)

@@ -428,7 +428,7 @@ class CallEvents:
         )
         context.runtime.host.secure_now()
 
-    def _tell_judged(self, judged: Judged) -> None:
+    def _publish_judged(self, judged: Judged) -> None:
         """Publish that a guardrail has changed or stopped a piece of the reply."""
         context, routing = self.context, self.context.routing
         context.runtime.bus.publish(
@@ -446,10 +446,9 @@ class CallEvents:
         context = self.context
         runtime = context.runtime
         if not isinstance(event, LlmCallStarted):
-            if context.spending is not None:
-                context.spending.count(event)
+            part = context.spending.count(event) if context.spending is not None else cost_sum(event)
             if self.caller is not None and self.caller.counted is not None:
-                self.caller.counted.count(cost_sum(event), event.usage)
+                self.caller.counted.count(part, event.usage)
         seq = runtime.bus.publish(
             event,
             session_id=context.session_id,

@@ -99,7 +99,7 @@ async def first_that_works(
     examine: Callable[[Named], Option],
     attempt: Callable[[Route], Awaitable[T]],
     *,
-    heals: Callable[[AdapterError], bool] = may_fall_back,
+    may_retry_elsewhere: Callable[[AdapterError], bool] = may_fall_back,
     admit: Callable[[Route], Awaitable[None]] | None = None,
     failed: dict[str, str] | None = None,
     stay_with: str | None = None,
@@ -122,7 +122,7 @@ async def first_that_works(
         try:
             return await attempt(route)
         except AdapterError as error:
-            if not heals(error):
+            if not may_retry_elsewhere(error):
                 raise
             failed.update(failures_after(error, route.option, options))
             failure = error

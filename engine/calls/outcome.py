@@ -124,7 +124,8 @@ class Spending:
         costs = self.costs
         return costs[0] if len(costs) == 1 else reduce(add, costs) if costs else NOTHING_SPENT
 
-    def count(self, end: CallEnd) -> None:
+    def count(self, end: CallEnd) -> CostSum:
+        """Count an attempt. Returns its part in sums."""
         part = cost_sum(end)
         self.sum += part
         if end.usage is not None:
@@ -133,6 +134,7 @@ class Spending:
             self.costs.append(NOT_KNOWN)
         elif end.cost is not None and end.cost is not NOTHING_SENT:
             self.costs.append(end.cost)
+        return part
 
     def include(self, other: Spending) -> None:
         """Count everything that another turn has spent."""

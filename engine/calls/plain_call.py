@@ -209,8 +209,8 @@ class PlainCalls(Generic[A]):
             if caller is None:
                 with runtime.in_flight.call():
                     return await work()
-            if caller.carried and runtime.node is not None:
-                runtime.node.reach(caller)
+            if caller.carried:
+                runtime.cluster.reach(caller)
             with runtime.in_flight.call(PARENT_ENDED) as cancel:
                 caller.start(self, cancel)
                 return await work()
@@ -273,16 +273,16 @@ class PlainCalls(Generic[A]):
                 caused_by = request_id
                 raise
 
-        def heals(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
+        def may_retry_elsewhere(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
             return may_fall_back(error) and not isinstance(error, ContextOverflowError)
 
         return await first_that_works(
             self.plan,
             lambda named: self.examine(named, check),
             attempt,
-            heals=heals,
+            may_retry_elsewhere=may_retry_elsewhere,
             admit=admit,
-            may_go=self.runtime.may_go,
+            may_go=self.runtime.cluster.may_go,
         )
 
     async def ask(

@@ -40,9 +40,9 @@ from .. import Engine, ModelRegistry, Reply, Session, ToolLike, TurnOptions
 from ..tools import Approve
 from .command_line import FAILED
 from .conversation_setup import approver, first_model, given_tools, remember
-from .options import tell_warnings
+from .options import print_warnings
 from .sanitize import note, sanitize
-from .screen import complain
+from .screen import print_error
 from .table import cost_text, json_text
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 Output: TypeAlias = Literal["stdout", "stderr"]
 
 
-class Outlet:
+class ReplyOutput:
     """The output of a reply, piece by piece.
 
     At a terminal, characters that could control it are left out. A file or a pipe gets the text unchanged.
@@ -264,7 +264,7 @@ SIGNALLED = 128
 """The number that shells add to a signal's number."""
 
 
-class _Said(TypedDict):
+class _UnstoredOptions(TypedDict):
     """The options that a session doesn't store. They are passed again each time."""
 
     system_prompt: str | None
@@ -279,12 +279,12 @@ def answer(question: Question, registry: ModelRegistry) -> int:
     try:
         return anyio.run(answering.run)
     finally:
-        answering.outlet.finish()
+        answering.reply_output.finish()
 
 
 class _Answering:
     def __init__(self, question: Question, registry: ModelRegistry) -> None:
-        self.outlet = Outlet(self._nobody_reads)
+        self.reply_output = ReplyOutput(self._on_closed_output)
         self._question = question
         self._registry = registry
         self._schema: ObjectSchema[Json] | None = None
@@ -325,12 +325,12 @@ class _Answering:
                 raise
             return self._stopped(error)
         finally:
-            self.outlet.end_line()
+            self.reply_output.end_line()
             if question.saved and session.messages:
                 remember(session.id, question.tools)
         pace = Pace(asked, self._first, time.perf_counter())
         code = self._write(reply)
-        self._tell(session, reply, pace)
+        self._report(session, reply, pace)
         return code
 
     async def _open(self, engine: Engine, tools: Sequence[ToolLike]) -> Session:
@@ -346,7 +346,12 @@ class _Answering:
                 key=question.key,
                 name=question.name,
             )
-        said: _Said = {"system_prompt": question.system, "tools": tools, "approve": approve, "key": question.key}
+        said: _UnstoredOptions = {
+            "system_prompt": question.system,
+            "tools": tools,
+            "approve": approve,
+            "key": question.key,
+        }
         if question.must_exist or await _is_stored(engine, question.session_id):
             return await engine.resume(question.session_id, model=question.model, **said)
         model = question.model or first_model(self._registry)
@@ -365,14 +370,14 @@ class _Answering:
                     if self._first is None:
                         self._first = time.perf_counter()
                     if not self._writes_at_end:
-                        self.outlet.write(event.text)
+                        self.reply_output.write(event.text)
                 elif isinstance(event, ThinkingDelta):
                     if question.shows_thoughts:
-                        self.outlet.think(event.text)
+                        self.reply_output.think(event.text)
                 elif isinstance(event, MessageStart):
-                    self.outlet.end_line()  # of the text before a round of tools
+                    self.reply_output.end_line()  # of the text before a round of tools
                 else:
-                    self.outlet.end_thought()
+                    self.reply_output.end_thought()
             return await turn.message()
 
     def _write(self, reply: Reply) -> int:
@@ -381,21 +386,21 @@ class _Answering:
         try:
             text = wanted_text(reply, self._schema, question.extract, as_json=question.as_json)
         except ValueError as error:
-            complain(str(error))
+            print_error(str(error))
             note_text(reply.text)
             return FAILED
         if self._writes_at_end:
-            self.outlet.write(text)
-            self.outlet.end_line()
+            self.reply_output.write(text)
+            self.reply_output.end_line()
         if reply.status == "awaiting_tools":
             names = ", ".join(call.name for call in reply.tool_uses)
-            complain(f"the model called {names}, and the call was not run")
+            print_error(f"the model called {names}, and the call was not run")
             return FAILED
         return 0
 
-    def _tell(self, session: Session, reply: Reply, pace: Pace) -> None:
+    def _report(self, session: Session, reply: Reply, pace: Pace) -> None:
         """Write the warnings and facts of the reply to stderr."""
-        tell_warnings(reply.warnings)
+        print_warnings(reply.warnings)
         if reply.metadata.stop_reason is StopReason.MAX_TOKENS:
             note("(cut off at the output limit; raise it with -o max_output_tokens N)")
         if reply.metadata.stop_reason is StopReason.TOOL_USE and reply.status != "awaiting_tools":
@@ -406,8 +411,8 @@ class _Answering:
             cost = reduce(add, (each.cost for each in replies))
             note(usage_line(reply.model, usage, cost, pace, replies=len(replies)))
 
-    def _nobody_reads(self) -> None:
-        """Called in the outlet's thread."""
+    def _on_closed_output(self) -> None:
+        """Handle a closed output. This runs in the output's thread."""
         self._loop_calls(self._stop, 0)
 
     def _loop_calls(self, function: Callable[[int], None], number: int) -> None:
@@ -427,7 +432,9 @@ class _Answering:
     def _stopped(self, error: CancelledError | None = None) -> int:
         """The exit code of a question that a signal has ended. Its cost is shown."""
         if self._stopped_by and error is not None:
-            arrived = "the part that arrived is above, and" if self.outlet.last else "no output arrived; the call"
+            arrived = (
+                "the part that arrived is above, and" if self.reply_output.last else "no output arrived; the call"
+            )
             note(f"stopped; {arrived} cost {cost_text(error.cost)}")
         return SIGNALLED + (self._stopped_by or SIGINT)
 

@@ -12,7 +12,7 @@ from .. import load_registry
 from .answers import Question, answer, name_of
 from .command_line import PAIR
 from .conversation_setup import LastSession, add_mcp_file, last_session
-from .inputs import Pipe, as_said, attached, content_of, joined, options_of, schema_of, takes_pipe
+from .inputs import Pipe, as_json_options, attached, content_of, joined, options_of, schema_of, takes_pipe
 from .options import add_key, add_models_file, repeated, short, tag
 from .sanitize import note
 from .templates import Template
@@ -202,7 +202,7 @@ def _save(arguments: argparse.Namespace) -> int:
         system=arguments.system,
         prompt=" ".join(arguments.prompt) or None,
         model=arguments.model,
-        options=as_said(options_of(map(tuple, arguments.options))),
+        options=as_json_options(options_of(map(tuple, arguments.options))),
         schema=arguments.schema,
         tools=tuple(arguments.tools),
         extract=arguments.extract,

@@ -28,11 +28,11 @@ from .options import (
     add_models_file,
     on_engine,
     positive,
+    print_warnings,
     repeated,
-    tell_warnings,
 )
 from .options import tag as one_tag
-from .sanitize import note, say, write_json
+from .sanitize import echo, note, write_json
 from .table import Column, add_format, figure, json_text, plural, write_rows
 
 
@@ -109,8 +109,8 @@ def submit_one(arguments: argparse.Namespace) -> int:
             requests, model=model, batch_id=arguments.id, key=arguments.key, tags=dict(arguments.tag)
         ),
     )
-    tell_warnings(batch.warnings)
-    say(batch.id)
+    print_warnings(batch.warnings)
+    echo(batch.id)
     note(f"{plural(len(requests), 'request')} for {batch.model} in {plural(len(batch.jobs), 'job')}")
     _say_how_to_wait(batch.id)
     return 0
@@ -151,18 +151,18 @@ def _minute(ts_us: int) -> str:
 def wait_for(arguments: argparse.Namespace) -> int:
     every = arguments.every
     polling = None if every is None else PollPolicy(first=every, longest=every, jitter=False)
-    told = ""
+    shown = ""
 
     def tell(state: BatchState) -> None:
-        nonlocal told
+        nonlocal shown
         said = summary(state.status, state.succeeded, state.total)
-        if said != told:
+        if said != shown:
             note(said)
-        told = said
+        shown = said
 
     async def work(engine: Engine) -> tuple[BatchResult, ...]:
         batch = await engine.resume_batch(arguments.id, polling=polling)
-        tell_warnings(batch.warnings)
+        print_warnings(batch.warnings)
         return (await batch.wait(on_progress=tell)).results
 
     try:
@@ -388,7 +388,7 @@ def read_reply(arguments: argparse.Namespace) -> int:
         return await _read_reply(engine, wanted[-1])
 
     text, cost = on_engine(arguments, work, make=lambda: Engine(models=registry, capture_content=True))
-    say(text)
+    echo(text)
     if cost is not None:
         note(f"{cost.usd} USD")
     return 0

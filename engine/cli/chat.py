@@ -25,13 +25,13 @@ from ..calls.outcome import NOT_KNOWN
 from ..routing.model_choice import model_text
 from ..watching.preview import RequestLoss, RequestPreview
 from .chat_input import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
-from .chat_state import Backstage, Interrupts, ReplyInProgress, ReplyWriter, Setting
+from .chat_state import ChatEngine, Interrupts, ReplyInProgress, ReplyWriter, Setting
 from .command_line import PAIR
 from .conversation_setup import LastSession, add_mcp_file, last_session, remember
 from .inputs import attachment, content_of, options_of
 from .options import add_key, add_models_file, command_name, repeated
-from .sanitize import note, say
-from .screen import Screen, complain, make_console, said
+from .sanitize import echo, note
+from .screen import Screen, error_text, make_console, print_error
 from .table import cost_text, plural, seconds, sum_text, usd
 
 
@@ -42,11 +42,11 @@ class Chat:
         self,
         screen: Screen,
         portal: BlockingPortal,
-        backstage: Backstage,
+        chat_engine: ChatEngine,
         interrupts: Interrupts,
         setting: Setting,
     ) -> None:
-        self.backstage = backstage
+        self.chat_engine = chat_engine
         self._screen = screen
         self._portal = portal
         self._interrupts = interrupts
@@ -58,7 +58,7 @@ class Chat:
 
     @property
     def _session(self) -> Session:
-        return self.backstage.session
+        return self.chat_engine.session
 
     # --- Input ---
 
@@ -72,7 +72,7 @@ class Chat:
             if command is not None and command.name == "quit":
                 break
             if command is not None:
-                self._obey(command)
+                self._run_command(command)
             elif message := unwrapped(text):
                 self._send(message)
         self._leave()
@@ -86,7 +86,7 @@ class Chat:
         return PlainReader("you> " if self._at_terminal else "")
 
     def _names(self) -> Iterator[str]:
-        for model in self.backstage.engine.registry.models.values():
+        for model in self.chat_engine.engine.registry.models.values():
             yield model.id
             yield from model.aliases
 
@@ -98,15 +98,15 @@ class Chat:
         except KeyboardInterrupt:
             text = None
         if text is None and self._at_terminal:
-            say()
+            echo()
         return text
 
     def _leave(self) -> None:
         if not self._session.messages:
             return
-        if not self.backstage.saved and self._at_terminal and self._wants_to_save():
+        if not self.chat_engine.saved and self._at_terminal and self._wants_to_save():
             self._save()
-        if self.backstage.saved:
+        if self.chat_engine.saved:
             remember(self._session.id, self._setting.tools)
             self._say(f"To continue: {command_name()} chat --resume {self._session.id}")
 
@@ -120,7 +120,7 @@ class Chat:
 
     # --- Commands ---
 
-    def _obey(self, command: SlashCommand) -> None:
+    def _run_command(self, command: SlashCommand) -> None:
         name, argument = command
         try:
             match name, argument:
@@ -144,22 +144,22 @@ class Chat:
                     for line in HELP.values():
                         self._say(line)
                 case _:
-                    complain(unknown(name))
+                    print_error(unknown(name))
         except CallboardError as error:
-            complain(str(error))
+            print_error(str(error))
 
     def _swap(self, name: str) -> None:
-        self._portal.call(self.backstage.swap, name)
+        self._portal.call(self.chat_engine.swap, name)
         self._say(f"the conversation continues with {name}")
 
     def _preview(self, name: str) -> None:
         attached = [block for _, block in self._attached]
-        preview = self._portal.call(self.backstage.preview, name, attached)
+        preview = self._portal.call(self.chat_engine.preview, name, attached)
         for line in preview_lines(preview, len(self._session.messages)):
             self._say(line)
 
     def _list_models(self) -> None:
-        registry = self.backstage.engine.registry
+        registry = self.chat_engine.engine.registry
         current = None
         with contextlib.suppress(ConfigurationError):  # a resumed session may leave the choice to the router
             current = registry.resolve(model_text(self._session.model)).model.id
@@ -191,7 +191,7 @@ class Chat:
         if model:
             self._swap(model)
         before, content = last
-        self._portal.call(self.backstage.back_to, before)
+        self._portal.call(self.chat_engine.back_to, before)
         self._reply(content)
 
     def _last_of_history(self) -> tuple[int, Sequence[ContentBlock]] | None:
@@ -203,7 +203,7 @@ class Chat:
         return None
 
     def _save(self) -> None:
-        self._portal.call(self.backstage.save)
+        self._portal.call(self.chat_engine.save)
         remember(self._session.id, self._setting.tools)
         self._say(f"saved as {self._session.id}, with all messages that follow")
 
@@ -225,11 +225,11 @@ class Chat:
             try:
                 message = self._screen.serve(self._portal.start_task_soon(reply.run))
             except CancelledError:
-                complain("cancelled; the part that arrived is kept")
+                print_error("cancelled; the part that arrived is kept")
             except AdapterError as error:
-                complain(said(error))
+                print_error(error_text(error))
             except CallboardError as error:
-                complain(f"{type(error).__name__}: {error}")
+                print_error(f"{type(error).__name__}: {error}")
             else:
                 self._after(message)
 
@@ -250,7 +250,7 @@ class Chat:
             note(text)
 
 
-def preview_lines(preview: RequestPreview, said: int) -> Iterator[str]:
+def preview_lines(preview: RequestPreview, error_text: int) -> Iterator[str]:
     """The lines about a request that would be sent."""
     if preview.refused is not None:
         yield f"{preview.model} can't be used: {preview.refused}"
@@ -260,17 +260,19 @@ def preview_lines(preview: RequestPreview, said: int) -> Iterator[str]:
     yield f"{preview.model} would receive about {tokens} tokens, {cost}"
     counted: dict[str, int] = {}
     for loss in preview.losses:
-        line = f"{_loss_place(loss, said)}{loss.reason}"
+        line = f"{_loss_place(loss, error_text)}{loss.reason}"
         counted[line] = counted.get(line, 0) + 1
     for line, times in counted.items():
         yield line if times == 1 else f"{line} ({times} times)"
     yield "no losses" if not preview.losses else f"{len(preview.losses)} in total"
 
 
-def _loss_place(loss: RequestLoss, said: int) -> str:
+def _loss_place(loss: RequestLoss, error_text: int) -> str:
     """The lost part, and its place. A warning about a setting names the setting itself."""
     if loss.message is not None:
-        return f"{f'message {loss.message + 1}' if loss.message < said else 'the next message'}, {loss.what}: "
+        return (
+            f"{f'message {loss.message + 1}' if loss.message < error_text else 'the next message'}, {loss.what}: "
+        )
     if loss.tool is not None:
         return f"tool {loss.tool}, {loss.what}: "
     return f"{loss.what}: " if "." in loss.what else ""
@@ -348,10 +350,10 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen(make_console())
     with (
         start_blocking_portal("asyncio") as portal,
-        portal.wrap_async_context_manager(portal.call(Backstage, registry, setting)) as backstage,
+        portal.wrap_async_context_manager(portal.call(ChatEngine, registry, setting)) as chat_engine,
         Interrupts() as interrupts,
     ):
-        Chat(screen, portal, backstage, interrupts, setting).talk()
+        Chat(screen, portal, chat_engine, interrupts, setting).talk()
     return 0
 
 

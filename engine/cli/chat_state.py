@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     asks_always: bool = False  # whether the person is asked about every call of a tool
 
 
-class Backstage:
+class ChatEngine:
     """The engine and the session. They are made, used and ended on the event loop, in one task."""
 
     engine: Engine
@@ -52,7 +52,7 @@ class Backstage:
         self._life = AsyncExitStack()
         self._tools: Sequence[ToolLike] = ()
 
-    async def __aenter__(self) -> Backstage:
+    async def __aenter__(self) -> ChatEngine:
         try:
             self._tools = await given_tools(self._setting.tools, self._life, self._generate)
             self.engine = Engine(models=self._registry, capture_content=self.saved)

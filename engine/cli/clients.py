@@ -24,7 +24,7 @@ from callboard.tracestore.home import home_folder
 from ..gateway.clients import ClientSpending, check_client, issue_key, spending_of
 from ..stores import store_to_write
 from .options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
-from .sanitize import note, say, write_json
+from .sanitize import echo, note, write_json
 from .table import Column, add_format, figure, json_text, moment_text, usd, write_rows
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     budgeting.add_argument(
         "budget", type=budget, metavar="USD[/WINDOW]", help="the budget, such as 10/month, or `none` for no limit"
     )
-    budgeting.add_argument("--zone", metavar="ZONE", help="the time zone of the window, such as Europe/Zurich")
+    budgeting.add_argument("--zone", metavar="ZONE", help="set the time zone of the window, such as Europe/Zurich")
     rotating = add_action(
         inner,
         "rotate",
@@ -137,7 +137,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens-per-minute", type=positive, metavar="N", help="limit its tokens in any minute")
     if not parser.prog.endswith("change"):
-        parser.add_argument("--zone", metavar="ZONE", help="the time zone of the window, such as Europe/Zurich")
+        parser.add_argument(
+            "--zone", metavar="ZONE", help="set the time zone of the window, such as Europe/Zurich"
+        )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--refuse-unpriced",
@@ -216,13 +218,13 @@ def add(arguments: argparse.Namespace) -> int:
 
 def change(arguments: argparse.Namespace) -> int:
     client = _change(arguments)
-    say(f"Changed {client.name}: {_limits(client)}.")
+    echo(f"Changed {client.name}: {_limits(client)}.")
     return 0
 
 
 def change_budget(arguments: argparse.Namespace) -> int:
     client = _change(arguments)
-    say(f"The budget of {client.name} is now {_budget_text(client) or 'unlimited'}.")
+    echo(f"The budget of {client.name} is now {_budget_text(client) or 'unlimited'}.")
     return 0
 
 
@@ -252,7 +254,7 @@ def revoke(arguments: argparse.Namespace) -> int:
     at_us = SYSTEM_CLOCK.now_us()
     if not _on_tables(arguments, lambda tables: tables.revoke_client(arguments.name, at_us)):
         raise _unknown(arguments.name)
-    say(f"Revoked {arguments.name}.")
+    echo(f"Revoked {arguments.name}.")
     return 0
 
 
@@ -316,7 +318,7 @@ def _show_key(arguments: argparse.Namespace, name: str, key: str) -> None:
     if arguments.json:
         write_json(json_text({"name": name, "key": key}))
     else:
-        say(key)
+        echo(key)
     note(f"callboard: this is the key of {name}. It is shown only now, because the trace keeps only its hash")
 
 

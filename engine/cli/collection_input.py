@@ -124,7 +124,7 @@ AT_ONCE = 256
 Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
 
 
-class Into(msgspec.Struct, frozen=True):
+class TargetCollection(msgspec.Struct, frozen=True):
     """The collection that records are added to."""
 
     name: str  # the name of the collection
@@ -144,7 +144,7 @@ class Added(msgspec.Struct):
 
 def destination(
     registry: ModelRegistry, known: Collection | None, name: str, model: str | None, dimensions: int | None
-) -> Into:
+) -> TargetCollection:
     """The collection, with its own model. A new collection gets the named model."""
     if known is None and model is None:
         raise ConfigurationError(f"collection {name!r} is new: choose its embedding model with --model")
@@ -152,7 +152,7 @@ def destination(
         model = known.model
     assert model is not None
     entry = registry.resolve(model).model
-    into = Into(name, entry.id, space_of(entry), dimensions)
+    into = TargetCollection(name, entry.id, space_of(entry), dimensions)
     if known is None:
         return into
     if into.space != known.space:
@@ -165,7 +165,7 @@ def destination(
     return msgspec.structs.replace(into, dimensions=known.asked_dimensions)
 
 
-async def add(file: CollectionFile, into: Into, records: Sequence[Record], embed: Embed) -> Added:
+async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Record], embed: Embed) -> Added:
     """Put records into a collection. Texts that it has already are not embedded again."""
     by_id = {record.id: record for record in records}  # of two with one id, the later one
     known = file.hashes(into.name)
@@ -192,7 +192,9 @@ def _pieces(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
         yield records[at : at + AT_ONCE]
 
 
-def _keep(file: CollectionFile, into: Into, records: Sequence[Record], vectors: Sequence[Vector | None]) -> None:
+def _keep(
+    file: CollectionFile, into: TargetCollection, records: Sequence[Record], vectors: Sequence[Vector | None]
+) -> None:
     items = [
         Item(record.id, record.hash, packed(vector), record.text if into.keep_text else None, record.metadata)
         for record, vector in zip(records, vectors, strict=True)

@@ -147,10 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
-        from .screen import complain
+        from .screen import print_error
 
         _discard_output()
-        complain(f"stdout: {error.strerror}")
+        print_error(f"stdout: {error.strerror}")
         return FAILED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
@@ -184,8 +184,8 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run the command that was requested. Its own errors become exit codes."""
     from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
-    from .screen import complain
     from .screen import configure as configure_logs
+    from .screen import print_error
 
     configure_logs()
     try:
@@ -193,15 +193,15 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except ConfigurationError as error:
-        complain(str(error))
+        print_error(str(error))
         return BADLY_CONFIGURED
     except AdapterError as error:
-        from .screen import exit_code, said
+        from .screen import error_text, exit_code
 
-        complain(said(error))
+        print_error(error_text(error))
         return exit_code(error)
     except CallboardError as error:
-        complain(str(error))
+        print_error(str(error))
         return FAILED
 
 
@@ -361,9 +361,9 @@ class _Version(argparse.Action):
     """Like argparse's version action, but imports the version only when requested, because that takes 15 ms."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from .sanitize import say
+        from .sanitize import echo
 
-        say(f"callboard {installed_version()}")
+        echo(f"callboard {installed_version()}")
         parser.exit()
 
 

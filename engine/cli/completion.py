@@ -110,14 +110,14 @@ _BY_COMMAND: dict[str, Source] = {
 _FILES = ("FILE", "PATH", "FOLDER")
 
 
-class Wanted(NamedTuple):
+class Completions(NamedTuple):
     """The possible words at a place."""
 
     words: Sequence[str] = ()  # The words of a parser: commands, options, choices.
     source: Source | None = None  # where other values come from; None if there are none to propose
 
 
-def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Wanted:
+def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Completions:
     """The possible words at a place."""
     place = _Place(parser)
     for said in before:
@@ -152,7 +152,7 @@ class _Place:
             self._option = None
             self._take_positional(said)
 
-    def next(self, word: str) -> Wanted:
+    def next(self, word: str) -> Completions:
         """The possible next words that start with this text."""
         if self._option is not None and (_count(self._option) > 0 or not word.startswith("-")):
             return self._of(self._option)
@@ -161,10 +161,10 @@ class _Place:
             action = self._parser._option_string_actions.get(name) if equals else None
             if action is not None:
                 found = self._of(action)
-                return Wanted([f"{name}={each}" for each in found.words])
-            return Wanted([option for each in self._shown() for option in each.option_strings])
+                return Completions([f"{name}={each}" for each in found.words])
+            return Completions([option for each in self._shown() for option in each.option_strings])
         action = self._positional()
-        return Wanted() if action is None else self._of(action)
+        return Completions() if action is None else self._of(action)
 
     def _more_values(self, said: str) -> bool:
         assert self._option is not None
@@ -188,17 +188,17 @@ class _Place:
     def _shown(self) -> list[argparse.Action]:
         return [action for action in self._parser._actions if _is_shown(action)]
 
-    def _of(self, action: argparse.Action) -> Wanted:
+    def _of(self, action: argparse.Action) -> Completions:
         if action.choices is not None:
-            return Wanted([str(each) for each in action.choices])
+            return Completions([str(each) for each in action.choices])
         for option in action.option_strings:
             if option in _BY_OPTION:
-                return Wanted(source=_BY_OPTION[option])
+                return Completions(source=_BY_OPTION[option])
         metavar = action.metavar[0] if isinstance(action.metavar, tuple) else action.metavar or ""
         if action.option_strings:
-            return Wanted(source="files" if metavar.startswith(_FILES) else _BY_METAVAR.get(metavar))
+            return Completions(source="files" if metavar.startswith(_FILES) else _BY_METAVAR.get(metavar))
         command = self._parser.prog.partition(" ")[2]
-        return Wanted(source=_BY_COMMAND.get(command) or _BY_METAVAR.get(metavar) or "files")
+        return Completions(source=_BY_COMMAND.get(command) or _BY_METAVAR.get(metavar) or "files")
 
 
 def _count(action: argparse.Action) -> int:

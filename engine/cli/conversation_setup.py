@@ -130,7 +130,7 @@ def add_mcp_file(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=MCP_FILE.__add__,
         metavar="FILE",
-        help='use the MCP servers of a file in the form {"mcpServers": {...}}; may be repeated',
+        help='use the MCP servers of a file in the form {"mcpServers": {...}} (repeatable)',
     )
 
 

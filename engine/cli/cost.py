@@ -24,9 +24,9 @@ from .table import (
     figure,
     moment_text,
     plural,
+    print_incomplete,
     rate,
     seconds,
-    tell_beside,
     usd,
     write_records,
     write_rows,
@@ -143,7 +143,7 @@ def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
     console.print(FittingTable(columns, rows))
     if not total_now.complete or total_now.estimated:
         console.print()
-    tell_beside(console, total_now)
+    print_incomplete(console, total_now)
 
 
 def _by_columns(by: Sequence[str], total: str = "") -> list[Column[Any]]:
@@ -217,9 +217,9 @@ def run_stats(arguments: argparse.Namespace) -> int:
         figure("cached", lambda row: rate(row.cache_hit_rate), may_go=5),
     ]
     console.print(FittingTable(columns, rows))
-    _tell_counts(console, rows)
+    _print_counts(console, rows)
     if any(row.cached_input_tokens for row in rows):
-        _tell_savings(console, arguments)
+        _print_savings(console, arguments)
     refused = from_trace(arguments, lambda store: _refusals(store, arguments))
     if refused:
         console.print(
@@ -233,7 +233,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_savings(console: Console, arguments: argparse.Namespace) -> None:
+def _print_savings(console: Console, arguments: argparse.Namespace) -> None:
     prices = price_table(home_folder())
     found = from_trace(arguments, lambda store: cache_savings(store, prices, call_filter(arguments)))
     beside = f"; {plural(found.unpriced, 'call')} without a price" if found.unpriced else ""
@@ -250,13 +250,13 @@ async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
     return len(await store.events(topic="budget.refused", since=where.since, until=where.until, limit=None))
 
 
-def _tell_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
+def _print_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
     """Report the calls with tokens that are in no sum, or estimated."""
     estimated, unpriced, unknown = (
         sum(getattr(row, name) for row in rows) for name in ("estimated", "unpriced", "unknown")
     )
-    told = ((unknown, "of unknown usage"), (estimated, "with estimated usage"), (unpriced, "without a price"))
-    beside = ", ".join(f"{plural(count, 'attempt')} {what}" for count, what in told if count)
+    kinds = ((unknown, "of unknown usage"), (estimated, "with estimated usage"), (unpriced, "without a price"))
+    beside = ", ".join(f"{plural(count, 'attempt')} {what}" for count, what in kinds if count)
     if beside:
         console.print(f"\n{beside}.", style="yellow" if unknown else "dim")
 

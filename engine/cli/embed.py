@@ -22,7 +22,17 @@ from callboard.tracestore.collections import Collection, CollectionFile, Similar
 from callboard.tracestore.home import home_folder
 
 from .. import EmbeddingResult, Engine
-from .collection_input import KINDS, Added, Fields, Into, Record, add, destination, records_in, records_of
+from .collection_input import (
+    KINDS,
+    Added,
+    Fields,
+    Record,
+    TargetCollection,
+    add,
+    destination,
+    records_in,
+    records_of,
+)
 from .options import (
     add_action,
     add_key,
@@ -30,10 +40,10 @@ from .options import (
     add_models_file,
     on_engine,
     positive,
+    print_warnings,
     repeated,
-    tell_warnings,
 )
-from .sanitize import note, one_line, say, write_json
+from .sanitize import echo, note, one_line, write_json
 from .table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
 
 
@@ -86,7 +96,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         write(error.vectors, failures={at: str(failure) for at, failure in error.failures.items()})
         raise
     write(result.vectors)
-    tell_warnings(result.warnings)
+    print_warnings(result.warnings)
     what = f"{plural(len(texts), 'text')}, {result.dimensions} dimensions, {result.model}"
     note(f"{what}: {plural(result.usage.input_tokens, 'token')}, {cost_text(result.cost)}")
     return 0
@@ -227,7 +237,9 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
             return await add(file, into, records, embed)
 
     added = on_engine(arguments, work)
-    tell_warnings({warning: None for result in added.results for warning in result.warnings if _told(warning)})
+    print_warnings(
+        {warning: None for result in added.results for warning in result.warnings if _is_shown(warning)}
+    )
     cost = reduce(
         plus, (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results), CostSum()
     )
@@ -236,13 +248,13 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _told(warning: CallWarning) -> bool:
+def _is_shown(warning: CallWarning) -> bool:
     """Whether to report a warning. A dropped input type is not reported, because the user did not request one."""
     return warning.code != WarningCode.PARAMETER_DROPPED or not warning.message.startswith("input_type ")
 
 
 async def _embedded(
-    engine: Engine, into: Into, texts: Sequence[str], kind: InputType, key: str | None
+    engine: Engine, into: TargetCollection, texts: Sequence[str], kind: InputType, key: str | None
 ) -> EmbeddingResult:
     return await engine.embed(texts, model=into.model, dimensions=into.dimensions, input_type=kind, key=key)
 
@@ -257,7 +269,7 @@ def _records(arguments: argparse.Namespace) -> list[Record]:
 _SIMILAR: list[Column[Similar]] = [
     figure("score", lambda each: f"{each.score:.4f}"),
     Column("id", lambda each: each.id, folds=True),
-    Column("text", lambda each: one_line(_text_beside(each))[:200], folds=True, may_go=1),
+    Column("text", lambda each: one_line(_text_of(each))[:200], folds=True, may_go=1),
 ]
 
 
@@ -273,7 +285,7 @@ def similar(arguments: argparse.Namespace) -> int:
     return write_rows(arguments.format, Similar, found, _SIMILAR)
 
 
-def _text_beside(found: Similar) -> str:
+def _text_of(found: Similar) -> str:
     return found.text or ("" if found.metadata is None else bytes(found.metadata).decode())
 
 
@@ -335,7 +347,7 @@ def delete_collection(arguments: argparse.Namespace) -> int:
         gone = file.delete(name, arguments.id or None)
     if arguments.id and not gone:
         raise CallboardError(f"collection {name!r} has no such items")
-    say(
+    echo(
         f"{plural(gone, 'item')} deleted from {name}."
         if arguments.id
         else f"Deleted {name}: {plural(gone, 'item')}."
@@ -344,7 +356,7 @@ def delete_collection(arguments: argparse.Namespace) -> int:
 
 
 def show_path(arguments: argparse.Namespace) -> int:
-    say(str(collections_file()))
+    echo(str(collections_file()))
     return 0
 
 

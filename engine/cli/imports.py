@@ -41,9 +41,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
         nargs="*",
-        type=Path,
         metavar="PATH",
-        help="files or folders (default: where the program keeps them)",
+        help="files, folders, or LiteLLM's database as postgresql://… (default: where the program keeps them)",
     )
     parser.add_argument(
         "--since", type=moment, metavar="TIME", help="leave out calls before this day or time, or 24h or 7d ago"
@@ -61,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError("use --watch or --dry-run, not both")
     named = named_trace(arguments)
     place: TracePlace = home_folder() / TRACE_NAME if named is None else named
+    if arguments.format == "table":
+        make_console()  # A missing package is named before anything is written.
     report = anyio.run(_import, place, arguments)
     _show(report, arguments.format, place)
     return FAILED if report.unread and not report.files else 0
@@ -81,7 +82,7 @@ async def _import(place: TracePlace, arguments: argparse.Namespace) -> ImportRep
         report = await importer.run()
         if arguments.watch:
             _show(report, arguments.format, place)
-            await importer.watch(changed=_tell_change)
+            await importer.watch(changed=_print_change)
         return report
 
 
@@ -102,7 +103,7 @@ def _progress(report: ImportReport) -> None:
     show_progress(f"{report.bytes_read / 1e6:,.0f} MB, {plural(report.new, 'new call')}")
 
 
-def _tell_change(report: ImportReport) -> None:
+def _print_change(report: ImportReport) -> None:
     cost = usd(sum(each.nano_usd for each in report.models.values()))
     corrected = f", {report.corrected:,} corrected" if report.corrected else ""
     make_console().print(f"{plural(report.new, 'new call')}{corrected}, {cost}", soft_wrap=True)

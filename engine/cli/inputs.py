@@ -210,7 +210,7 @@ def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
     return cast("TurnOptions", found)
 
 
-def as_said(options: TurnOptions) -> JsonObject:
+def as_json_options(options: TurnOptions) -> JsonObject:
     """The options as names and values for a file. `options_of` reads them back."""
     said = {name: cast("Json", value) for name, value in options.items() if name != "provider_options"}
     for provider, own in (options.get("provider_options") or {}).items():

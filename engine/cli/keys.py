@@ -21,7 +21,7 @@ from callboard.bus import CallboardError, ConfigurationError
 from ..keys import keys_file, read_keys, remove_key, set_key
 from ..models.catalogue import nearest
 from .options import add_action
-from .sanitize import note, say
+from .sanitize import echo, note
 from .table import Column, write_rows
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -52,7 +52,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     listing = add_action(
         inner, "list", list_keys, "List the names of the keys", "List the names of the keys, never the keys."
     )
-    listing.add_argument("--json", action="store_true", help="one JSON object a line for each key")
+    listing.add_argument("--json", action="store_true", help="print one JSON object a line for each key")
     get = add_action(
         inner,
         "get",
@@ -76,7 +76,7 @@ def set_one(arguments: argparse.Namespace) -> int:
         )
     key = _read(variable)
     replaced = set_key(keys_file(), variable, key)
-    say(f"{variable} is {'replaced' if replaced else 'stored'} in {keys_file()}.")
+    echo(f"{variable} is {'replaced' if replaced else 'stored'} in {keys_file()}.")
     if os.environ.get(variable):
         note(f"callboard: {variable} is also set in the environment, which has priority")
     return 0
@@ -163,12 +163,12 @@ def remove_one(arguments: argparse.Namespace) -> int:
     variable = variable_of(arguments.name)
     if not remove_key(keys_file(), variable):
         raise CallboardError(f"{keys_file()} has no key {variable}")
-    say(f"Removed {variable} from {keys_file()}.")
+    echo(f"Removed {variable} from {keys_file()}.")
     return 0
 
 
 def show_path(arguments: argparse.Namespace) -> int:
-    say(str(keys_file()))
+    echo(str(keys_file()))
     return 0
 
 

@@ -13,8 +13,8 @@ from callboard.bus import CallboardError, ConfigurationError
 
 from .. import Engine, ImageResult, VideoHandle
 from ..operations.embeddings import ImageOptions
-from .options import add_key, add_model, add_models_file, failing_as, on_engine, repeated, tell_warnings
-from .sanitize import note, say
+from .options import add_key, add_model, add_models_file, failing_as, on_engine, print_warnings, repeated
+from .sanitize import echo, note
 from .screen import progress_bar
 from .table import cost_text
 
@@ -68,7 +68,7 @@ def run_image(arguments: argparse.Namespace) -> int:
         _write_images(result, arguments.output)
     except (OSError, ValueError) as error:
         raise CallboardError(str(error)) from error
-    tell_warnings(result.warnings)
+    print_warnings(result.warnings)
     what = f"{len(result.images)} of {result.operation}, {result.model}"
     note(f"{what}: {cost_text(result.cost)}")
     return 0
@@ -90,7 +90,7 @@ def _write_images(result: ImageResult, output: Path) -> None:
     for number, image in enumerate(result.images, 1):
         path = output if len(result.images) == 1 else output.with_stem(f"{output.stem}-{number}")
         if image.data is None:
-            say(image.url or "")
+            echo(image.url or "")
             continue
         image.save(path)
         kind = mimetypes.guess_type(path.name)[0]
@@ -156,9 +156,9 @@ class _Waiting:
 
     async def run(self, engine: Engine) -> None:
         handle = self._handle = await self._begin(engine)
-        tell_warnings(handle.warnings)
+        print_warnings(handle.warnings)
         if self._arguments.no_wait:
-            say(handle.id)
+            echo(handle.id)
             return
         note(f"video {handle.id}, {handle.model}")
         output: Path = self._arguments.output

@@ -1,4 +1,4 @@
-"""`callboard models`: the models, their abilities and costs, and those that can be used here."""
+"""`callboard models`: the models, their abilities and costs, and whether they can be used here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ..routing.availability import AvailabilityTable
 from ..runtime.adapters import make_spare
 from .options import add_models_file
 from .prices import add_update_options, differences, download
-from .sanitize import note, say
+from .sanitize import echo, note
 from .screen import make_console
 from .table import Column, add_format, figure, plural, write_rows
 
@@ -215,7 +215,7 @@ def _show(line: Line) -> None:
     title = f"{line.id} ({line.display_name})" if line.display_name else line.id
     console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     can = _abilities(line)
-    unknown = _unsaid(line)
+    unknown = _unknown_capabilities(line)
     facts = {
         "state": _facts_about(line) or ("" if line.state else "not configured here"),
         "also called": ", ".join(line.aliases),
@@ -233,14 +233,14 @@ def _show(line: Line) -> None:
 
 
 def _can(line: Line) -> str:
-    return ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-")
+    return ", ".join(_abilities(line)) or ("?" if _unknown_capabilities(line) else "-")
 
 
 def _abilities(line: Line) -> list[str]:
     return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name])]
 
 
-def _unsaid(line: Line) -> list[str]:
+def _unknown_capabilities(line: Line) -> list[str]:
     """Capabilities that are unknown for the model."""
     return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is None]
 
@@ -290,7 +290,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_update(arguments: argparse.Namespace) -> int:
     home, tell = (
         home_folder(),
-        say if arguments.format == "table" else note,
+        echo if arguments.format == "table" else note,
     )  # Other formats have no place for this line.
     path = home / FILE_NAME
     if arguments.shipped:

@@ -63,10 +63,10 @@ def add_action(
     name: str,
     run: Callable[[argparse.Namespace], int],
     help: str,
-    description: str | None = None,
+    description: str = "",
 ) -> argparse.ArgumentParser:
-    """A command below a command, such as ``keys set``."""
-    parser = inner.add_parser(name, help=help, description=description)
+    """A command below a command, such as ``keys set``. Its description defaults to `help`."""
+    parser = inner.add_parser(name, help=help, description=description or f"{help}.")
     parser.set_defaults(run=run)
     return parser
 
@@ -107,7 +107,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source",
         metavar="NAME",
-        help="show only calls imported from it, or 'callboard' or 'imported' for all such",
+        help="show only calls of this source: a program, 'callboard', or 'imported' for all imported calls",
     )
     parser.add_argument("--error-class", metavar="C", help="show only attempts that failed with this error class")
     parser.add_argument("--unpriced", action="store_true", help="show only calls with usage but no price")
@@ -336,7 +336,7 @@ def on_engine(
     return anyio.run(run)
 
 
-def tell_warnings(warnings: Iterable[CallWarning]) -> None:
+def print_warnings(warnings: Iterable[CallWarning]) -> None:
     """Write the warnings of a call to stderr."""
     for warning in warnings:
         note(f"{warning.code}: {warning.message}")

@@ -36,12 +36,14 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     listing = add_action(actions, "list", run_list, "List models that have a price")
-    listing.add_argument("text", nargs="?", default="", help="list only models with this text in their name")
+    listing.add_argument(
+        "text", nargs="?", default="", metavar="TEXT", help="list only models with this text in their name"
+    )
 
     show = add_action(actions, "show", run_show, "Show all rows that can price a model")
     explain = add_action(actions, "explain", run_explain, "Explain how a call is priced")
     for action in (show, explain):
-        action.add_argument("model", help="a name from models.yaml, or provider:name")
+        action.add_argument("model", metavar="MODEL", help="a name from models.yaml, or provider:name")
         action.add_argument("--served", metavar="NAME", help="set the model name that the provider reported")
     explain.add_argument("--at", metavar="TIME", help="price at this date, or time with an offset (default: now)")
     explain.add_argument("--tier", metavar="NAME", help="set the service tier, such as batch or flex")
@@ -63,7 +65,9 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "published prices. Engines that start later use it. The costs of earlier calls do not change.",
     )
     which = use.add_mutually_exclusive_group(required=True)
-    which.add_argument("file", nargs="?", type=Path, help="the price file; its newest table is used")
+    which.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="the price file; its newest table is used"
+    )
     which.add_argument("--published", action="store_true", help="use only the published prices, without a file")
 
     update = add_action(
@@ -320,7 +324,9 @@ MOST_SHOWN = 20
 
 
 def add_update_options(parser: argparse._ActionsContainer, upstream: str, shipped: str) -> None:
-    parser.add_argument("--from", dest="source", default=upstream, metavar="FILE|URL", help="https only")
+    parser.add_argument(
+        "--from", dest="source", default=upstream, metavar="FILE|URL", help="read this file or https URL instead"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only show the differences")
     parser.add_argument("--shipped", action="store_true", help=f"restore {shipped}")
 

@@ -23,7 +23,7 @@ from .command_line import FAILED
 from .conversation_setup import first_model
 from .options import add_model, add_models_file, failing_as
 from .sanitize import note
-from .screen import Screen, complain, make_console
+from .screen import Screen, make_console, print_error
 from .table import json_text, plural
 
 
@@ -111,7 +111,7 @@ async def _ask(session: Session, prompts: Sequence[str], screen: Screen, whole: 
         except ConfigurationError:
             raise
         except CallboardError as error:
-            complain(f"{type(error).__name__}: {error}")
+            print_error(f"{type(error).__name__}: {error}")
             return False
         finally:
             writer.end()

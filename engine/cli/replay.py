@@ -16,7 +16,7 @@ from callboard.tracestore.codec import encode_line
 from ..stores import TracePlace, store_to_read
 from .events import describe
 from .options import add_trace, chosen_trace, moment, repeated
-from .sanitize import say, write_json
+from .sanitize import echo, write_json
 from .table import plural
 
 
@@ -98,12 +98,12 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        say(line.rstrip())  # Written line by line, so that a paced replay can be watched.
+        echo(line.rstrip())  # Written line by line, so that a paced replay can be watched.
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No matching events"
-        say()
-        say(f"{said}, from {self._trace}")
+        echo()
+        echo(f"{said}, from {self._trace}")
 
 
 class _JsonLines:

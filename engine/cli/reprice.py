@@ -30,7 +30,7 @@ from .table import (
     figure,
     moment_text,
     plural,
-    tell_beside,
+    print_incomplete,
     usd,
     write_records,
     write_rows,
@@ -134,10 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _require_source(arguments: argparse.Namespace) -> None:
     other = arguments.undo or arguments.history or arguments.use is not None or arguments.resume is not None
-    if arguments.prices is None and not other and not arguments.discount:
+    if arguments.prices is None and not other and not arguments.discount and arguments.as_model is None:
         raise ConfigurationError(
-            "nothing to reprice with. Use --prices FILE, --discount NAME=FACTOR, --use, --undo, "
-            "--history or --resume"
+            "nothing to reprice with. Use --prices FILE, --discount NAME=FACTOR, --as-model M, "
+            "--use, --undo, --history or --resume"
         )
     if arguments.discount and other:
         raise ConfigurationError("--discount changes prices: use it alone or with --prices")
@@ -281,7 +281,7 @@ def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
         return
     console.print(reprice_table(report, by))
     console.print()
-    tell_beside(console, total(report).sum, "without a price in this table")
+    print_incomplete(console, total(report).sum, "without a price in this table")
     for line in _notes(report):
         console.print(line, style="yellow", soft_wrap=True)
     if report.dry_run:
@@ -310,7 +310,7 @@ def _undo(trace: TracePlace, arguments: argparse.Namespace) -> int:
     run, before = anyio.run(undo)
     now = f"under price version {before}" if before else "at call time"
     name = run.label or run.version
-    _tell(f"Undone: repricing {run.id} ({name}). Restored the costs {now}.", arguments)
+    _print_note(f"Undone: repricing {run.id} ({name}). Restored the costs {now}.", arguments)
     return 0
 
 
@@ -353,11 +353,11 @@ def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
     version: str = arguments.use
     anyio.run(_use_prices, trace, None if version == AT_CALL_TIME else version)
     named = "at call time" if version == AT_CALL_TIME else f"under price version {version}"
-    _tell(f"Restored the costs {named}.", arguments)
+    _print_note(f"Restored the costs {named}.", arguments)
     return 0
 
 
-def _tell(what: str, arguments: argparse.Namespace) -> None:
+def _print_note(what: str, arguments: argparse.Namespace) -> None:
     """Report the result: to a person, or next to a program's rows."""
     if arguments.format == "table":
         make_console().print(what, soft_wrap=True)

@@ -171,7 +171,7 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
         f"<h1>{escaped(title)}</h1>",
         _facts(report, days, origin),
         _totals(everything),
-        _beside(report),
+        _footnotes(report),
         _in_flight(report),
     ]
     if models:
@@ -258,7 +258,7 @@ def _totals(line: Line) -> str:
     return f'<div class="totals">{inside}</div>'
 
 
-def _beside(report: RepriceReport) -> str:
+def _footnotes(report: RepriceReport) -> str:
     """The notes below the sums: the calls that neither sum includes, their models, and the number of estimates."""
     everything, notes = total(report), []
     if everything.beside:
@@ -348,7 +348,7 @@ def columns(rows: Sequence[Line]) -> str:
         return ""
     step = tick_step(highest)
     field = "".join(
-        f'<div class="day" title="{escaped(_told(row))}">'
+        f'<div class="day" title="{escaped(_text_of(row))}">'
         f'<div class="before" style="height:{_part(row.before, highest)}"></div>'
         f'<div class="after" style="height:{_part(row.after, highest)}"></div></div>'
         for row in rows
@@ -392,7 +392,7 @@ def _row(row: Line, longest: int) -> str:
     return f'<div class="row"><span>{escaped(row.name)}</span><div class="scale">{"".join(pair)}</div></div>'
 
 
-def _told(row: Line) -> str:
+def _text_of(row: Line) -> str:
     return f"{row.name}: before {rounded(row.before)}, after {rounded(row.after)}"
 
 

@@ -40,12 +40,12 @@ def one_line(text: str) -> str:
     return text.translate(_ON_ONE_LINE)
 
 
-def harmless_json(text: str) -> str:
+def sanitize_json(text: str) -> str:
     """The same JSON, with escapes in place of the characters that `sanitize` leaves out."""
     return text.translate(_ESCAPED)
 
 
-def say(text: str = "") -> None:
+def echo(text: str = "") -> None:
     """Write one line to stdout."""
     print(one_line(text), flush=True)
 
@@ -57,4 +57,4 @@ def note(text: str = "") -> None:
 
 def write_json(text: str) -> None:
     """Write JSON to stdout, and end its line."""
-    sys.stdout.write(harmless_json(text) + "\n")
+    sys.stdout.write(sanitize_json(text) + "\n")

@@ -39,14 +39,14 @@ def console_class() -> type[Console]:
     """rich's console, for text from any source. Tables clean their own cells."""
     from rich.console import Console
 
-    class HarmlessConsole(Console):
+    class SanitizedConsole(Console):
         def print(self, *objects: Any, **how: Any) -> None:
             super().print(*(sanitize(what) if isinstance(what, str) else what for what in objects), **how)
 
         def on_broken_pipe(self) -> None:
             raise  # BrokenPipeError, which ends the command; rich itself would exit with code 1
 
-    return HarmlessConsole
+    return SanitizedConsole
 
 
 def make_console(*, plain: bool = False) -> Console:
@@ -70,7 +70,7 @@ def color_system() -> Literal["auto"] | None:
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Write one line to stderr. At a terminal it is broken between words."""
     for line in folded(f"callboard: {' '.join(text.split())}", sys.stderr).splitlines():
         note(line)
@@ -315,7 +315,7 @@ def exit_code(error: errors.AdapterError) -> int:
     return 2 if is_mine else 1
 
 
-def said(error: errors.AdapterError) -> str:
+def error_text(error: errors.AdapterError) -> str:
     """The error in one line, and what to do."""
     whose = f" of {error.provider}" if error.provider else ""
     hint = advice(error)

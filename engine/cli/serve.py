@@ -17,7 +17,7 @@ from .. import Cluster, Engine, ModelRegistry, load_registry
 from ..models.configured import FROM_ENVIRONMENT
 from ..stores import StoreAddress, TracePlace
 from .options import STORE_VARIABLE, add_models_file, named_trace, store_address, trace_file
-from .sanitize import note, say
+from .sanitize import echo, note
 from .table import exact
 from .web import listening, serve_until_interrupt
 
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
     from ..gateway.application import gateway
-    from ..gateway.server import server_options
+    from ..gateway.server import DRAIN_SECONDS
 
     registry = served_models(load_registry(arguments.models_file))
     listener, address = listening(arguments)
@@ -124,14 +124,14 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
             app.on_request = lambda served: note(log_line(served))
         view = None if arguments.no_web else _view(engine, arguments)
         for line in greeting(address, registry, keyless=keyless):
-            say(line)
+            echo(line)
         if view is not None:
             _announce(view, address)
         await serve_until_interrupt(
-            Beside(app, view),
+            CombinedApplication(app, view),
             listener,
             on_shutdown=(lambda: None) if view is None else view.close,
-            **server_options(),
+            timeout_graceful_shutdown=DRAIN_SECONDS,
         )
 
 
@@ -162,13 +162,13 @@ def _announce(view: WebView, address: str) -> None:
     base = f"{address.rstrip('/')}{VIEW_PATH}"
 
     def say_address() -> None:
-        say(f"  {'Live view':<17}{view.sign_in_url(base)}")
+        echo(f"  {'Live view':<17}{view.sign_in_url(base)}")
 
     view.on_sign_in(say_address)
     say_address()
 
 
-class Beside:
+class CombinedApplication:
     """The gateway, and the live view below its own path, as one application."""
 
     def __init__(self, gateway: Gateway, view: WebView | None) -> None:

@@ -27,7 +27,7 @@ TOKEN_VARIABLE = "CALLBOARD_MCP_TOKEN"
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Serves tools to other hosts as an MCP server, over stdin and stdout. With -m it serves a model instead: "
+        "Serve tools to other programs as an MCP server, over stdin and stdout. With -m, serve a model instead: "
         "the tool `ask` sends a message to a session that has the tools."
     )
     repeated(
@@ -36,13 +36,13 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--tool",
         dest="tools",
         metavar="TOOL",
-        help="FILE.py, FILE.py:function, a module, a plugin's name, or an MCP server; may be repeated",
+        help="serve these tools: FILE.py, FILE.py:function, a module, a plugin, or an MCP server (repeatable)",
     )
     add_mcp_file(parser)
     parser.add_argument("-m", "--model", metavar="NAME", help="serve sessions of this model, by the tool `ask`")
-    parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt of the sessions")
+    parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt of the sessions")
     parser.add_argument(
-        "--name", default="callboard", metavar="NAME", help="the server's name (default callboard)"
+        "--name", default="callboard", metavar="NAME", help="set the name of the server (default: callboard)"
     )
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
     parser.add_argument(
@@ -52,13 +52,15 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"listen on this port (default: {PORT}; 0: any free port)",
     )
-    parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
+    parser.add_argument(
+        "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
+    )
     parser.add_argument(
         "--allow-network",
         action="store_true",
         help=f"serve other machines; clients send the token in ${TOKEN_VARIABLE}",
     )
-    repeated(parser, "--host", metavar="NAME", help="a name by which clients reach it; may be repeated")
+    repeated(parser, "--host", metavar="NAME", help="accept requests for this host name (repeatable)")
     add_models_file(parser)
     parser.set_defaults(run=run)
 

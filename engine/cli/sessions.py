@@ -28,7 +28,7 @@ from ..sessions.stored import document_of
 from ..stores import TracePlace, store_to_read, store_to_write
 from .chat_input import forget_lines
 from .options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
-from .sanitize import note, say, write_json
+from .sanitize import echo, note, write_json
 from .screen import make_console
 from .table import Column, FittingTable, figure, json_text, moment_text, plural, sum_text
 
@@ -56,7 +56,7 @@ def run_sessions(arguments: argparse.Namespace) -> int:
     if arguments.session is None and (arguments.delete or arguments.export is not None):
         raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
     trace = chosen_trace(arguments)
-    tell = note if arguments.json else say  # Next to a program's rows.
+    tell = note if arguments.json else echo  # Next to a program's rows.
     if arguments.export is not None:
         document = document_of(anyio.run(_saved, trace, arguments.session))
         try:

@@ -372,7 +372,7 @@ def beside(total: CostSum) -> list[str]:
     return [f"{count:,} {kind}" for count, kind in kinds if count]
 
 
-def tell_beside(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
+def print_incomplete(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
     """Report the calls that a sum lacks and the estimates in it, one line each."""
     if total.unpriced:
         console.print(f"{plural(total.unpriced, 'call')} {unpriced}, not included in sums.", style="yellow")

@@ -27,7 +27,7 @@ from ..models.catalogue import nearest
 from ..models.models_yaml import read_yaml, write_yaml
 from .command_line import FAILED
 from .options import add_action, command_name, short
-from .sanitize import note, sanitize, say, write_json
+from .sanitize import echo, note, sanitize, write_json
 from .table import Column, json_text, plural, write_rows
 
 INPUT = "input"
@@ -181,10 +181,10 @@ def write(path: Path, text: str) -> None:
 
 def as_yaml(template: Template) -> str:
     """The file of a template: only its set fields, with readable texts of several lines."""
-    return write_yaml({name: msgspec.to_builtins(value) for name, value in _fields_said(template)})
+    return write_yaml({name: msgspec.to_builtins(value) for name, value in _set_fields(template)})
 
 
-def _fields_said(template: Template) -> Iterator[tuple[str, object]]:
+def _set_fields(template: Template) -> Iterator[tuple[str, object]]:
     for field in msgspec.structs.fields(Template):
         value = getattr(template, field.name)
         if field.name != "name" and value != field.default and value not in ({}, ()):
@@ -291,7 +291,7 @@ def show_template(arguments: argparse.Namespace) -> int:
         write_json(json_text(template))
         return 0
     for line in sanitize(path_of(arguments.name).read_text(encoding="utf-8")).splitlines():
-        say(line)
+        echo(line)
     return 0
 
 
@@ -316,10 +316,10 @@ def edit_template(arguments: argparse.Namespace) -> int:
         return FAILED
     template: Template = load(arguments.name)
     asks = "".join(f" -p {name} …" for name in template.parameters if name not in template.defaults)
-    say(f"{short(path)} is saved. To use it: {command_name()} ask -t {template.name}{asks} …")
+    echo(f"{short(path)} is saved. To use it: {command_name()} ask -t {template.name}{asks} …")
     return 0
 
 
 def show_path(arguments: argparse.Namespace) -> int:
-    say(str(folder() if arguments.name is None else path_of(arguments.name)))
+    echo(str(folder() if arguments.name is None else path_of(arguments.name)))
     return 0

@@ -23,7 +23,7 @@ from callboard.tracestore.call_columns import SHOWN, TurnTree, trees_of
 
 from ..stores import TracePlace, store_to_read
 from .options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
-from .sanitize import harmless_json, note, sanitize
+from .sanitize import note, sanitize, sanitize_json
 from .screen import make_console
 from .table import (
     Column,
@@ -230,7 +230,7 @@ def _stdout(format: Format) -> IO[bytes]:
         return sys.stdout.buffer
     if format == "parquet":
         raise ConfigurationError("Parquet can't be shown at a terminal. Name a file, or pipe it")
-    return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else sanitize))
+    return cast("IO[bytes]", _Terminal(sanitize_json if format == "jsonl" else sanitize))
 
 
 class _Terminal(io.RawIOBase):
@@ -268,9 +268,14 @@ def add_sql(parser: argparse.ArgumentParser) -> None:
         "Run one read-only SQL statement. Times are in microseconds since the epoch (UTC), money in "
         "nano-USD. The view call_rows uses the names of Python, JSON and exports. --schema shows all tables."
     )
-    parser.add_argument("statement", nargs="?", help="the SQL statement, or - for stdin; with --schema, a table")
+    parser.add_argument(
+        "statement",
+        nargs="?",
+        metavar="STATEMENT",
+        help="the SQL statement, or - for stdin; with --schema, a table",
+    )
     parser.add_argument("--schema", action="store_true", help="describe the tables and their columns")
-    add_trace(parser, "read this trace file, as for traces")
+    add_trace(parser)
     parser.add_argument(
         "--limit", type=positive, default=1000, metavar="N", help="show at most N rows (default: 1000)"
     )

@@ -233,11 +233,11 @@ def ship(arguments: argparse.Namespace) -> int:
 
 def _forget(trace: Path, target: StoreAddress) -> bool:
     """Record that a trace file is no longer shipped to a store. Returns whether it was ever shipped."""
-    from callboard.tracestore.shipping.marks import LookForFiles, forget_mark
+    from callboard.tracestore.shipping.marks import RegisteredFiles, forget_mark
     from callboard.tracestore.shipping.shipper import receiver
 
     name = receiver(target.dsn).name
-    LookForFiles(home_folder() / "shipping", trace, name, None).done()
+    RegisteredFiles(home_folder() / "shipping", trace, name, None).done()
     return forget_mark(trace, name)
 
 

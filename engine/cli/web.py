@@ -143,14 +143,14 @@ async def serve_until_interrupt(
     """
     import uvicorn
 
+    from ..gateway.server import server_options
+
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             on_shutdown()
             await super().shutdown(sockets)
 
-    own: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    own["timeout_graceful_shutdown"] = 1
-    config = uvicorn.Config(app, lifespan=lifespan, **(own | options))
+    config = uvicorn.Config(app, lifespan=lifespan, **(server_options() | options))
     await Server(config).serve(sockets=[listener])
 
 

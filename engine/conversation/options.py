@@ -5,7 +5,7 @@ defaults here, the session's options, the turn's options. If an option is None, 
 
 A turn that waits for an approval or a tool's result is continued by another turn with the same options. They are
 stored with the session's setup, so they survive a restart and a takeover. Keys, functions and signals are never
-stored. `AskedWith.lost` names them. A continued turn is refused without its key.
+stored. `StoredTurnOptions.lost` names them. A continued turn is refused without its key.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def for_requests(*levels: TurnOptions) -> RequestOptions:
     return cast("RequestOptions", said)
 
 
-def said_by(request: CanonicalRequest) -> TurnOptions:
+def options_of_request(request: CanonicalRequest) -> TurnOptions:
     """The options of a turn that has the same effect as a request."""
     said: TurnOptions = {
         "max_output_tokens": None if request.default_output_limit else request.max_output_tokens,
@@ -234,7 +234,7 @@ _STRUCTS: dict[str, Any] = {
 """Options that are read back as a Struct. All others are JSON values."""
 
 
-class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
+class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a turn that may have to wait."""
 
     model: Model | None = None
@@ -248,7 +248,7 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
 
     def continued(
         self, session_id: str, of_session: TurnOptions, model: Model | None, given: TurnOptions
-    ) -> AskedWith:
+    ) -> StoredTurnOptions:
         """The options of the turn that continues.
 
         A forced choice of tools is left out, because it holds only for a turn's first reply.
@@ -269,7 +269,7 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
             options["approve"] = _waits
         if silent := sorted(lost - {"approve", "key"}):
             _log.warning("options_lost", session_id=session_id, options=silent)
-        return AskedWith(
+        return StoredTurnOptions(
             model=self.model if model is None else model,
             options=options,
             lost=lost,
@@ -307,12 +307,12 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
         return stored or None
 
 
-NOTHING = AskedWith()
+NOTHING = StoredTurnOptions()
 """A turn without options of its own."""
 
 
-def asked_with_of(stored: JsonObject | None) -> AskedWith:
-    """The options of a waiting turn, as `AskedWith.stored` wrote them."""
+def stored_turn_options(stored: JsonObject | None) -> StoredTurnOptions:
+    """The options of a waiting turn, as `StoredTurnOptions.stored` wrote them."""
     if not stored:
         return NOTHING
     form = msgspec.convert(stored, _Stored)
@@ -320,7 +320,7 @@ def asked_with_of(stored: JsonObject | None) -> AskedWith:
         name: msgspec.convert(value, _STRUCTS[name]) if name in _STRUCTS else value
         for name, value in form.options.items()
     }
-    return AskedWith(
+    return StoredTurnOptions(
         model=None if form.model is None else model_of(form.model),
         options=cast("TurnOptions", options),
         lost=form.lost,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings as python_warnings
-from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any, cast
@@ -56,55 +55,32 @@ def _money(cost: Cost) -> JsonObject:
     return {"usd": None if cost.usd is None else f"{cost.usd:f}", "source": str(cost.source)}
 
 
-def in_plain_values(
-    *,
-    text: str,
-    content: Sequence[ContentBlock],
-    thinking: str,
-    status: TurnStatus,
-    stop_reason: StopReason,
-    raw_stop_reason: str | None,
-    model: str,
-    usage: TokenUsage,
-    cost: Cost,
-    total_usage: TokenUsage,
-    total_cost: Cost,
-    tool_uses: Sequence[ToolUseBlock],
-    warnings: Sequence[CallWarning],
-    messages: Sequence[Message] | None = None,
-    raw: RawReply | None = None,
-    provider_details: JsonObject | None = None,
-) -> JsonObject:
+def in_plain_values(result: Reply | GenerateResult, usage: TokenUsage, cost: Cost) -> JsonObject:
     """A result as a dict that any JSON library can write. Money is exact text.
 
     `reasoning` and `tool_calls` are the earlier names of `thinking` and `tool_uses`. They stay, because hosts
     store such dicts.
     """
-    calls: list[Json] = [{"id": call.id, "name": call.name, "input": plain(call.input)} for call in tool_uses]
-    found: JsonObject = {
-        "text": text,
-        "content": plain(content),
-        "thinking": thinking,
-        "reasoning": thinking or None,
-        "status": status,
-        "stop_reason": str(stop_reason),
-        "raw_stop_reason": raw_stop_reason,
-        "model": model,
+    calls: list[Json] = [
+        {"id": call.id, "name": call.name, "input": plain(call.input)} for call in result.tool_uses
+    ]
+    return {
+        "text": result.text,
+        "content": plain(result.content),
+        "thinking": result.thinking,
+        "reasoning": result.thinking or None,
+        "status": result.status,
+        "stop_reason": str(result.stop_reason),
+        "raw_stop_reason": result.raw_stop_reason,
+        "model": result.model,
         "usage": _tokens(usage),
         "cost": _money(cost),
-        "total_usage": _tokens(total_usage),
-        "total_cost": _money(total_cost),
+        "total_usage": _tokens(result.total_usage),
+        "total_cost": _money(result.total_cost),
         "tool_uses": calls,
         "tool_calls": calls,
-        "warnings": [{"code": str(each.code), "message": each.message} for each in warnings],
+        "warnings": [{"code": str(each.code), "message": each.message} for each in result.warnings],
     }
-    if messages is not None:
-        found["messages"] = plain(messages)
-    if raw is not None:
-        found["raw"] = plain(raw)
-    if provider_details:
-        found["provider_details"] = plain(provider_details)
-    return found
 
 
 _COUNTS = (
@@ -155,23 +131,12 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     def to_dict(self) -> JsonObject:
         """The reply as plain values: text, status, model, usage, cost, calls, warnings. Money is exact text."""
-        return in_plain_values(
-            text=self.text,
-            content=self.content,
-            thinking=self.thinking,
-            status=self.status,
-            stop_reason=self.stop_reason,
-            raw_stop_reason=self.raw_stop_reason,
-            model=self.model,
-            usage=self.usage,
-            cost=self.cost,
-            total_usage=self.total_usage,
-            total_cost=self.total_cost,
-            tool_uses=self.tool_uses,
-            warnings=self.warnings,
-            raw=self.raw,
-            provider_details=self.metadata.provider_details,
-        )
+        found = in_plain_values(self, self.usage, self.cost)
+        if self.raw is not None:
+            found["raw"] = plain(self.raw)
+        if self.provider_details:
+            found["provider_details"] = plain(self.provider_details)
+        return found
 
     def _repr_markdown_(self) -> str:
         """The reply in a notebook."""
@@ -261,7 +226,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """The decision that brought the call to its model."""
+        """The routing decision of the call."""
         return self.metadata.routing
 
     @property
@@ -410,22 +375,9 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
         """The result as plain values, for a web framework or a log: text, status, model, the usage and the cost of
         all steps, calls, warnings, messages. Money is exact text, and bytes are base64.
         """
-        return in_plain_values(
-            text=self.text,
-            content=self.content,
-            thinking=self.thinking,
-            status=self.status,
-            stop_reason=self.stop_reason,
-            raw_stop_reason=self.raw_stop_reason,
-            model=self.message.model,
-            usage=self.total_usage,
-            cost=self.total_cost,
-            total_usage=self.total_usage,
-            total_cost=self.total_cost,
-            tool_uses=self.tool_uses,
-            warnings=self.warnings,
-            messages=self.messages,
-        )
+        found = in_plain_values(self, self.total_usage, self.total_cost)
+        found["messages"] = plain(self.messages)
+        return found
 
     @property
     def text(self) -> str:

@@ -7,7 +7,7 @@ its cause, and produces the same message.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -28,6 +28,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.requests.content import of_provider
 from callboard.bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import Log
@@ -39,10 +40,10 @@ from ..calls.outcome import NOT_KNOWN, CallOutcome
 from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
-from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
+from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
+from ..tools.calls import handoff_in, not_executed, results_in
 from ..tools.context import idempotency_key
 from ..tools.handler import Handoff
-from ..tools.rounds import not_executed
 from ..tree import Caller, ChildTurn
 from .context import answer_as_text
 from .options import TurnOptions, for_requests
@@ -72,10 +73,12 @@ def request_for(
     asked["parallel_tool_calls"] = parallel_calls(
         entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
     )
-    caller = turn.given
+    caller, provider = turn.given, route.decision.provider
+    if option.speaks_client and caller is not None and caller.wire is not None:
+        messages = of_provider(messages, caller.wire.protocol, provider)
     return CanonicalRequest(
         request_id=ids.request_id,
-        messages=turn.state.refused_reasoning.without(route.decision.provider, messages),
+        messages=turn.state.refused_reasoning.without(provider, messages),
         model=route.decision.model,
         capabilities=capabilities,
         max_output_tokens=option.max_output_tokens,
@@ -202,7 +205,7 @@ class Step:
         self._caused_by = caused_by
         self._message_id = first_ids.message_id or turn.runtime.clock.new_id("msg")
         self._request_id = first_ids.request_id  # until the first call
-        if not first_ids.request_id and not first_ids.message_id:  # the call and its message share what follows
+        if not first_ids.request_id and not first_ids.message_id:  # call and message share the id's rest
             self._request_id = "req" + self._message_id.removeprefix("msg")
         self._sent: list[Route] = []  # of the calls that one attempt has made
         self._outcome: CallOutcome | None = None  # of the last of them
@@ -210,9 +213,9 @@ class Step:
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
         """The assistant's message, and the outcome of its call. Raises CallboardError."""
-        return self._models.first_that_works(self._messages, self._attempt, self._heals)
+        return self._models.first_that_works(self._messages, self._attempt, self._may_retry_elsewhere)
 
-    def _heals(self, error: AdapterError) -> bool:
+    def _may_retry_elsewhere(self, error: AdapterError) -> bool:
         silent = not self._delivered and not error.content
         return silent and not self._turn.scope.cancelled and may_fall_back(error)
 
@@ -440,12 +443,15 @@ class TurnTools:
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         self._rounds += 1
         made = await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
-        handoffs = {tool.name: tool for tool in self._turn.state.tools if isinstance(tool, Handoff)}
-        if handoffs:
-            names = {call.id: call.name for call in reply.tool_uses}
-            ran = [names[result.tool_use_id] for result in made.results if not result.is_error]
-            self.handed_to = next((handoffs[name] for name in ran if name in handoffs), None)
+        self.handed_to = None if made.waiting else self._handoff(history, made.results)
         return made
+
+    def _handoff(self, history: tuple[Message, ...], results: Iterable[ToolResultBlock]) -> Handoff | None:
+        """The handoff among the calls of the last reply, if one has run."""
+        if not any(isinstance(tool, Handoff) for tool in self._turn.state.tools):
+            return None
+        ran = {result.tool_use_id for result in results if not result.is_error}
+        return handoff_in(last_reply(history), self._turn.state.tools, ran | results_in(history).keys())
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
         """Give each of these calls a result that reports that it was not run, because the turn has ended."""
@@ -474,7 +480,9 @@ class TurnTools:
 
         approved = frozenset(call.id for call in sorted_out.to_run)
         made = await self._round(sorted_out.to_run, history, keep, approved=approved)
-        return ToolRound(made.results, tuple(call for call in calls if call.id not in results))
+        waiting = tuple(call for call in calls if call.id not in results)
+        self.handed_to = None if waiting else self._handoff(history, results.values())
+        return ToolRound(made.results, waiting)
 
     async def _round(
         self,
@@ -489,7 +497,7 @@ class TurnTools:
 
         shared = ToolRoundContext(
             clock=self._turn.runtime.clock,
-            tell=self._tell,
+            tell=self._report,
             messages=history,
             session_id=self._turn.state.id or None,
             turn_id=self._turn.id,
@@ -518,16 +526,16 @@ class TurnTools:
             tags=turn.tags,
             streamed=turn.streamed,
             key=lambda: idempotency_key(turn.state.id or None, history, call.id),
-            tell=self._tell_child,
-            carry=None if turn.runtime.node is None else turn.runtime.node.carry,
+            tell=self._report_child,
+            carry=turn.runtime.cluster.carry,
         )
 
-    def _tell_child(self, child: ChildTurn) -> None:
+    def _report_child(self, child: ChildTurn) -> None:
         if not self._turn.log.closed:
-            self._tell(
+            self._report(
                 ToolProgress(tool_use_id=child.tool_use_id, tool_name=child.tool_name, stream_id=child.turn_id)
             )
 
-    def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
+    def _report(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._turn.log.append(event)
         self._turn.publish(event)

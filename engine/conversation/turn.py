@@ -62,11 +62,12 @@ from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, model_text
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
-from ..sessions.state import SessionState, TurnLease, packed_opening
+from ..sessions.open import TurnRight
+from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
 from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn
-from .options import DEFAULTS, AskedWith, TurnOptions, merged
+from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
 from .step import Step, TurnTools
 from .turn_models import (
@@ -122,12 +123,12 @@ class Turn(TurnContext):
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
-        asked: AskedWith | None = None,
+        asked: StoredTurnOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
         levels = merged(DEFAULTS, state.options_for(model), options)
         super().__init__(runtime, state, levels, streamed=streamed, caller=caller)
-        self._asked = AskedWith(model=model, options=options) if asked is None else asked
+        self._asked = StoredTurnOptions(model=model, options=options) if asked is None else asked
         self.new = tuple(new)
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
@@ -148,7 +149,7 @@ class Turn(TurnContext):
         self._trace_parent = current_trace()
         if self.caller is not None:
             self._trace_parent = self._trace_parent or self.caller.trace_parent
-        self._tenure: TurnLease | None = None  # in a cluster, from its admission on
+        self._right = TurnRight()  # the turn's own from its admission on
         self._ended_elsewhere = False
 
     @property
@@ -164,14 +165,14 @@ class Turn(TurnContext):
     def tree_cost(self) -> CostSum:
         """The cost of all calls of the turn and its descendants so far."""
         own = self.spending.sum
-        return own if self.node is None else own + self.node.below
+        return own if self.node is None or not self.node.spends_below else own + self.node.below
 
     @property
     def tree_usage(self) -> TokenUsage:
         """The tokens of all attempts of the turn and its descendants so far."""
         usages = self.spending.usages
         own = usages[0] if len(usages) == 1 else reduce(add, usages, NOTHING_USED)
-        return own if self.node is None else own + self.node.below_usage
+        return own if self.node is None or not self.node.spends_below else own + self.node.below_usage
 
     @property
     def children(self) -> tuple[ChildTurn, ...]:
@@ -231,7 +232,7 @@ class Turn(TurnContext):
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
-        if (caller := self.caller) is not None and not caller.beside:
+        if (caller := self.caller) is not None and not caller.internal:
             child = ChildTurn(
                 turn_id=self.id,
                 model=model_text(self.model),
@@ -239,8 +240,8 @@ class Turn(TurnContext):
                 tool_name=caller.tool_name,
                 depth=caller.node.depth + 1,
             )
+            caller.lend(self.id, self.runtime.streams)  # before a reader can hear of it
             caller.start(self, self.cancel, child)
-            caller.lend(self.id, self.runtime.streams)
         state.queue.append(self)
         self.log = self.runtime.streams.open(
             self.id,
@@ -248,8 +249,8 @@ class Turn(TurnContext):
             session_id=state.calls_as or None,
             model=model_text(self.model),
         )
-        if (frames := self.runtime.frames) is not None and (self.streamed or state.id):
-            frames.sender.follow(self.log, state.id, self.cancel)
+        if self.streamed or state.id:
+            self.runtime.cluster.streams.follow(self.log, state.id, self.cancel)
         self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
         self.runtime.sessions.announce(state)
 
@@ -285,10 +286,14 @@ class Turn(TurnContext):
         """The assistant's last message. Raises CallboardError."""
         error: BaseException | None = None
         try:
-            if self.runtime.node is not None:
-                return await self._in_cluster()
-            with self.scope.enter(self.cancel):
-                return await self._in_turn()
+            try:
+                with self.scope.enter(self.cancel):
+                    reply = await self._in_turn()
+            except Exception as failure:
+                await self._confirm_right(failure)
+                raise
+            await self._confirm_right(None)
+            return reply
         except CallboardError as failure:
             error = failure
             failure.turn = self
@@ -315,31 +320,20 @@ class Turn(TurnContext):
                     await self.runtime.sessions.commit()
             finally:
                 self._close_log(error)
-                if self.runtime.frames is not None:
-                    await self.runtime.frames.hand_over(self.id)
+                await self.runtime.cluster.streams.hand_over(self.id)
 
     async def _end_children(self, error: BaseException | None) -> None:
         assert self.node is not None
         cut = error is not None or self.status == "failed"
         await self.node.end(f"turn {self.id} was cut off, so its tools can make no more calls" if cut else "")
 
-    async def _in_cluster(self) -> Reply:
-        """Run the turn, then check whether this node still may publish its end."""
-        failed: Exception | None = None
+    async def _confirm_right(self, failed: Exception | None) -> None:
+        """Check whether this engine still may publish the turn's end. Raises SessionTakenOver."""
         try:
-            with self.scope.enter(self.cancel):
-                reply = await self._in_turn()
-        except Exception as error:
-            failed = error
-        if self._tenure is not None:
-            try:
-                await self._tenure.confirm()
-            except SessionTakenOver as lost:
-                self._ended_elsewhere = await self._tenure.is_ended_elsewhere()
-                raise lost from failed
-        if failed is not None:
-            raise failed
-        return reply
+            await self._right.confirm()
+        except SessionTakenOver as lost:
+            self._ended_elsewhere = await self._right.is_ended_elsewhere()
+            raise lost from failed
 
     async def _in_turn(self) -> Reply:
         state = self.state
@@ -353,11 +347,13 @@ class Turn(TurnContext):
             if (signal := self.options.get("signal")) is not None:
                 signal.raise_if_aborted()
             await self.runtime.host.admit()
-            self._tenure = await self.runtime.sessions.require_ownership(state, self.id)
+            self._right = await self.runtime.sessions.admit_turn(state, self.id)
             models, tools = self._begin()
             try:
                 if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
                     return reply
+                if tools.handed_to is not None:  # by a call that was approved
+                    models = self._hand_over(models, tools.handed_to)
                 return await self._converse(models, tools)
             finally:
                 models.adapters.end()
@@ -374,10 +370,8 @@ class Turn(TurnContext):
             started = msgspec.structs.replace(started, **place_below(self.caller))
         self.publish(started)
         self._history.begin(self.new)
-        if self.runtime.frames is not None and self.state.id:
-            opening = packed_opening(self.state, self._asked) if self.state.epoch else b""
-            sender = self.runtime.frames.sender
-            sender.begin(self.id, len(self.state.messages), self._history.pending, opening)
+        if self.state.id:
+            self.runtime.cluster.streams.begin(self.id, self.state, self._asked, self._history.pending)
         return TurnModels(self, model, self._history.pending), TurnTools(self, self._keep_results)
 
     async def _waiting_reply(self, tools: TurnTools, answers: Mapping[str, Answer]) -> Reply | None:
@@ -423,18 +417,18 @@ class Turn(TurnContext):
                 tools.leave(message.tool_uses)
             if status is None:
                 await self.runtime.host.secure(self.id)  # tools are the host's own code
-                if self._tenure is not None:
-                    await self._tenure.require()
+                await self._right.require()
                 made = await tools.run(message, response.stop_reason, self.messages)
                 if self.scope.cancelled:  # For example, a tool has cancelled the turn.
                     tools.leave(made.waiting)
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
                     status = "awaiting_tools"
-                elif tools.handed_to is not None:
-                    models, tools = self._hand_over(models, tools.handed_to)
-                elif await tools.stops(self.steps):
-                    status = "stopped"
+                else:
+                    if tools.handed_to is not None:
+                        models = self._hand_over(models, tools.handed_to)
+                    if await tools.stops(self.steps):
+                        status = "stopped"
             self._finish_step()
             if status is not None and not (status == "completed" and self._is_steered()):
                 self.steering.close(_OVER)
@@ -442,8 +436,8 @@ class Turn(TurnContext):
                 return message
             held = status is None and provider_waits(message)
 
-    def _hand_over(self, models: TurnModels, agent: Handoff) -> tuple[TurnModels, TurnTools]:
-        """Give the conversation to another agent. Returns its models and tools, for the rest of the turn."""
+    def _hand_over(self, models: TurnModels, agent: Handoff) -> TurnModels:
+        """Give the conversation to another agent. Returns its models, for the rest of the turn."""
         state, sessions = self.state, self.runtime.sessions
         self._model = None
         if state.id:
@@ -452,9 +446,11 @@ class Turn(TurnContext):
         state.use_tools(agent.tools)
         if state.announced:
             sessions.publish_setup(state)
+        self.options = self.options.copy()
+        self.options.pop("tool_choice", None)  # it was made for the tools of the agent before
         fresh = TurnModels(self, agent.model, self.new)
         fresh.adapters = models.adapters
-        return fresh, TurnTools(self, self._keep_results)
+        return fresh
 
     def _take_steering(self, models: TurnModels) -> None:
         """Take the host's steering messages."""
@@ -520,15 +516,15 @@ class Turn(TurnContext):
     async def _ask(self, text: str) -> str:
         """The reply to a helper call for the conversation, such as a summary. The turn pays for it."""
         state = self.state
-        beside: TurnOptions = {"fallback": state.options.get("fallback")}
+        fallback: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
             runtime=self.runtime,
-            state=SessionState("", self._model or state.model, None, (), self.tags, options=beside),
+            state=SessionState("", self._model or state.model, None, (), self.tags, options=fallback),
             new=(Message.user(text),),
             model=None,
             options=TurnOptions(max_tool_rounds=0),
             streamed=False,
-            caller=Caller(self.in_tree(), beside=True),
+            caller=Caller(self.in_tree(), internal=True),
         )
         turn._trace_parent = self._trace_parent
         try:
@@ -588,7 +584,7 @@ class Turn(TurnContext):
             self._publish_end(error, cost)
 
     def _status_of(self, error: BaseException) -> TurnStatus:
-        if self._tenure is not None and isinstance(error, SessionTakenOver):
+        if self._right.may_be_lost and isinstance(error, SessionTakenOver):
             return "outcome_unknown"
         return "cancelled" if isinstance(error, CancelledError) else "failed"
 

@@ -64,7 +64,7 @@ from ..routing.candidates import (
     deployment_of_last_reply,
     expand,
 )
-from ..routing.model_choice import Asked, Model, Requirements, check, check_tool_choice, overridden
+from ..routing.model_choice import Model, Requirements, TurnRequirements, check, check_tool_choice, overridden
 from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
@@ -132,8 +132,8 @@ class TurnContext:
         """The route of the turn's last call."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
-        if self.caller is not None and self.caller.carried and runtime.node is not None:
-            runtime.node.reach(self.caller)
+        if self.caller is not None and self.caller.carried:
+            runtime.cluster.reach(self.caller)
         """The run of a tool that has started the turn; None for a root."""
         own = {**state.tags, **(options.get("tags") or {})}
         self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
@@ -223,8 +223,8 @@ def provider_waits(reply: Message) -> bool:
     The provider continues when it gets the results of the host's tools. Before that it accepts no other message.
     """
     kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
-    begun = sum(kind.endswith("tool_use") for kind in kinds)
-    return begun > sum(kind.endswith("tool_result") for kind in kinds)
+    started = sum(kind.endswith("tool_use") for kind in kinds)
+    return started > sum(kind.endswith("tool_result") for kind in kinds)
 
 
 # --- The turn's history ---
@@ -314,8 +314,7 @@ class TurnHistory:
         if state.id:
             if not stored:
                 self._publish(len(state.messages) - 1, message)
-            if (frames := self._runtime.frames) is not None:
-                frames.sender.appended(self._turn_id, len(state.messages) - 1, message)
+            self._runtime.cluster.streams.appended(self._turn_id, len(state.messages) - 1, message)
 
     def _publish(self, position: int, message: Message) -> None:
         self._runtime.bus.publish(
@@ -410,7 +409,7 @@ class TurnModels:
         """The model that has answered in this turn. It is tried before all others."""
         self._turn = turn
         self._cached_at = deployment_of_last_reply(turn.state.messages, self.plan)
-        self._asked = _asked_of(turn, self.plan, said)
+        self._asked = _requirements_of(turn, self.plan, said)
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
@@ -425,18 +424,18 @@ class TurnModels:
         self,
         messages: tuple[Message, ...],
         attempt: Callable[[Route], Awaitable[T]],
-        heals: Callable[[AdapterError], bool],
+        may_retry_elsewhere: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
         """The result of the first model that can and does answer, see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
             attempt,
-            heals=heals,
+            may_retry_elsewhere=may_retry_elsewhere,
             failed=self.failed,
             stay_with=self.answered_by,
             cached_at=self._cached_at,
-            may_go=self._turn.runtime.may_go,
+            may_go=self._turn.runtime.cluster.may_go,
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:
@@ -493,15 +492,15 @@ class TurnModels:
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
         most = limit
-        as_it_is = _sends_as_it_is(adapter, self._turn.given)
+        speaks_client = _speaks_as_client(adapter, self._turn.given)
         lowered: tuple[CallWarning, ...] = ()
         if named.listed and limit > capabilities.max_output_tokens and self._turn.of_client:
             most = capabilities.max_output_tokens
-            if not as_it_is:
+            if not speaks_client:
                 lowered = (_lowered(limit, most, named.model),)
                 limit = most
         too_dear: Refusal | None = None
-        if self._turn.runtime.budgets.choosy:
+        if self._turn.runtime.budgets.may_change_calls:
             limit, too_dear = self._afforded(named, estimate, limit)
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
@@ -521,7 +520,7 @@ class TurnModels:
             )
         except CapabilityError as error:
             # A client's own body may say more than our tables know, and there is no other model to choose.
-            if not as_it_is or len(self.plan.named) > 1 or self.plan.requires != Requirements():
+            if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
         return Option(
             named=named,
@@ -534,6 +533,7 @@ class TurnModels:
             readiness=readiness,
             nominal_cost=self._nominal_cost(named) if self.plan.cheapest else None,
             too_dear=too_dear,
+            speaks_client=speaks_client,
         )
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
@@ -561,8 +561,8 @@ class TurnModels:
         return runtime.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
 
 
-def _sends_as_it_is(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
-    """Whether a client's own body is sent, which the provider judges by itself."""
+def _speaks_as_client(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
+    """Whether a client's own body may be sent, which the provider judges by itself."""
     return given is not None and isinstance(adapter, SendsClientRequests) and adapter.sends_client_request(given)
 
 
@@ -573,10 +573,10 @@ def _lowered(limit: int, most: int, model: str) -> CallWarning:
     )
 
 
-def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
+def _requirements_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> TurnRequirements:
     """The requirements of a turn on any model."""
     state, options = turn.state, turn.options
-    return Asked(
+    return TurnRequirements(
         new=current_turn(tuple(said)),
         tools=state.definitions,
         tool_choice=options.get("tool_choice"),

@@ -15,13 +15,14 @@ from ..conversation.options import TurnOptions, merged, options_among
 from ..conversation.results import Reply, as_reply
 from ..engine import Engine
 from ..generation.objects import ObjectSchema
+from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..sessions.resuming import New, Wanted, opened
+from ..sessions.resuming import NewSession, SessionToOpen, opened
 from ..sessions.session import Session
 from ..sessions.state import SessionState
 from ..sessions.stored import PARENT_TAG
-from ..tools import Tool, ToolError, ToolLike, tool
+from ..tools import Tool, ToolContext, ToolError, ToolLike, last_reply, tool
 from ..tools.collect import collected
 from ..tools.handler import Handoff
 from ..tree import current_tool
@@ -32,6 +33,9 @@ AGENT_SECONDS = 600.0
 
 AGENT_ROUNDS = 10
 """The number of times that an agent runs its tools, unless `max_tool_rounds` is given."""
+
+TRANSFER = "transfer_to_"
+"""The prefix of the names of handoffs."""
 
 OUTCOME_UNKNOWN = (
     "The outcome of this call is unknown: the process ended while it ran. It may have been carried out, in part "
@@ -115,8 +119,8 @@ async def _session(
         state = SessionState(runtime.clock.new_id("ses"), model, system_prompt, tools, tags)
         runtime.sessions.open(state)
         return Session(runtime, state)
-    wanted = Wanted(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
-    return Session(runtime, await opened(runtime, wanted, New(tags=tags)))
+    wanted = SessionToOpen(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
+    return Session(runtime, await opened(runtime, wanted, NewSession(tags=tags)))
 
 
 async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:
@@ -145,7 +149,8 @@ def handoff(
     """A tool with which a model gives the conversation to another agent.
 
     The turn continues with the other agent's model, system prompt and tools. It sees the history, fitted to its
-    model. A session stays with the other agent in later turns.
+    model. The limits and the tool rounds of the turn go on. A session stays with the other agent in later turns.
+    If a reply calls several handoffs, the first one counts, and the others get an error.
 
     Args:
         to: The other agent's name. The tool is called ``transfer_to_NAME``.
@@ -162,9 +167,16 @@ def handoff(
     schema: JsonObject = {"type": "object", "properties": {}}
     about = description or f"Give the conversation to the agent {to!r}, which answers from then on."
 
-    async def hand_over(arguments: Mapping[str, object]) -> str:
+    async def hand_over(arguments: Mapping[str, object], context: ToolContext) -> str:
+        calls = last_reply(context.messages).tool_uses
+        first = next((call.name for call in calls if call.name.startswith(TRANSFER)), definition.name)
+        if first != definition.name:
+            raise ToolError(f"The conversation goes to {first.removeprefix(TRANSFER)}, so it can't go to {to}.")
+        caller = current_tool.get()
+        if caller is not None and isinstance(caller.runtime, Runtime):
+            expand(caller.runtime.registry, model, None)  # a model that does not exist is the tool's error
         return f"The conversation is with {to} now."
 
-    definition = ToolDefinition(f"transfer_to_{to}", about, schema)
+    definition = ToolDefinition(f"{TRANSFER}{to}", about, schema)
     collected(tools)
     return Handoff(definition, hand_over, model=model, system_prompt=system_prompt, tools=tools)

@@ -146,8 +146,9 @@ class SyncHost:
         return not self._stopped
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "", instead: str = _SAME_NAME) -> T:
-        """The result of a coroutine that is made and run on the host's loop. An interrupt cancels it. Its
-        exceptions are raised here.
+        """Run a coroutine on the host's loop, and return its result.
+
+        An interrupt cancels it. Its exceptions are raised here.
         """
         self._check_thread(name, instead)
         call = _Call(make, self._calls)

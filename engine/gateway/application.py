@@ -24,7 +24,7 @@ from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
 from .addresses import Address, Purpose, check_media, find, hint_at, key_of, named_media, wire_of
 from .clients import KEY_PREFIX, Clients
-from .conversations import Conversations, Earlier
+from .conversations import Conversations, EarlierConversation
 from .exchange import (
     Exchange,
     Serving,
@@ -182,7 +182,7 @@ class Gateway:
 
     async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started = loop.time()
         try:
             await self._http(request)
         finally:
@@ -191,7 +191,7 @@ class Gateway:
                     method=request.method,
                     path=request.path,
                     status=request.status,
-                    seconds=loop.time() - begun,
+                    seconds=loop.time() - started,
                     client=request.client_name,
                     **({} if request.summary is None else request.summary()),
                 )
@@ -310,7 +310,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _exchange(
-        self, call: Call, asked: ClientRequest, earlier: Earlier | None = None
+        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None = None
     ) -> AsyncIterator[Exchange]:
         """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
@@ -334,7 +334,9 @@ class Gateway:
         finally:
             admission.over(usage)
 
-    async def _new_exchange(self, call: Call, asked: ClientRequest, earlier: Earlier | None) -> Exchange:
+    async def _new_exchange(
+        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None
+    ) -> Exchange:
         if not self._private_media and (named := set(named_media(asked.request.messages))):
             await check_media(named, resolve=self._has_own_server(asked.model))
         conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
@@ -405,11 +407,15 @@ class Gateway:
             asked = openai_extras.read_image_edit_json(json_object(body))
         await self._images(call, asked)
 
-    async def _images(self, call: Call, asked: openai_extras.AskedImages) -> None:
+    async def _images(self, call: Call, asked: openai_extras.ClientImageRequest) -> None:
         await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
 
     async def _make(
-        self, call: Call, model: str, sent: int, make: Callable[[Mapping[str, str]], Awaitable[operations.Made]]
+        self,
+        call: Call,
+        model: str,
+        sent: int,
+        make: Callable[[Mapping[str, str]], Awaitable[operations.OperationResult]],
     ) -> None:
         """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
         headers: Headers = []
@@ -500,7 +506,8 @@ class Gateway:
         return found
 
     async def _answer(self, call: Call, body: JsonObject) -> None:
-        await answer(call.request.send, 200, msgspec.json.encode(body))
+        headers = id_headers(self.engine.clock.new_id("req"))
+        await answer(call.request.send, 200, msgspec.json.encode(body), headers)
 
 
 def gateway(

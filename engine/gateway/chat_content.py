@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 from callboard.adapters import CanonicalResponse
 from callboard.adapters.requests.content import media_bytes, write_data_url
-from callboard.adapters.requests.settings import free_text
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
@@ -20,7 +17,6 @@ from callboard.bus.values.content import (
     OpaqueBlock,
     TextBlock,
     ThinkingBlock,
-    ToolUseBlock,
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 
@@ -123,19 +119,6 @@ def reply_thinking(content: Iterable[ContentBlock]) -> str:
     """The visible reasoning of a reply, with a blank line between its blocks."""
     texts = [block.text for block in content if isinstance(block, ThinkingBlock) and block.text]
     return "\n\n".join(texts)
-
-
-def free_form_text(call: ToolUseBlock) -> str:
-    """The text of a call to a free-form tool. A model may have sent other arguments instead."""
-    text = free_text(call)
-    return encode_arguments(call) if text is None else text
-
-
-def encode_arguments(block: ToolUseBlock) -> str:
-    """The arguments of a call as the model wrote them, or as JSON."""
-    if block.raw_arguments is not None:
-        return block.raw_arguments
-    return msgspec.json.encode(block.input).decode()
 
 
 # --- Citations and media ---

@@ -139,7 +139,7 @@ def _without_text(details: list[Json]) -> Iterator[JsonObject]:
 
 
 def signed_message(content: Iterable[ContentBlock]) -> JsonObject:
-    """Gemini's signature of a whole message, as its endpoint for this protocol has it."""
+    """Gemini's signature of a whole message, in the form of its Chat Completions endpoint."""
     for block in content:
         raw = block.provider_raw if isinstance(block, ThinkingBlock) else None
         if raw is not None and "extra_content" in raw.data:

@@ -13,10 +13,8 @@ from callboard.bus.values.usage import StopReason
 from .chat_content import (
     ClientNames,
     annotations_of,
-    encode_arguments,
     end_of,
     fingerprint_of,
-    free_form_text,
     logprobs_of,
     media_of,
     reply_text,
@@ -28,6 +26,7 @@ from .chat_content import (
 from .chat_reasoning import PROTOCOL, reasoning_details, signed_message
 from .chat_requests import read_request
 from .chat_stream import ChatWriter
+from .reading import arguments_of, free_form_text
 from .wire import ClientRequest, Failure, ListedModel, ReplyInfo, ReplyWriter
 
 
@@ -54,7 +53,7 @@ def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalRespon
     message["annotations"] = annotations_of(content)
     message |= media_of(content)
     if calls and names.legacy:
-        message["function_call"] = {"name": names.of(calls[0].name), "arguments": encode_arguments(calls[0])}
+        message["function_call"] = {"name": names.of(calls[0].name), "arguments": arguments_of(calls[0])}
     elif calls:
         message["tool_calls"] = [_call(call, names) for call in calls]
     return {
@@ -72,8 +71,9 @@ def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalRespon
 def _call(call: ToolUseBlock, names: ClientNames) -> JsonObject:
     name = names.of(call.name)
     if names.is_free_form(call.name):
-        return {"id": call.id, "type": CUSTOM, CUSTOM: {"name": name, INPUT: free_form_text(call)}}
-    function: JsonObject = {"name": name, "arguments": encode_arguments(call)}
+        text = free_form_text(call.input, call.raw_arguments)
+        return {"id": call.id, "type": CUSTOM, CUSTOM: {"name": name, INPUT: text}}
+    function: JsonObject = {"name": name, "arguments": arguments_of(call)}
     written: JsonObject = {"id": call.id, "type": "function", "function": function}
     raw = call.provider_raw
     if raw is not None and "extra_content" in raw.data:  # Gemini's signature, as its own endpoint has it

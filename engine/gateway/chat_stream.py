@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
@@ -19,14 +18,12 @@ from callboard.bus.streams.events import (
     ToolUseStart,
 )
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ToolUseBlock
 
 from .chat_content import (
     ClientNames,
     annotations_of,
     end_of,
     fingerprint_of,
-    free_form_text,
     gap,
     media_of,
     tier_of,
@@ -35,6 +32,7 @@ from .chat_content import (
 )
 from .chat_reasoning import reasoning_details, signed_message
 from .chat_requests import INCLUDE_USAGE
+from .reading import FreeFormReader, free_form_text
 from .wire import ClientRequest, Failure, ReplyInfo
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -74,7 +72,8 @@ class ChatWriter:
         self._thought = -1  # the index of the last block of reasoning
         self._calls = 0
         self._sent = False  # whether the current call has arguments
-        self._free: _FreeText | None = None
+        self._free: FreeFormReader | None = None
+        self._given: list[str] = []
 
     def start(self) -> bytes:
         return self._delta({"role": "assistant", "content": "", "refusal": None})
@@ -93,7 +92,10 @@ class ChatWriter:
                 return self._start_call(event)
             case ToolUseInputDelta():
                 self._sent = True
-                text = event.partial_json if self._free is None else self._free.feed(event.partial_json)
+                text = event.partial_json
+                if self._free is not None:
+                    text = self._free.read(text)
+                    self._given.append(text)
                 return self._arguments(text) if text else b""
             case ToolUseEnd():
                 return self._end_call(event)
@@ -152,7 +154,8 @@ class ChatWriter:
         name, free_form = self._names.of(event.tool_name), self._names.is_free_form(event.tool_name)
         self._calls += 1
         self._sent = False
-        self._free = _FreeText() if free_form else None
+        self._free = FreeFormReader() if free_form else None
+        self._given = []
         if self._names.legacy:
             return self._delta({"function_call": {"name": name, "arguments": ""}}) if self._calls == 1 else b""
         call: JsonObject = {"index": self._calls - 1, "id": event.tool_use_id}
@@ -174,46 +177,9 @@ class ChatWriter:
 
     def _end_call(self, event: ToolUseEnd) -> bytes:
         if self._free is not None:
-            call = ToolUseBlock(event.tool_use_id, "", event.final_input)
-            rest = "" if event.incomplete else self._free.rest(free_form_text(call))
-            return self._arguments(rest) if rest else b""
+            text, given = free_form_text(event.final_input), "".join(self._given)
+            is_longer = len(text) > len(given) and text.startswith(given) and not event.incomplete
+            return self._arguments(text[len(given) :]) if is_longer else b""
         if self._sent or event.incomplete:
             return b""
         return self._arguments(encode_json(event.final_input).decode())
-
-
-class _FreeText:
-    """The text that is the only argument of a call, from fragments of its JSON as they come."""
-
-    def __init__(self) -> None:
-        self._json = ""
-        self._open = False  # whether the text has begun
-        self._given: list[str] = []
-
-    def feed(self, fragment: str) -> str:
-        """The new text, as far as it is certain."""
-        self._json += fragment
-        if not self._open:
-            head = _HEAD.match(self._json)
-            if head is None:
-                return ""
-            self._open, self._json = True, self._json[head.end() :]
-        found = _WHOLE.match(self._json)
-        piece = found[0] if found is not None else ""
-        self._json = self._json[len(piece) :]
-        text = str(msgspec.json.decode(f'"{piece}"')) if piece else ""
-        self._given.append(text)
-        return text
-
-    def rest(self, text: str) -> str:
-        """The part of the whole text that was not returned yet."""
-        given = "".join(self._given)
-        return text[len(given) :] if text.startswith(given) else ""
-
-
-_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-_WHOLE = re.compile(
-    r"""(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
-    r"""|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+"""
-)
-"""Characters and whole escapes of a JSON string. Halves of surrogate pairs wait."""

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from callboard.adapters.requests.settings import CUSTOM, INPUT
+from callboard.adapters.requests.settings import CUSTOM
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from .chat_messages import MARKS
 from .chat_reasoning import PROTOCOL
-from .reading import LossReport, ToolNames, a_list, a_text, an_object, wrong_type, wrong_value
+from .reading import (
+    LossReport,
+    ToolNames,
+    a_list,
+    a_text,
+    an_object,
+    free_form_schema,
+    object_schema,
+    wrong_type,
+    wrong_value,
+)
 from .wire import BadRequest
 
 
@@ -103,28 +113,17 @@ class _Reader:
         return ToolDefinition(
             name,
             _said(function.get("description")),
-            self._tool_schema(function.get("parameters"), f"{where}.function.parameters"),
+            self._schema(function.get("parameters"), f"{where}.function.parameters"),
             strict=function.get("strict") is True,
             provider_options=options,
         )
 
-    def _tool_schema(self, given: Json, where: str) -> JsonObject:
-        """The schema of a tool's arguments, with an object at its root."""
-        schema = {} if given is None else an_object(given, where)
-        if not _COMBINED.isdisjoint(schema):
-            return schema
-        kind, properties, required = (schema.get(name) for name in ("type", "properties", "required"))
+    def _schema(self, given: Json, where: str) -> JsonObject:
+        kind = None if given is None else an_object(given, where).get("type")
         if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
             self.losses.changed(f"{where} has the type {kind!r}. Arguments are an object, so any is accepted")
-            return {"type": "object", "properties": {}}
-        known = properties if isinstance(properties, dict) else {}
-        schema = {**schema, "type": "object", "properties": known}
-        if "required" in schema and not isinstance(required, list):
-            del schema["required"]
-        elif isinstance(required, list) and any(name not in known for name in required):
-            self.losses.changed(f"{where} requires properties that it doesn't define. They aren't required")
-            schema["required"] = [name for name in required if name in known]
-        return schema
+            given = None
+        return object_schema(given)
 
     def _free_form(self, tool: JsonObject, where: str) -> ToolDefinition:
         """A tool with one text as its argument. Both of OpenAI's protocols have it; others get a function."""
@@ -142,7 +141,7 @@ class _Reader:
         return ToolDefinition(
             name,
             _said(tool.get("description")),
-            {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]},
+            free_form_schema(tool.get("format")),
             provider_options={PROTOCOL: fields, "openai": dict(fields)},
         )
 
@@ -201,9 +200,6 @@ class _Reader:
                 case _:
                     pass
         return tuple(tool for tool in tools if tool.name in names)
-
-
-_COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 
 def _said(value: Json) -> str:

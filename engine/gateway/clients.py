@@ -119,8 +119,8 @@ async def tables_of(runtime: Runtime) -> GatewayTables | None:
     trace isn't open.
     """
     await runtime.host.start()
-    if runtime.node is not None and runtime.node.shared is not None:
-        return runtime.node.shared.gateway
+    if (shared := runtime.cluster.gateway_tables()) is not None:
+        return shared
     store = runtime.store
     if store is not None and not store.is_open:
         raise StoreUnavailable(f"the trace at {store.path} can't be used now")
@@ -193,7 +193,7 @@ class Admission:
         self._lease = lease
 
     def over(self, usage: TokenUsage | None = None) -> None:
-        """Replace the estimate by the tokens that were used. None: they are unknown, and the estimate stays."""
+        """Replace the estimate with the used tokens. If they are unknown (None), the estimate stays."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end(None, usage)
@@ -276,21 +276,21 @@ class Clients:
         looked = self._looked_us
         if looked is None or not 0 <= self._runtime.clock.now_us() - looked < LOOK_US:
             await self._look_again()
-        if self._runtime.node is not None:
+        if self._runtime.cluster.in_cluster:
             self._watch()
 
     async def _look_again(self) -> None:
         """Read the clients. Requests that come together share a look that begins after them."""
-        begun = self._looks
+        started = self._looks
         async with self._looking:
-            if self._looks > begun:
+            if self._looks > started:
                 return
             self._looks += 1
             try:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
-                    self._looks = begun  # those that wait try it themselves
+                    self._looks = started  # waiting callers try it themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()
@@ -306,7 +306,7 @@ class Clients:
             keys = {each.hash: each for each in await tables.client_keys() if each.client in clients}
             # The counts are read first: what changes meanwhile is read again by the next look.
             self._known = _Known(seen, clients, keys)
-            self._tell_revoked()
+            self._report_revoked()
             await self._use_budgets()
         self._known = msgspec.structs.replace(self._known, changes=changes)
 
@@ -343,7 +343,7 @@ class Clients:
         live = self._limiter(client)
         if live is None:
             return Admission(NO_RATES)
-        patience = 0.0 if self._runtime.node is None else SHARE_SECONDS
+        patience = SHARE_SECONDS if self._runtime.cluster.in_cluster else 0.0
         lease = RateLimitLease(live, "", 0, (input_tokens, output_tokens), patience, learns=False)
         try:
             has_turn = lease.ask()
@@ -396,7 +396,7 @@ class Clients:
         finally:
             self._in_progress -= 1
 
-    def _tell_revoked(self) -> None:
+    def _report_revoked(self) -> None:
         for name in self._revoked.keys() - self._known.clients.keys():
             self._revoked.pop(name).set()
 
@@ -408,7 +408,7 @@ class Clients:
 
     async def _keep_looking(self) -> None:
         try:
-            while self._in_progress or self._runtime.node is not None:
+            while self._in_progress or self._runtime.cluster.in_cluster:
                 await anyio.sleep(LOOK_US / 1e6)
                 await self._look_again()
             self._revoked.clear()

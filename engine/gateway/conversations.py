@@ -94,7 +94,7 @@ class StoredResponse(ShortRepr, frozen=True, kw_only=True):
     """The session of the conversation."""
 
 
-class Earlier(ShortRepr, frozen=True, kw_only=True):
+class EarlierConversation(ShortRepr, frozen=True, kw_only=True):
     """A conversation up to a stored reply."""
 
     items: tuple[Json, ...]
@@ -181,7 +181,7 @@ class Conversations:
         self._announced: dict[str, None] = {}
 
     async def recognise(
-        self, client: str, asked: ClientRequest, *, earlier: Earlier | None = None
+        self, client: str, asked: ClientRequest, *, earlier: EarlierConversation | None = None
     ) -> Conversation:
         """Find the conversation of a request, and put kept blocks into its history.
 
@@ -249,7 +249,7 @@ class Conversations:
             raise _unknown(response_id)
         return values[-1]
 
-    async def earlier(self, client: str, response_id: str) -> Earlier:
+    async def earlier(self, client: str, response_id: str) -> EarlierConversation:
         """The conversation up to a stored reply.
 
         Raises:
@@ -267,7 +267,7 @@ class Conversations:
             output = step.body.get("output")
             items += [*step.items, *(output if isinstance(output, list) else ())]
         messages = tuple(message for step in steps for message in step.messages)
-        return Earlier(items=tuple(items), messages=messages, session_id=last.session_id)
+        return EarlierConversation(items=tuple(items), messages=messages, session_id=last.session_id)
 
     async def delete(self, client: str, response_id: str) -> None:
         """Delete a stored reply.

@@ -16,13 +16,21 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 
-from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse, MessageStart, TokenUsage
+from callboard.adapters import (
+    CallWarning,
+    CanonicalRequest,
+    CanonicalResponse,
+    MessageComplete,
+    MessageStart,
+    TokenUsage,
+)
 from callboard.adapters.contract import RateLimitInfo, WireRequest
+from callboard.adapters.requests.content import content_of_provider
 from callboard.bus import CallboardError, ConfigurationError, Cost, Log
 from callboard.bus.values.base import JsonObject
 
@@ -44,7 +52,7 @@ from .http import (
     rate_headers,
     retry_headers,
 )
-from .passing import PassedReply, TooFarBehind
+from .passing import ClientTooSlow, PassedReply
 from .streams import StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
@@ -52,6 +60,8 @@ MOST_WARNING_BYTES = 2048
 """The length of the header with warnings."""
 
 _log = Log("gateway")
+
+T = TypeVar("T")
 
 
 class Serving(NamedTuple):
@@ -279,7 +289,7 @@ class Exchange:
 
     def _written(self) -> JsonObject:
         assert self.response is not None
-        return self.wire.write_reply(self.asked, self.info(), self.response)
+        return self.wire.write_reply(self.asked, self.info(), self.own_words(self.response))
 
     # --- Streams ---
 
@@ -298,13 +308,13 @@ class Exchange:
         out.headers = [(b"content-type", self.wire.stream_type(self.asked).encode()), *_STREAM_HEADERS]
         out.headers += self._headers(())
         events = TurnEvents(self._runtime, self.turn)
-        writer = StreamWriter(self.passed, self.new_writer)
+        writer = StreamWriter(self.passed, self.new_writer, self.own_words)
         try:
             try:
                 await self._deliver(events, writer, out)
             except ClientGone:
                 self._gone = True
-            except TooFarBehind as error:
+            except ClientTooSlow as error:
                 self._give_up(str(error))
             except Exception as error:
                 await self._fail_stream(error, writer, out)
@@ -317,7 +327,7 @@ class Exchange:
             await events.aclose()
 
     async def _deliver(self, events: TurnEvents, writer: StreamWriter, out: StreamedAnswer) -> None:
-        """Send the events of a reply as they come. Raises the turn's exception, or TooFarBehind."""
+        """Send the events of a reply as they come. Raises the turn's exception, or ClientTooSlow."""
         await events.start()
         while batch := await events.take():
             if self._gone:
@@ -362,6 +372,23 @@ class Exchange:
             created=self._runtime.clock.now_us() // 1_000_000,
             input_tokens=0 if route is None else route.option.estimated_tokens or 0,
         )
+
+    def own_words(self, said: T) -> T:
+        """A response or an event whose opaque data has the protocol's name, if that is the client's."""
+        route, known_as = self.turn.route, self.wire.protocol
+        if route is None or not route.option.speaks_client:
+            return said
+        name = route.option.named.entry.adapter
+        match said:
+            case CanonicalResponse(content=content):
+                own = content_of_provider(content, name, known_as)
+                return msgspec.structs.replace(said, provider=known_as, content=own)
+            case MessageComplete(final_content=content):
+                return msgspec.structs.replace(said, final_content=content_of_provider(content, name, known_as))
+            case MessageStart():
+                return msgspec.structs.replace(said, provider=known_as)
+            case _:
+                return said
 
     def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
         """The warnings of a reply, with what another wire than the client's could not carry."""

@@ -30,7 +30,7 @@ _TASKS: Mapping[str, InputType] = {
 }
 
 
-class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
+class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for embeddings."""
 
     model: str
@@ -54,7 +54,7 @@ class _Text(msgspec.Struct, frozen=True):
         return self.task, self.dimensions, self.own
 
 
-def read_embeddings(body: JsonObject, *, model: str, single: bool) -> AskedEmbeddings:
+def read_embeddings(body: JsonObject, *, model: str, single: bool) -> ClientEmbeddingRequest:
     """Read the body of embedContent (`single`) or batchEmbedContents.
 
     Raises:
@@ -81,7 +81,7 @@ def read_embeddings(body: JsonObject, *, model: str, single: bool) -> AskedEmbed
                 provider_options={GEMINI: own} if own else {},
             )
         )
-    return AskedEmbeddings(model=model, requests=tuple(requests), single=single, losses=tuple(losses))
+    return ClientEmbeddingRequest(model=model, requests=tuple(requests), single=single, losses=tuple(losses))
 
 
 def _text(value: Json, where: str, losses: LossReport) -> _Text:
@@ -112,7 +112,7 @@ def _text(value: Json, where: str, losses: LossReport) -> _Text:
 _KNOWN = frozenset({"model", "content", "taskType", "outputDimensionality"})
 
 
-def write_embeddings(asked: AskedEmbeddings, responses: Sequence[EmbeddingResponse]) -> JsonObject:
+def write_embeddings(asked: ClientEmbeddingRequest, responses: Sequence[EmbeddingResponse]) -> JsonObject:
     """The body of a reply.
 
     Args:

@@ -53,7 +53,7 @@ def each(value: Json, where: str) -> Sequence[Json]:
 
 # --- Signatures ---
 
-_MARK = b64encode(b"callboard").decode()  # 9 bytes, so that the text of the mark does not depend on what follows
+_MARK = b64encode(b"callboard").decode()  # 9 bytes: the text of the mark does not depend on later bytes
 _MADE_UP = frozenset(
     {
         NO_SIGNATURE,

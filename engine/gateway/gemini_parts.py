@@ -1,6 +1,7 @@
 """The parts of a reply to a Gemini client: its content, grounding and usage. Pure.
 
-The mirror image of `adapters.providers.gemini.response`. Data that Gemini attached to a block goes back in place.
+The mirror image of `adapters.providers.gemini.response`. Data that Gemini attached to a block returns to the same
+place.
 """
 
 from __future__ import annotations

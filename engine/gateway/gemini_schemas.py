@@ -177,7 +177,7 @@ class Unwrapping:
     def __init__(self, *, as_text: bool) -> None:
         self._as_text = as_text
         self._held = ""  # the text that may belong to the wrapper
-        self._begun = False  # the wrapper's beginning was seen
+        self._started = False  # the wrapper's beginning was seen
         self._bare = False  # the model left the wrapper out
 
     def feed(self, text: str) -> str:
@@ -186,7 +186,7 @@ class Unwrapping:
         self._held += text
         if self._as_text:
             return ""  # it is one short word
-        if not self._begun:
+        if not self._started:
             found = _BEFORE.match(self._held)
             if found is None or found.end() == len(self._held):
                 so_far = "".join(self._held.split())
@@ -194,7 +194,7 @@ class Unwrapping:
                     return ""
                 self._bare, so_far, self._held = True, self._held, ""
                 return so_far
-            self._begun, self._held = True, self._held[found.end() :]
+            self._started, self._held = True, self._held[found.end() :]
         last = self._held.rfind("}")
         certain = self._held if last < 0 else self._held[:last]
         self._held = self._held[len(certain) :]
@@ -204,4 +204,4 @@ class Unwrapping:
         held, self._held = self._held, ""
         if self._as_text and not self._bare:
             return unwrapped(held, as_text=True)
-        return "" if self._begun and held.strip() == "}" else held
+        return "" if self._started and held.strip() == "}" else held

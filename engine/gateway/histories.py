@@ -66,7 +66,7 @@ def digest(*parts: object) -> bytes:
 
 
 def _said(message: Message) -> list[object]:
-    """What a user or a tool said, as far as a chain counts it."""
+    """The content of a user's or a tool's message that counts in a chain."""
     found: list[object] = []
     for block in message.content:
         match block:

@@ -354,7 +354,7 @@ class StreamedAnswer:
         self._ping = ping
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
-        self._last = self._begun = self._loop.time()
+        self._last = self._started = self._loop.time()
         self._writing = False
         self._pinging: asyncio.Task[None] | None = None
         self._tick_seconds = min(limits.ping_seconds, limits.write_seconds, limits.first_event_seconds) / 3

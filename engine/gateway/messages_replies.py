@@ -186,7 +186,7 @@ _AROUND = ("context_management", "input_transformations")
 
 
 def _around(response: CanonicalResponse) -> JsonObject:
-    """Data beside the content, which a stream has in its `message_delta`."""
+    """Data in addition to the content, which a stream has in its `message_delta`."""
     return {
         name: value for name in _AROUND if isinstance(value := response.provider_details.get(name), dict | list)
     }
@@ -287,8 +287,8 @@ class MessagesWriter(ReplyWriter):
             case TextDelta(text=text, content_block_index=place):
                 if self._kind == "text" and self._place == place:
                     return self._delta("text_delta", "text", text)
-                begun = self._begin(place, {"type": "text", "text": ""})
-                return begun + (self._delta("text_delta", "text", text) if text else b"")
+                started = self._begin(place, {"type": "text", "text": ""})
+                return started + (self._delta("text_delta", "text", text) if text else b"")
             case ThinkingDelta():
                 return self._thinking(event)
             case ToolUseStart(tool_use_id=call_id, tool_name=name, content_block_index=place):
@@ -395,9 +395,9 @@ class MessagesWriter(ReplyWriter):
             or (place == self._place and self._kind != "text")
         ):
             return b""
-        begun = self._begin(place, {"type": "text", "text": ""}) if place > self._place else b""
+        started = self._begin(place, {"type": "text", "text": ""}) if place > self._place else b""
         self._cited = True
-        return begun + self._delta("citations_delta", "citation", citation)
+        return started + self._delta("citations_delta", "citation", citation)
 
     def _cite(self, content: Sequence[ContentBlock]) -> bytes:
         """The citations of the last text, if none has been sent."""

@@ -49,7 +49,7 @@ _HARMLESS = ("user", "safety_identifier")
 # --- Embeddings ---
 
 
-class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
+class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for embeddings."""
 
     model: str
@@ -63,7 +63,7 @@ class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
     warnings."""
 
 
-def read_embeddings(body: JsonObject) -> AskedEmbeddings:
+def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     """Read the body of ``POST /v1/embeddings``.
 
     Raises:
@@ -77,7 +77,7 @@ def read_embeddings(body: JsonObject) -> AskedEmbeddings:
     purpose = body.get("input_type")
     known: InputType | None = next((each for each in INPUT_TYPES if each == purpose), None)
     read = ("model", "input", "dimensions", "encoding_format", *(("input_type",) if known else ()))
-    return AskedEmbeddings(
+    return ClientEmbeddingRequest(
         model=model,
         request=EmbeddingRequest(
             request_id="",
@@ -115,7 +115,7 @@ def _inputs(given: Json) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def write_embeddings(asked: AskedEmbeddings, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
+def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
     """The body of a reply.
 
     Args:
@@ -148,7 +148,7 @@ def _vector(vector: Vector, encoding: Encoding) -> Json:
 # --- Images ---
 
 
-class AskedImages(ShortRepr, frozen=True, kw_only=True):
+class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for images."""
 
     model: str
@@ -172,7 +172,7 @@ _READ = (
 
 def read_images(
     body: JsonObject, images: Sequence[ImageBlock] = (), mask: ImageBlock | None = None
-) -> AskedImages:
+) -> ClientImageRequest:
     """Read the body of ``POST /v1/images/generations``. The word ``auto`` is the provider's default.
 
     Args:
@@ -190,7 +190,7 @@ def read_images(
     form = body.get("response_format")
     if form not in (None, "url", "b64_json"):
         raise wrong_value("response_format", form, ("url", "b64_json"))
-    return AskedImages(
+    return ClientImageRequest(
         model=model,
         request=ImageRequest(
             request_id="",
@@ -212,7 +212,7 @@ def read_images(
     )
 
 
-def read_image_edit(fields: Sequence[FormField]) -> AskedImages:
+def read_image_edit(fields: Sequence[FormField]) -> ClientImageRequest:
     """Read the form of ``POST /v1/images/edits``.
 
     Raises:
@@ -231,7 +231,7 @@ def read_image_edit(fields: Sequence[FormField]) -> AskedImages:
     return _edited(body, images, mask)
 
 
-def read_image_edit_json(body: JsonObject) -> AskedImages:
+def read_image_edit_json(body: JsonObject) -> ClientImageRequest:
     """Read the JSON of ``POST /v1/images/edits``. Images are data URLs, because nothing is fetched for a client.
 
     Raises:
@@ -243,7 +243,7 @@ def read_image_edit_json(body: JsonObject) -> AskedImages:
     return _edited(rest, images, None if mask is None else _data_url(mask, "mask"))
 
 
-def _edited(body: JsonObject, images: Sequence[ImageBlock], mask: ImageBlock | None) -> AskedImages:
+def _edited(body: JsonObject, images: Sequence[ImageBlock], mask: ImageBlock | None) -> ClientImageRequest:
     if not images:
         raise missing("image")
     return read_images(body, images, mask)
@@ -278,7 +278,7 @@ def _word(body: JsonObject, name: str) -> str | None:
 
 
 def write_images(
-    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> JsonObject:
     """The body of a reply.
 
@@ -299,7 +299,7 @@ def write_images(
 
 
 def write_image_stream(
-    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> bytes:
     """The streamed reply: one event for each image, without partial images. See `write_images`."""
     name = "image_edit.completed" if asked.request.images else "image_generation.completed"

@@ -21,7 +21,7 @@ from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..imports.importer import Importer
-from ..imports.source import ImportedCall, Item, Unread
+from ..imports.source import ImportedCall, Item, UnreadablePart
 from ..imports.sources.otlp import read_otlp
 from ..operations.embeddings import EmbeddingResult, ImageOptions
 from . import gemini_embeddings, openai_extras
@@ -29,7 +29,7 @@ from .exchange import models_of
 from .wire import BadRequest
 
 
-class Made(NamedTuple):
+class OperationResult(NamedTuple):
     """What an operation gave."""
 
     body: bytes
@@ -46,14 +46,18 @@ class Made(NamedTuple):
 Tags = Mapping[str, str]
 
 
-async def openai_embeddings(engine: Engine, asked: openai_extras.AskedEmbeddings, tags: Tags) -> Made:
+async def openai_embeddings(
+    engine: Engine, asked: openai_extras.ClientEmbeddingRequest, tags: Tags
+) -> OperationResult:
     """``POST /v1/embeddings``."""
     result = await _embed(engine, asked.model, asked.request, tags)
     body = openai_extras.write_embeddings(asked, result.vectors, result.usage)
     return _made(body, [result], asked.losses)
 
 
-async def gemini_vectors(engine: Engine, asked: gemini_embeddings.AskedEmbeddings, tags: Tags) -> Made:
+async def gemini_vectors(
+    engine: Engine, asked: gemini_embeddings.ClientEmbeddingRequest, tags: Tags
+) -> OperationResult:
     """``:embedContent`` and ``:batchEmbedContents``."""
     results = [await _embed(engine, asked.model, request, tags) for request in asked.requests]
     responses = [
@@ -76,11 +80,11 @@ async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Ta
     )
 
 
-def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence[CallWarning]) -> Made:
+def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence[CallWarning]) -> OperationResult:
     usage, cost = results[0].usage, results[0].cost
     for result in results[1:]:
         usage, cost = usage + result.usage, cost + result.cost
-    return Made(
+    return OperationResult(
         msgspec.json.encode(body),
         usage,
         cost,
@@ -89,7 +93,7 @@ def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence
     )
 
 
-async def openai_images(engine: Engine, asked: openai_extras.AskedImages, tags: Tags) -> Made:
+async def openai_images(engine: Engine, asked: openai_extras.ClientImageRequest, tags: Tags) -> OperationResult:
     """``POST /v1/images/generations`` and ``/v1/images/edits``."""
     request = asked.request
     models = models_of(engine._runtime, asked.model)
@@ -113,9 +117,11 @@ async def openai_images(engine: Engine, asked: openai_extras.AskedImages, tags: 
     warnings = (*asked.losses, *result.warnings)
     if asked.stream:
         stream = openai_extras.write_image_stream(asked, result.images, result.usage, created=created)
-        return Made(stream, result.usage, result.cost, result.request_id, warnings, b"text/event-stream")
+        return OperationResult(
+            stream, result.usage, result.cost, result.request_id, warnings, b"text/event-stream"
+        )
     body = openai_extras.write_images(asked, result.images, result.usage, created=created)
-    return Made(msgspec.json.encode(body), result.usage, result.cost, result.request_id, warnings)
+    return OperationResult(msgspec.json.encode(body), result.usage, result.cost, result.request_id, warnings)
 
 
 # --- Calls that other programs made ---
@@ -145,7 +151,7 @@ class SpanImports:
             BadRequest: Nothing of it can be read.
         """
         found = await anyio.to_thread.run_sync(lambda: list(read_otlp(body, kind)))
-        unread = [item for item in found if isinstance(item, Unread)]
+        unread = [item for item in found if isinstance(item, UnreadablePart)]
         if unread and len(unread) == len(found):
             raise BadRequest(f"the spans can't be read: {unread[0].why}")
         async with self._importing:

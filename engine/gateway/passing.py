@@ -36,7 +36,7 @@ MOST_WAITING_BYTES = 8 * 1024 * 1024
 """The bytes of a stream that may wait for a client that reads slowly."""
 
 
-class TooFarBehind(Exception):
+class ClientTooSlow(Exception):
     """A client reads so slowly that the rest of its stream was not kept."""
 
     def __init__(self) -> None:
@@ -95,11 +95,11 @@ class PassedReply:
         self._waiting_bytes += len(frame)
 
     def take(self) -> bytes:
-        """The bytes for the client that have arrived. Raises TooFarBehind."""
+        """The bytes for the client that have arrived. Raises ClientTooSlow."""
         if not self._frames:
             return b""
         if self._waiting_bytes > MOST_WAITING_BYTES:
-            raise TooFarBehind
+            raise ClientTooSlow
         found = b"".join(self._frames)
         self._frames.clear()
         self._waiting_bytes = 0

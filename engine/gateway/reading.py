@@ -9,10 +9,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from callboard.adapters import CallWarning
+from callboard.adapters.requests.settings import INPUT
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import ToolUseBlock
 
+from ..generation.partial_json import JsonString
 from .wire import BadRequest
 
 # --- Errors in the vendor's words ---
@@ -116,6 +121,94 @@ class LossReport:
 
 
 _PLACE = re.compile(r"\[\d+\]")
+
+
+# --- Free-form tools, and the arguments of calls ---
+
+
+class FreeFormReader:
+    """Reads the text of a free-form tool's call from the arguments of a function call, as they grow."""
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._string: JsonString | None = None
+
+    def read(self, fragment: str) -> str:
+        """The text in a fragment of arguments. Empty if the arguments do not start with the text."""
+        string = self._string
+        if string is None:
+            if len(self._head) > _LONGEST_HEAD:
+                return ""
+            self._head += fragment
+            start = _HEAD.match(self._head)
+            if start is None:
+                return ""
+            string = self._string = JsonString(lenient=True)
+            fragment = self._head[start.end() :]
+        string.read(fragment, 0)
+        return string.take()
+
+
+_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_LONGEST_HEAD = 200
+"""Characters. The start of the text is before them, or the arguments have another form."""
+
+
+def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
+    """The text of a call to a free-form tool. A model without such tools may get the form of the call wrong."""
+    text = arguments.get(INPUT)
+    if isinstance(text, str):
+        return text
+    if unreadable is not None:
+        return unreadable
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    if len(arguments) == 1 and texts:
+        return texts[0]
+    return msgspec.json.encode(arguments).decode() if arguments else ""
+
+
+def free_form_schema(format: Json) -> JsonObject:
+    """The schema of a function for a free-form tool: its one argument is the text, described with the grammar."""
+    told = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
+    match format:
+        case {"grammar": dict(inner)}:  # as Chat Completions has it
+            return free_form_schema(inner)
+        case {"syntax": str(syntax), "definition": str(definition)}:
+            told = f"{told} It must match this {syntax} grammar:\n{definition}"
+        case _:
+            pass
+    properties: JsonObject = {INPUT: {"type": "string", "description": told}}
+    return {"type": "object", "properties": properties, "required": [INPUT], "additionalProperties": False}
+
+
+def arguments_of(block: ToolUseBlock) -> str:
+    """The arguments of a call as the model wrote them, or as JSON."""
+    if block.raw_arguments is not None:
+        return block.raw_arguments
+    return msgspec.json.encode(block.input).decode()
+
+
+def object_schema(given: Json) -> JsonObject:
+    """The schema of a tool's arguments in a form that `ToolDefinition` accepts.
+
+    A property that is required and not defined may have any value.
+    """
+    if not isinstance(given, dict):
+        return {"type": "object", "properties": {}}
+    if not _COMBINED.isdisjoint(given):
+        return given
+    properties, required = given.get("properties"), given.get("required")
+    known = properties if isinstance(properties, dict) else {}
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    schema: JsonObject = {**given, "type": "object"}
+    if "properties" in schema or names:
+        schema["properties"] = {**known, **{name: {} for name in names if name not in known}}
+    if "required" in schema:
+        schema["required"] = list[Json](names)
+    return schema
+
+
+_COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 
 # --- Names of tools ---

@@ -186,7 +186,7 @@ class InputReader:
         if item.get("phase"):
             known["phase"] = item["phase"]
         for number, part in enumerate(content):
-            self._say(_said_part(an_object(part, f"{place}[{number}]"), known))
+            self._say(_message_part(an_object(part, f"{place}[{number}]"), known))
 
     # --- Reasoning ---
 
@@ -351,7 +351,7 @@ def _texts(parts: Json) -> list[str]:
 # --- Parts ---
 
 
-def _said_part(part: JsonObject, known: JsonObject) -> ContentBlock:
+def _message_part(part: JsonObject, known: JsonObject) -> ContentBlock:
     """A part of a model's message."""
     kind = part.get("type")
     raw = dict(known)

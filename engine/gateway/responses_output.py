@@ -34,6 +34,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .chat_content import annotations_of
 from .chat_content import write_failure as chat_failure
+from .reading import arguments_of, free_form_text
 from .responses_items import TOKEN
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
 from .wire import ClientRequest, Failure, ListedModel, ReplyInfo
@@ -263,25 +264,6 @@ def secret_token(of: str) -> str:
     return f"{TOKEN}{digest(of)[:32]}"
 
 
-def arguments_of(block: ToolUseBlock) -> str:
-    if block.raw_arguments is not None:
-        return block.raw_arguments
-    return msgspec.json.encode(block.input).decode()
-
-
-def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
-    """The text of a call to a custom tool. A model without custom tools may get the form of the call wrong."""
-    text = arguments.get(INPUT)
-    if isinstance(text, str):
-        return text
-    if unreadable is not None:
-        return unreadable
-    texts = [value for value in arguments.values() if isinstance(value, str)]
-    if len(arguments) == 1 and texts:
-        return texts[0]
-    return msgspec.json.encode(arguments).decode() if arguments else ""
-
-
 def _dict(item: Json) -> JsonObject:
     assert isinstance(item, dict)
     return item
@@ -403,8 +385,8 @@ def refusal_of(response: CanonicalResponse) -> str | None:
     texts = (block for block in response.content if isinstance(block, TextBlock))
     if any(own(block.provider_raw).get("type") == "refusal" for block in texts):
         return None
-    told = (warning.message for warning in response.warnings if warning.code == "refusal")
-    return next(told, REFUSED)
+    error_message = (warning.message for warning in response.warnings if warning.code == "refusal")
+    return next(error_message, REFUSED)
 
 
 def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
@@ -429,7 +411,7 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     assert isinstance(error, dict)
     if failure.param is None and failure.kind == "context_overflow":
         error["param"] = "input"
-    error["message"] = told(failure)
+    error["message"] = error_message(failure)
     return status, body
 
 
@@ -440,7 +422,7 @@ def error_object(failure: Failure) -> JsonObject:
     return {**error, "code": error["code"] or "server_error"}
 
 
-def told(failure: Failure) -> str:
+def error_message(failure: Failure) -> str:
     """The text of a failure. Codex reads in it when to try again."""
     wait = failure.retry_after
     if failure.kind not in ("rate_limit", "budget") or wait is None or "try again in" in failure.message.lower():

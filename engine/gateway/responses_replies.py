@@ -7,7 +7,6 @@ blocks that follow each other without a signature are the parts of one summary.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,8 +28,8 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, TextBlock
 from callboard.bus.values.usage import StopReason
 
-from ..generation.partial_json import JsonString
 from . import responses_output as output
+from .reading import FreeFormReader, free_form_text
 from .responses_output import (
     COMPLETED,
     CUSTOM_KIND,
@@ -39,7 +38,6 @@ from .responses_output import (
     INCOMPLETE,
     ItemWriter,
     ResponseObject,
-    free_form_text,
     message_item,
     own,
     reasoning_item,
@@ -74,34 +72,6 @@ class _Open(msgspec.Struct):
     free_form: FreeFormReader | None = None
 
 
-class FreeFormReader:
-    """Reads the text of a custom tool's call from the arguments of a function call, as they grow."""
-
-    def __init__(self) -> None:
-        self._head = ""
-        self._string: JsonString | None = None
-
-    def read(self, fragment: str) -> str:
-        """The text in a fragment of arguments. Empty if the arguments do not start with the text."""
-        string = self._string
-        if string is None:
-            if len(self._head) > _LONGEST_HEAD:
-                return ""
-            self._head += fragment
-            start = _HEAD.match(self._head)
-            if start is None:
-                return ""
-            string = self._string = JsonString(lenient=True)
-            fragment = self._head[start.end() :]
-        string.read(fragment, 0)
-        return string.take()
-
-
-_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-_LONGEST_HEAD = 200
-"""Characters. The start of the text is before them, or the arguments have another form."""
-
-
 class ResponsesWriter:
     """See `ReplyWriter`."""
 
@@ -117,9 +87,9 @@ class ResponsesWriter:
         self._before = self._after = b""  # around the text of a delta of the open part
 
     def start(self) -> bytes:
-        begun = self._object.at(IN_PROGRESS)
-        return self._event("response.created", response=begun) + self._event(
-            "response.in_progress", response=begun
+        started = self._object.at(IN_PROGRESS)
+        return self._event("response.created", response=started) + self._event(
+            "response.in_progress", response=started
         )
 
     def ping(self) -> bytes:
@@ -366,10 +336,10 @@ class ResponsesWriter:
                 )
             else:
                 written += self._event("response.custom_tool_call_input.done", **self._place(opened), input=text)
-        begun = opened.parts[0]
-        assert isinstance(begun, dict)
+        started = opened.parts[0]
+        assert isinstance(started, dict)
         status = INCOMPLETE if event.incomplete else COMPLETED
-        item = {**begun, "status": status, **_fields(wire.kind, event.final_input, text)}
+        item = {**started, "status": status, **_fields(wire.kind, event.final_input, text)}
         return written + self._done(item)
 
     # --- Other content ---

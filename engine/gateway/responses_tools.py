@@ -13,10 +13,10 @@ from collections.abc import Iterable
 import msgspec
 
 from callboard.adapters import ToolDefinition
-from callboard.adapters.requests.settings import CUSTOM, INPUT, digest
+from callboard.adapters.requests.settings import CUSTOM, digest
 from callboard.bus.values.base import Json, JsonObject
 
-from .reading import LossReport, a_list, a_text, an_object
+from .reading import LossReport, a_list, a_text, an_object, free_form_schema, object_schema
 
 FUNCTION = "function"
 NAMESPACE = "namespace"
@@ -25,7 +25,6 @@ OPENAI = "openai"
 
 _LEGAL = re.compile("[A-Za-z][A-Za-z0-9_-]{0,63}")
 _LONGEST = 64
-_COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 
 class WireTool(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -174,7 +173,7 @@ class ToolTable:
         names = self.add(tool.get("tools"), f"{place}.tools", space)
         told = _description(tool)
         for name in names[:1] if told else ():
-            if name not in known:  # the first of its tools tells what they have in common
+            if name not in known:  # the first of its tools has the description of all
                 first = self.definitions[name]
                 told = f"{first.description}\n\nAll tools of {space}: {told}".strip()
                 self.definitions[name] = msgspec.structs.replace(first, description=told)
@@ -235,7 +234,7 @@ def _function(tool: JsonObject) -> JsonObject:
     strict = tool.get("strict")
     return {
         "description": _description(tool),
-        "input_schema": _object_schema(tool.get("parameters")),
+        "input_schema": object_schema(tool.get("parameters")),
         "strict": strict if isinstance(strict, bool) else None,
         "provider_options": {OPENAI: rest} if rest else {},
     }
@@ -246,40 +245,12 @@ def _description(tool: JsonObject) -> str:
     return description if isinstance(description, str) else ""
 
 
-def _object_schema(parameters: Json) -> JsonObject:
-    """A schema that `ToolDefinition` accepts, with the same meaning."""
-    if not isinstance(parameters, dict):
-        return {"type": "object", "properties": {}}
-    if not _COMBINED.isdisjoint(parameters):
-        return parameters
-    properties, required = parameters.get("properties"), parameters.get("required")
-    known = properties if isinstance(properties, dict) else {}
-    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    schema: JsonObject = {**parameters, "type": "object"}
-    if not known.keys() >= set(names):
-        schema["properties"] = {**known, **{name: {} for name in names if name not in known}}
-    if names != required and required is not None:
-        schema["required"] = list(names)
-    return schema
-
-
 def _free_form(tool: JsonObject) -> JsonObject:
     """A custom tool as a function with the text as its one argument. The description has the grammar."""
     known = ("name", "description")
-    told = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
-    match tool.get("format"):
-        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
-            told = f"{told} It must match this {syntax} grammar:\n{definition}"
-        case _:
-            pass
     return {
         "description": _description(tool),
-        "input_schema": {
-            "type": "object",
-            "properties": {INPUT: {"type": "string", "description": told}},
-            "required": [INPUT],
-            "additionalProperties": False,
-        },
+        "input_schema": free_form_schema(tool.get("format")),
         "strict": False,
         "provider_options": {OPENAI: {name: value for name, value in tool.items() if name not in known}},
     }
@@ -291,7 +262,7 @@ def _host_tool(kind: str, tool: JsonObject) -> JsonObject:
     schema: JsonObject = {"type": "object", "properties": own.properties, "required": list(own.required)}
     return {
         "description": _description(tool) or own.description,
-        "input_schema": _object_schema(parameters) if isinstance(parameters, dict) else schema,
+        "input_schema": object_schema(parameters) if isinstance(parameters, dict) else schema,
     }
 
 

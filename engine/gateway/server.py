@@ -1,4 +1,4 @@
-"""A server for the gateway: uvicorn, with bounds on headers and on clients that are slow to send them.
+"""The server of `callboard serve`, `web` and `mcp`: uvicorn, with bounds on headers and on slow clients.
 
 uvicorn takes any number of headers of any length, and waits for them for ever. Behind a proxy that has bounds of
 its own, any other server will do as well.
@@ -21,7 +21,7 @@ HEADER_BYTES = 128 * 1024
 """The bytes of headers with which a connection is closed. The gateway itself refuses fewer, with an answer."""
 
 DRAIN_SECONDS = 10
-"""Seconds for open requests to end when the server stops."""
+"""Seconds for open requests to end when a gateway stops."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -82,12 +82,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def server_options() -> dict[str, Any]:
-    """The options of `uvicorn.Config` for a gateway."""
+    """The options of `uvicorn.Config`."""
     return {
         "http": BoundedProtocol,
         "ws": "none",
         "timeout_keep_alive": 75,
-        "timeout_graceful_shutdown": DRAIN_SECONDS,
+        "timeout_graceful_shutdown": 1,
         "log_level": "warning",
         "access_log": False,
         "server_header": False,

@@ -17,7 +17,7 @@ from callboard.adapters import Message, Role
 from callboard.bus import CallboardError
 from callboard.bus.values.base import Json, JsonObject
 
-from .conversations import Conversations, Earlier, StoredResponse
+from .conversations import Conversations, EarlierConversation, StoredResponse
 from .exchange import Exchange
 from .http import Incoming
 from .responses_items import is_reference
@@ -34,7 +34,7 @@ class Continued(NamedTuple):
     """A request that was read, with the conversation that it continues."""
 
     asked: ClientRequest
-    earlier: Earlier | None
+    earlier: EarlierConversation | None
     """The conversation before it; None for a new one."""
     items: Sequence[Json] = ()
     """The items that it brings."""
@@ -117,22 +117,22 @@ class StoredResponses:
         self, client: str, continued: Continued, exchanging: AbstractAsyncContextManager[Exchange]
     ) -> JsonObject:
         """Start a reply in the background, and return the response as it is now."""
-        begun: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
+        started: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
             try:
                 async with exchanging as exchange:
-                    await self._make(client, continued, exchange, begun)
+                    await self._make(client, continued, exchange, started)
             except Exception as error:
-                if begun.done():
+                if started.done():
                     raise
-                begun.set_exception(error)
+                started.set_exception(error)
 
         self._runtime.host.spawn(work, name="a response in the background")
-        return await begun
+        return await started
 
     async def _make(
-        self, client: str, continued: Continued, exchange: Exchange, begun: asyncio.Future[JsonObject]
+        self, client: str, continued: Continued, exchange: Exchange, started: asyncio.Future[JsonObject]
     ) -> None:
         exchange.body = continued.body
         shown = ResponseObject(continued.asked, exchange.info())
@@ -142,7 +142,7 @@ class StoredResponses:
         final = shown.at("failed", error=error_object(_BROKEN))
         try:
             await self._store(client, continued, exchange, body)
-            begun.set_result(body)
+            started.set_result(body)
             await exchange.complete()
             final = {**exchange.stored_body(), "id": body["id"], "background": True}
         except Exception:

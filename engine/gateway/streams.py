@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 import anyio
 
@@ -16,7 +16,7 @@ from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete, 
 from ..conversation.results import Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind
+from .passing import MOST_WAITING_BYTES, ClientTooSlow, PassedReply
 from .wire import Failure, ReplyWriter
 
 WEIGH_EVERY = 256
@@ -67,7 +67,7 @@ class TurnEvents:
     async def take(self) -> list[TurnEvent]:
         """The events that have come, at least one; none when the turn has ended well.
 
-        Raises the turn's exception, or TooFarBehind.
+        Raises the turn's exception, or ClientTooSlow.
         """
         assert self._task is not None
         while not self._arrived:
@@ -77,7 +77,7 @@ class TurnEvents:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._bytes > MOST_WAITING_BYTES:
-            raise TooFarBehind
+            raise ClientTooSlow
         arrived, self._arrived, self._weighed, self._bytes = self._arrived, [], 0, 0
         return arrived
 
@@ -96,18 +96,22 @@ class StreamWriter:
     Args:
         passed: The reply as its provider sends it.
         new_writer: Makes a writer of the client's wire.
+        own_words: The events and the response as the client's wire knows them.
     """
 
-    def __init__(self, passed: PassedReply, new_writer: Callable[[], ReplyWriter]) -> None:
+    def __init__(
+        self, passed: PassedReply, new_writer: Callable[[], ReplyWriter], own_words: Callable[[Any], Any]
+    ) -> None:
         self.started = False
         """Whether the reply has begun."""
         self._maybe_passed = passed
         self._new_writer = new_writer
+        self._own_words = own_words
         self._passed: PassedReply | None = None
         self._writer: ReplyWriter | None = None
 
     def write(self, batch: Sequence[object]) -> bytes:
-        """The bytes of some events. The first ones have the start of the reply. Raises TooFarBehind."""
+        """The bytes of some events. The first ones have the start of the reply. Raises ClientTooSlow."""
         start = b""
         if not self.started:
             self.started = True
@@ -120,9 +124,9 @@ class StreamWriter:
             return self._passed.take()
         assert self._writer is not None
         write = self._writer.write
-        # no tool runs, and nobody steers
-        events = [
-            cast("StreamEvent", event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
+        # No tool runs, and no message steers the turn.
+        events: list[StreamEvent] = [
+            self._own_words(event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
         ]
         return start + (write(events[0]) if len(events) == 1 else b"".join(map(write, events)))
 
@@ -132,7 +136,7 @@ class StreamWriter:
             return self._passed.take() + self._passed.end
         start = b"" if self._writer is not None else self._begin()
         assert self._writer is not None
-        return start + self._writer.finish(response)
+        return start + self._writer.finish(self._own_words(response))
 
     def fail(self, failure: Failure) -> bytes:
         """The end of a reply that failed after the status was sent."""

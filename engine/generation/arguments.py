@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, Unpack, cast, get_args
 from callboard.adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message, Role, TextBlock
 from callboard.bus import CallboardError, ConfigurationError
 
-from ..conversation.options import TimeoutConfig, TurnOptions, options_among, said_by
+from ..conversation.options import TimeoutConfig, TurnOptions, options_among, options_of_request
 from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
 from ..conversation.turn_models import FirstIds
@@ -41,7 +41,7 @@ def turn_of(
         state=state,
         new=request.messages,
         model=model,
-        options=said_by(request),
+        options=options_of_request(request),
         streamed=streamed,
         first_ids=FirstIds(request.request_id, request.message_id),
         max_pauses=0,

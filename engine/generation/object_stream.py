@@ -234,7 +234,7 @@ class _Reasoning:
     def __init__(self) -> None:
         self._held: str | None = ""  # the start, until it is known whether it is reasoning
         self._inside = False
-        self._tail = ""  # the end of what was read last, for a mark that is cut in two
+        self._tail = ""  # the end of the text read last, for a mark that is cut in two
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
         """The part of a piece without reasoning, and whether the object starts again at it."""

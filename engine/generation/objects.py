@@ -183,7 +183,7 @@ _SAID: dict[NoObjectReason, str] = {
 }
 
 
-class Unfit(Exception):
+class NotTheObject(Exception):
     """A reply that is not the object.
 
     Args:
@@ -203,7 +203,7 @@ class Unfit(Exception):
 def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
     """The object in a reply, and whether its text had to be repaired."""
     if response.stop_reason in (StopReason.REFUSAL, StopReason.CONTENT_FILTER):
-        raise Unfit("refused", response.text or response.raw_stop_reason or "without a text")
+        raise NotTheObject("refused", response.text or response.raw_stop_reason or "without a text")
     is_cut_off = response.stop_reason is StopReason.MAX_TOKENS
     repaired = False
     try:
@@ -214,7 +214,7 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
         ends_early = is_cut_off and isinstance(error, _Unfinished)
         reply = _repaired(response.text, is_cut_off) if may_repair else None
         if reply is None:
-            raise Unfit("truncated" if ends_early else "not_json", str(error)) from error
+            raise NotTheObject("truncated" if ends_early else "not_json", str(error)) from error
         repaired = True
     try:
         return schema.read(reply), repaired
@@ -222,7 +222,7 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
         bare = msgspec.UNSET if is_cut_off else schema.bare(response.text)
         if isinstance(bare, list):  # the object was a part of it
             return schema.read(bare), False
-        raise Unfit("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
+        raise NotTheObject("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
 
 
 class _Unfinished(ValueError):
@@ -375,9 +375,9 @@ class ObjectTask(Generic[T]):
         response = turn.steps[-1].response
         try:
             if turn.status != "completed":
-                raise Unfit("not_json", _open_calls(turn), repairable=False)
+                raise NotTheObject("not_json", _open_calls(turn), repairable=False)
             output, repaired = read_reply(response, self.schema, may_repair=self.may_repair)
-        except Unfit as unfit:
+        except NotTheObject as unfit:
             if unfit.repairable and self._reasks > 0:
                 self._reasks -= 1
                 return turn.followed_by(Message.user(_correction(unfit)))
@@ -416,7 +416,7 @@ def _open_calls(turn: Turn) -> str:
     )
 
 
-def _correction(unfit: Unfit) -> str:
+def _correction(unfit: NotTheObject) -> str:
     fault = "is not JSON" if unfit.reason == "not_json" else "does not follow the schema"
     return f"Your answer {fault}: {unfit.detail}\nGive the whole corrected JSON object, and nothing else."
 

@@ -38,7 +38,7 @@ class JsonString:
         self.grew = False
         self._lenient = lenient
         self._pieces: list[str] = []
-        self._high = ""  # the first half of a surrogate pair, held back until it is known what follows
+        self._high = ""  # the first half of a surrogate pair, held until the next character
         self._digits = ""
         self._state: _StringState = self._plain
 
@@ -407,14 +407,14 @@ class PartialJson:
             holder[self._names[-1]] = value
 
     def _fail(self, what: str, place: int) -> int:
-        if self._embedded and self._is_hardly_begun():
+        if self._embedded and self._is_only_bracket():
             self._stack, self._names, self._string, self._root, self.started = [], [], None, None, False
             self._state = self._seek
         else:
             self._end_with(what, place)
         return place
 
-    def _is_hardly_begun(self) -> bool:
+    def _is_only_bracket(self) -> bool:
         """Whether the supposed value was only a bracket in the text before the value."""
         return (
             len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()

@@ -364,7 +364,7 @@ class TreeText:
 
     def __init__(self, run: StreamedTurn) -> None:
         self._run = run
-        self._begun = False
+        self._started = False
         self._ready: deque[TreePiece] = deque()
         self._waiting: dict[
             asyncio.Task[Sequence[LogEvent]], tuple[StreamReader[TurnEvent] | _Elsewhere, int]
@@ -374,9 +374,9 @@ class TreeText:
         return self
 
     async def __anext__(self) -> TreePiece:
-        if not self._begun:
+        if not self._started:
             await self._run.start()
-            self._begun = True
+            self._started = True
             self._follow(self._run.turn.id, 0)
         while not self._ready:
             if not self._waiting:
@@ -560,7 +560,7 @@ class TurnReader(Reader[E]):
             shown = self._shown(events)
             if self._on_usage is not None:
                 for event in events:
-                    self._tell_usage(event, self._on_usage)
+                    self._report_usage(event, self._on_usage)
         return shown
 
     async def _end(self) -> NoReturn:
@@ -570,7 +570,7 @@ class TurnReader(Reader[E]):
             await self._run.reply()
         raise StopAsyncIteration
 
-    def _tell_usage(self, event: LogEvent, on_usage: OnUsage) -> None:
+    def _report_usage(self, event: LogEvent, on_usage: OnUsage) -> None:
         """Report usage when a message starts, after every few deltas, and at the end of a step and of the turn."""
         if isinstance(event, TextDelta | ThinkingDelta | ToolUseInputDelta):
             self._until_usage -= 1

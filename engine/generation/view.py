@@ -159,8 +159,8 @@ class TurnView:
                     self._pieces.append(event.text)
                     self._signature = event.signature or self._signature
                     return (event,)
-                begun = ThinkingStart(event.segment_id, event.message_id, event.content_block_index)
-                return (*self._begin(ThinkingDelta, event.content_block_index), begun, *self.process(event))
+                first_events = ThinkingStart(event.segment_id, event.message_id, event.content_block_index)
+                return (*self._begin(ThinkingDelta, event.content_block_index), first_events, *self.process(event))
             case ToolUseStart():
                 return (*self._begin(ToolUseStart, event.content_block_index), event)
             case ToolUseInputDelta():

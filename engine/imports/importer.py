@@ -26,12 +26,14 @@ from callboard.tracestore import PriceTable, Store
 from callboard.tracestore.rows import Imported, ImportedFile, Revision
 from callboard.tracestore.writing.content import CapturedMessage
 
+from ..stores import StoreAddress, is_address
 from .reading import Chunk, ImportedModel, ImportFault, ImportReport, Reading, hashed, request_id
-from .source import ImportedCall, ImportedLink, ImportedMessage, Item, Source, source_named
+from .source import ImportedCall, ImportedLink, ImportedMessage, Item, ServerSource, Source, source_named
 
 __all__ = ["ImportFault", "ImportReport", "ImportedModel", "Importer", "import_calls", "request_id"]
 
 _TRIES = 50
+_SERVER_SECONDS = 30.0
 
 OnImport = Callable[[ImportReport], object]
 
@@ -53,7 +55,7 @@ async def import_calls(
     Args:
         store: The open store to write to. A dry run only reads it, and None stands for an empty one.
         source: The program, by its name or as a `Source`.
-        places: Files or folders; None takes the places where the program keeps them.
+        places: Files, folders, or a database's address; None takes the places where the program keeps them.
         prices: The prices of the calls, each at its own time; None takes those of Callboard's home folder.
         since: The time before which calls are left out: microseconds UTC, or an aware datetime.
         content: Whether to store the messages, too.
@@ -63,7 +65,7 @@ async def import_calls(
 
     Raises:
         StoreError: The store can't be written.
-        ConfigurationError: There is no such source, or it needs a place.
+        ConfigurationError: There is no such source, it needs a place, or it reads no database.
         ValueError: There is no store, and it is no dry run.
     """
     importer = Importer(
@@ -106,9 +108,7 @@ class Importer:
         self._store = store
         self._source = source_named(source) if isinstance(source, str) else source
         given = [places] if isinstance(places, str | Path) else places
-        self._places = (
-            self._source.places() if given is None else [Path(place).expanduser().absolute() for place in given]
-        )
+        self._places = list(self._source.places()) if given is None else [self._place_of(each) for each in given]
         self._prices = prices
         self._since = None if since is None else to_us(since)
         self._content = content
@@ -120,6 +120,13 @@ class Importer:
         self._read: dict[str, ImportedFile] | None = None  # how far each file was read
         self._sessions: set[str] = set()  # that are in the trace
         self._seen: dict[str, Imported] = {}  # in a dry run, what would be in the ledger
+
+    def _place_of(self, place: Path | str) -> Path | StoreAddress:
+        if not isinstance(place, str) or not is_address(place):
+            return Path(place).expanduser().absolute()
+        if not isinstance(self._source, ServerSource):
+            raise ConfigurationError(f"{self._source.name} reads files, and no database on a server")
+        return StoreAddress(place)
 
     async def run(self) -> ImportReport:
         """Import the new calls since the last time. See `import_calls`."""
@@ -140,7 +147,12 @@ class Importer:
                 self._progress(report)
 
     async def watch(self, seconds: float = 1.0, changed: OnImport = lambda report: None) -> None:
-        """Import new calls until cancelled. `changed` is called with each report of new calls."""
+        """Import new calls until cancelled. `changed` is called with each report of new calls.
+
+        A database is read twice a minute at most.
+        """
+        if any(isinstance(place, StoreAddress) for place in self._places):
+            seconds = max(seconds, _SERVER_SECONDS)
         while True:
             report = await self.run()
             if report.changed:

@@ -23,6 +23,7 @@ import msgspec
 
 from callboard.tracestore.rows import ImportedFile
 
+from ..stores import StoreAddress
 from .source import (
     EARLIEST_US,
     LATEST_US,
@@ -32,9 +33,10 @@ from .source import (
     ImportedMessage,
     Item,
     Mark,
+    ServerSource,
     Source,
     SourceFile,
-    Unread,
+    UnreadablePart,
 )
 
 CALLS_AT_ONCE: Final = 500
@@ -114,7 +116,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
         """Whether the import changed the trace."""
         return bool(self.new or self.corrected)
 
-    def note(self, path: str, unread: Unread) -> None:
+    def note(self, path: str, unread: UnreadablePart) -> None:
         """Count a part that could not be read."""
         self.unread += 1
         if len(self.faults) < MOST_FAULTS:
@@ -165,13 +167,13 @@ class Chunk:
                 self.messages.append(item)
         elif isinstance(item, ImportedLink):
             self.links.append(item)
-        elif isinstance(item, Unread):
+        elif isinstance(item, UnreadablePart):
             report.note(place, item)
         elif isinstance(item, ImportedCall):
             if not EARLIEST_US <= item.started_at < LATEST_US:
-                report.note(place, Unread(line=item.line, why="the time is impossible"))
+                report.note(place, UnreadablePart(line=item.line, why="the time is impossible"))
             elif item.usage is not None and item.usage.total_tokens >= _MOST_TOKENS:
-                report.note(place, Unread(line=item.line, why="the number of tokens is impossible"))
+                report.note(place, UnreadablePart(line=item.line, why="the number of tokens is impossible"))
             elif since is not None and item.started_at < since:
                 report.skipped += 1
             else:
@@ -194,7 +196,7 @@ class Reading:
     def __init__(
         self,
         source: Source,
-        places: Iterable[Path],
+        places: Iterable[Path | StoreAddress],
         read: dict[str, ImportedFile],
         report: ImportReport,
         *,
@@ -225,10 +227,10 @@ class Reading:
             try:
                 status = _status(file.path)
             except OSError as error:
-                self._report.note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(file.path), UnreadablePart(line=0, why=error.strerror or "can't be read"))
                 continue
             if status is None:
-                self._report.note(str(file.path), Unread(line=0, why="not a regular file"))
+                self._report.note(str(file.path), UnreadablePart(line=0, why="not a regular file"))
                 continue
             known = self._read.get(str(file.path))
             if self._has(known, status):
@@ -239,22 +241,27 @@ class Reading:
         # The oldest first: a call that forks and copies repeat belongs to the session that made it.
         for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
             yield from self._file(path, file, status)
+        for place in self._places:
+            if isinstance(place, StoreAddress):
+                yield from self._server(place)
 
     def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
-        """Whether an earlier reading gave what this one is to give. It may have left out the content."""
+        """Whether an earlier reading has returned the same data. It may have left out the content."""
         if known is None or (self._content and not known.digest.startswith(WITH_CONTENT)):
             return False
         return status is None or status == (known.size, known.mtime_ns, known.inode)
 
     def _found(self) -> Iterator[SourceFile]:
         for place in self._places:
+            if isinstance(place, StoreAddress):
+                continue
             if not place.exists():
-                self._report.note(str(place), Unread(line=0, why="no such file or folder"))
+                self._report.note(str(place), UnreadablePart(line=0, why="no such file or folder"))
                 continue
             try:
                 yield from self._source.files(place)
             except OSError as error:
-                self._report.note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(place), UnreadablePart(line=0, why=error.strerror or "can't be read"))
 
     def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
         known = self._read.get(path)
@@ -273,18 +280,40 @@ class Reading:
                 position = self._position(path, status, last, hashed, whole=True)
                 self._report.bytes_read += max(0, stream.tell() - start.read_to)
         except OSError as error:
-            self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
+            self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
             return
         except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
-            self._report.note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
+            self._report.note(path, UnreadablePart(line=0, why=f"the source failed with {type(error).__name__}"))
             return
         self._chunk.read[path] = position
         if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.
             self._chunk.mark(position)
             yield
 
-    def _position(self, path: str, status: _Status, mark: Mark, hashed: _Hashed, *, whole: bool) -> ImportedFile:
+    def _server(self, address: StoreAddress) -> Iterator[None]:
+        """Read a database. Its name is the address without the password."""
+        assert isinstance(self._source, ServerSource)
+        path, skipped = str(address), self._report.skipped
+        known = self._read.get(path)
+        start = Mark(state=known.state, line=known.line) if known is not None and self._has(known) else START
+        self._report.files += 1
+        try:
+            for item in self._source.read_server(address.dsn, start, content=self._content):
+                if not isinstance(item, Mark):
+                    self._chunk.take(item, self._source.name, path, self._report, self._since)
+                elif skipped == self._report.skipped:
+                    position = self._position(path, _Status(-1, 0, 0), item, None, whole=False)
+                    self._chunk.mark(position)
+                    self._chunk.read[path] = position
+                yield
+        except OSError as error:
+            self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
+
+    def _position(
+        self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, whole: bool
+    ) -> ImportedFile:
         """How far a file was read. Only the end of a whole reading has the file's size and time."""
+        prefix = WITH_CONTENT if self._content else ""
         return ImportedFile(
             source=self._source.name,
             path=path,
@@ -293,7 +322,7 @@ class Reading:
             inode=status.inode,
             read_to=mark.read_to,
             line=mark.line,
-            digest=hashed.digest(mark.read_to, WITH_CONTENT if self._content else ""),
+            digest=prefix if hashed is None else hashed.digest(mark.read_to, prefix),
             state=mark.state,
         )
 
@@ -384,7 +413,7 @@ class _Hashed(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         place = self._file.tell()
         found = self._file.seek(offset, whence)
-        if found != place:  # What is read out of order has no hash.
+        if found != place:  # Parts that are read out of order have no hash.
             self._to, self._held = sys.maxsize, []
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -82,7 +82,7 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
 
 
 class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool call that started a turn. A source gives it when it learns this after the calls of the turn."""
+    """The tool call that started a turn. A source gives it if it finds this after the calls of the turn."""
 
     session: str | None
     """The session of the turn."""
@@ -113,7 +113,7 @@ class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message. The messages of a session are in the order in which they are given."""
 
 
-class Unread(msgspec.Struct, frozen=True, kw_only=True):
+class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a file that could not be read. It costs a line in the report."""
 
     line: int
@@ -135,7 +135,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 START: Final = Mark()
 
-Item: TypeAlias = ImportedCall | ImportedLink | ImportedMessage | Unread | Mark
+Item: TypeAlias = ImportedCall | ImportedLink | ImportedMessage | UnreadablePart | Mark
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +176,21 @@ class Source(Protocol):
             file: The file.
             stream: Its open bytes, which stand at `start.read_to`.
             start: The last mark that an earlier reading gave. A source that gives no marks always gets `START`.
+            content: Whether to give the messages, too.
+        """
+        ...
+
+
+@runtime_checkable
+class ServerSource(Source, Protocol):
+    """A source that also reads a database on a server."""
+
+    def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
+        """The items of the database at an address.
+
+        Args:
+            dsn: The address, such as ``postgresql://…``.
+            start: The last mark that an earlier reading gave.
             content: Whether to give the messages, too.
         """
         ...

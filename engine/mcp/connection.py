@@ -117,7 +117,7 @@ class Connection:
             async with AsyncExitStack() as stack:
                 client = await self._connected(stack)
                 self.client = client
-                self.stderr.clear()  # what it said while it started is no reason for its end
+                self.stderr.clear()  # its output at the start is no reason for its end
                 up()
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._listen, client)
@@ -366,7 +366,7 @@ async def all_pages(method: Callable[..., Awaitable[Any]], field: str) -> list[A
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """The error in nested groups of one error."""
+    """The single error within nested exception groups."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -456,7 +456,7 @@ async def _read_lines(lines: deque[str]) -> AsyncIterator[Any]:
             yield writer
         finally:
             writer.close()
-            await asyncio.sleep(0)  # a turn of the loop for what is in the pipe
+            await asyncio.sleep(0)  # a turn of the loop for the data in the pipe
             transport.close()
 
 

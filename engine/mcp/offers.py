@@ -156,7 +156,7 @@ def _require_fit(uri: str, value: object) -> None:
         inspect.signature(value).bind(**dict.fromkeys(names, ""))
     except TypeError as error:
         raise ConfigurationError(
-            f"the function of the resource {uri} does not take its variables: {error}"
+            f"the function of the resource {uri} does not accept its variables: {error}"
         ) from None
 
 

@@ -28,11 +28,11 @@ from callboard.bus import SYSTEM_CLOCK, ConfigurationError, ToolFinished, ToolPr
 from callboard.bus.log import Log
 
 from ..sessions.session import Session
+from ..tools.calls import ToolRoundContext
 from ..tools.collect import ToolLike, as_tools, collected
 from ..tools.context import Approval, ApprovalRequest, Approve, Approved, Denied, Pending
 from ..tools.define import tool
 from ..tools.handler import Tool
-from ..tools.rounds import ToolRoundContext
 from ..tools.running import run_tools
 from .hooks import answer_of
 from .server import require_library
@@ -124,8 +124,8 @@ class McpService:
     async def announce(self, kind: Offered, uri: str | None = None) -> None:
         """Notify the clients of a change.
 
-        A change of the lists is noticed after each call of a tool, and at once if a source of tools reports it.
-        Call this for a change at another time, or for the content of a resource.
+        A change of the lists is noticed after each call of a tool, and immediately if a source of tools reports
+        it. Call this for a change at another time, or for the content of a resource.
 
         Args:
             kind: The list that has changed: ``tools``, ``resources`` or ``prompts``.
@@ -160,7 +160,7 @@ class McpService:
         return found
 
     async def _look(self) -> None:
-        """Announce the lists that differ from those that were known."""
+        """Announce the lists that have changed."""
         before, self._known = self._known, self._offered()
         for kind, now in self._known.items():
             if now != before[kind]:

@@ -133,7 +133,7 @@ class Middleware:
 
 MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], Steps]
 """The types that are accepted as middleware: a `Middleware`, an async function of a request and `next`, or a plain
-generator function of a request, which yields the request to send and is sent the outcome:
+generator function of a request. The generator yields the request to send and receives the outcome:
 
     def timed(request):
         started = time.monotonic()
@@ -247,8 +247,8 @@ class Chain:
             try:
                 layer.settle(call, end)
             except Exception as error:  # The call is over, and the other layers must get its end, too.
-                told = f"{type(error).__name__}: {error}"
-                _log.error("settle_failed", error, layer=type(layer).__name__, error=told)
+                text = f"{type(error).__name__}: {error}"
+                _log.error("settle_failed", error, layer=type(layer).__name__, error=text)
 
     async def aclose(self) -> None:
         for layer in self._layers:

@@ -184,7 +184,7 @@ class _Block:
         self.window = TextWindow(window)
         self.kept = ""  # of the piece before, to be looked at again
         self.passed: list[str] = []
-        self.before = ""  # the end of what has passed
+        self.before = ""  # the end of the passed text
         self.changed = False
         self.signature: str | None = None
 
@@ -288,12 +288,12 @@ class HeldReply:
         )
         answer = yield held
         if isinstance(answer, Stop):
-            self._tell(held, "stopped", 0, answer.reason)
+            self._publish(held, "stopped", 0, answer.reason)
             error = GuardrailStopped(f"guardrail {self._name} stopped the reply: {answer.reason}")
             raise StoppedAfter(self.take(), error)
         if answer != text:
             block.changed = True
-            self._tell(held, "changed", len(answer))
+            self._publish(held, "changed", len(answer))
         overlap = 0 if last else self._window.overlap
         block.kept = answer[len(answer) - min(overlap, len(answer)) :]
         self._pass_text(block, answer[: len(answer) - len(block.kept)])
@@ -324,7 +324,7 @@ class HeldReply:
                 final.append(type(block)(text))
         return tuple(final)
 
-    def _tell(self, held: Held, action: Literal["changed", "stopped"], passed: int, reason: str = "") -> None:
+    def _publish(self, held: Held, action: Literal["changed", "stopped"], passed: int, reason: str = "") -> None:
         self._report(
             Judged(
                 guardrail=self._name,

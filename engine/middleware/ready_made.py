@@ -198,8 +198,8 @@ class LogCalls(Middleware):
         about = {"operation": call.operation, "model": call.model, "request_id": call.request_id}
         match end:
             case LlmCallFailed():
-                told = {"error": end.error_type, "message": end.message[:200], "ms": end.latency_ms}
-                _call_log.warning("call_failed", **about, **told)
+                facts = {"error": end.error_type, "message": end.message[:200], "ms": end.latency_ms}
+                _call_log.warning("call_failed", **about, **facts)
             case LlmCallCompleted():
                 _call_log.info("call_done", **about, **_amounts(end.usage, end.cost), ms=end.latency_ms)
 

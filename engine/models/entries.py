@@ -134,8 +134,8 @@ def first_choice(
     """The tool choice for the first call of a turn: the choice of the caller, or the forced one."""
     if choice is not None or not settings.force_first_turn or not tools or not capabilities.supports_tool_choice:
         return choice
-    begun = any(message.role is Role.ASSISTANT for message in messages)
-    return None if begun else ToolChoice("required")
+    started = any(message.role is Role.ASSISTANT for message in messages)
+    return None if started else ToolChoice("required")
 
 
 def parallel_calls(

@@ -392,7 +392,7 @@ class Reader:
 
 
 def read_yaml(text: str, source: str) -> object:
-    """The value that a YAML text has; None for an empty text."""
+    """The value of a YAML text; None for an empty text."""
     import yaml
 
     try:

@@ -91,7 +91,7 @@ class SharedAvailability:
                     assert isinstance(envelope.data, ProviderAvailabilityChanged)
                     self._changed(envelope.data)
                 for change in self._open.values():
-                    self._tell(change)
+                    self._publish(change)
 
     async def drain(self) -> None:
         """Nothing waits."""
@@ -117,11 +117,11 @@ class SharedAvailability:
             return
         if change.current == "available":
             if self._open.pop(key, None) is not None:
-                self._tell(change)
+                self._publish(change)
         elif not change.reason.startswith(_KNOWN_HERE_ONLY):
             self._open[key] = change
 
-    def _tell(self, change: ProviderAvailabilityChanged) -> None:
+    def _publish(self, change: ProviderAvailabilityChanged) -> None:
         seconds = None
         if change.retry_at_us is not None:
             seconds = (change.retry_at_us - self._clock.now_us()) / 1e6
@@ -173,7 +173,7 @@ class LearnedLimits:
         self._listens = False
         self._news: dict[_Place, tuple[LimitObservation, float]] = {}
         self._come = anyio.Event()
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
 
     def share(self, limits: RateLimits) -> None:
         self.limits = limits
@@ -184,7 +184,7 @@ class LearnedLimits:
         self._news[adapter, key, observation.model] = observation, anyio.current_time()
         self._come.set()
         if observation.pause_us:
-            self._hurry.set()
+            self._wake.set()
 
     async def run(self) -> None:
         """Send learned limits and receive those of other nodes, until cancelled."""
@@ -193,10 +193,10 @@ class LearnedLimits:
             self._listens = True
         while True:
             await self._come.wait()
-            self._come, self._hurry = anyio.Event(), anyio.Event()
-            self._tell()
+            self._come, self._wake = anyio.Event(), anyio.Event()
+            self._publish()
             with anyio.move_on_after(TELL_SECONDS):
-                await self._hurry.wait()
+                await self._wake.wait()
 
     async def drain(self) -> None:
         """Do nothing: waiting limits have no use later."""
@@ -216,7 +216,7 @@ class LearnedLimits:
                 announcement.adapter, announcement.key, announcement.observation, announcement.age_us
             )
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         news, self._news = self._news, {}
         for (adapter, key, _), (observation, at) in news.items():
             age_us = max(round((anyio.current_time() - at) * 1e6), 0)
@@ -262,7 +262,7 @@ class ProbeLeases:
         if not self._half_open(provider, model):
             return True
         async with self._asking:
-            await self._begun(provider, model)
+            await self._wait_for_probe(provider, model)
             keys = self._half_open(provider, model)
             return bool(keys) and await self._take(keys)
 
@@ -292,7 +292,7 @@ class ProbeLeases:
     def _half_open(self, provider: str, model: str) -> list[RecordKey]:
         return self._table.half_open(provider, model, self._clock.now_us())
 
-    async def _begun(self, provider: str, model: str) -> None:
+    async def _wait_for_probe(self, provider: str, model: str) -> None:
         """Wait until a call of this node has started its allowed probe."""
         for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
             if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):

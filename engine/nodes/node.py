@@ -31,6 +31,7 @@ from callboard.bus import (
 )
 from callboard.bus.actors.actor import WorkActor
 from callboard.tracestore import PostgresStore, Store, WriterCore
+from callboard.tracestore.gateway import GatewayTables
 from callboard.tracestore.nodes import NodeInfo
 from callboard.tracestore.postgres.ledger import PostgresLedger
 from callboard.tracestore.postgres.nodes import PostgresOwnership, PostgresProbes, SharedDatabase
@@ -38,7 +39,10 @@ from callboard.tracestore.reports import Check
 
 from ..budgets.budget import Budget
 from ..routing.availability import AvailabilityTable
-from ..routing.rate_limits import AsyncRateLimiter
+from ..routing.rate_limits import AsyncRateLimiter, RateLimits
+from ..runtime.adapters import Host
+from ..runtime.alone import Alone, OwnershipStatistics
+from ..sessions.open import OpenSessions
 from ..stores import StoreAddress, is_address, server_store
 from ..tree import Caller
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
@@ -51,6 +55,7 @@ from .frames.retained_turns import NoStoredTurns, StoredTurns
 from .frames.sender import Frames
 from .ownership import Ownership, TakeoverRequests
 from .rate_limits import RateLimitShares
+from .takeover import SharedSessions
 from .trees import RemoteTrees
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -264,7 +269,7 @@ PART_SECONDS = 2.0
 """Seconds that each part has for each step of its end."""
 
 
-class Node:
+class Node(Alone):
     """One engine of a cluster. It starts nothing and waits for nothing by itself.
 
     Args:
@@ -275,6 +280,8 @@ class Node:
         streams: The streams of the engine's turns.
         availability: The availability of providers here.
     """
+
+    in_cluster = True
 
     def __init__(
         self,
@@ -322,7 +329,7 @@ class Node:
         """The trees of turns across several nodes; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
-            self.frames = self._frames(self.broker, streams)
+            self.frames = self.streams = self._frames(self.broker, streams)
             shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
             self.learned = LearnedLimits(self.id, cluster.name, self.broker)
             self.trees = RemoteTrees(self.id, cluster.name, self.broker)
@@ -331,6 +338,7 @@ class Node:
                 self.parts = [*self.parts, TakeoverRequests(self.broker, Subjects(cluster.name), self.ownership)]
             if store is not None:
                 self.bridge = self._bridge(self.broker, store)
+                self.sends_events = True
                 self.parts = [*self.parts, self.bridge]
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
@@ -366,13 +374,40 @@ class Node:
         self.parts = [*self.parts, self.budgets]
         return self.budgets
 
-    def share_limits(self, bus: Bus, clock: Clock) -> Callable[[AsyncRateLimiter], None] | None:
-        """A function that shares a gate's declared limits with the cluster; None without a shared database."""
-        if self.shared is None or self.ownership is None:
-            return None
-        shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._live_nodes)
-        self.parts = [*self.parts, shares]
-        return shares.join
+    def rate_limits(self, bus: Bus, clock: Clock) -> RateLimits:
+        """The limits of the engine's adapters. All nodes share declared limits, and hear of learned ones."""
+        share: Callable[[AsyncRateLimiter], None] | None = None
+        if self.shared is not None:
+            shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._live_nodes)
+            self.parts = [*self.parts, shares]
+            share = shares.join
+        limits = RateLimits(share)
+        if self.learned is not None:
+            self.learned.share(limits)
+        return limits
+
+    @property
+    def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
+        return None if self.probes is None else self.probes.may_go
+
+    def open_sessions(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> OpenSessions:
+        """The open sessions of the engine; with a shared database, each has one owner in the cluster."""
+        if self.ownership is None:
+            return super().open_sessions(bus, store, host, captures=captures)
+        return SharedSessions(
+            *(bus, store, host),
+            captures=captures,
+            ownership=self.ownership,
+            shared_trace=self.shared_trace,
+            delete_shared=self.delete_shared,
+            frames=self.frames,
+        )
+
+    def gateway_tables(self) -> GatewayTables | None:
+        return None if self.shared is None else self.shared.gateway
+
+    def statistics(self) -> OwnershipStatistics | None:
+        return None if self.ownership is None else self.ownership.statistics()
 
     async def _live_nodes(self) -> int:
         assert self.ownership is not None

@@ -21,8 +21,9 @@ from callboard.bus import (
     TurnStatus,
 )
 from callboard.bus.events.operation import NodeLeaseChanged, SessionClaimed, SessionLost
-from callboard.tracestore.nodes import Claimed, Held, NodeInfo, OwnershipTables, Renewed, TurnEnding
+from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, OwnershipTables, Renewed, TurnEnding
 
+from ..runtime.alone import OwnershipStatistics
 from .broker import Broker
 from .frames.exchange import Subjects
 from .frames.wire import Ending
@@ -36,7 +37,7 @@ _TRIES = 15
 """The number of tries of a failed renewal while a lease lasts."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Renewal(msgspec.Struct, frozen=True):
     """A lease renewal in progress."""
 
     at_ns: int
@@ -91,21 +92,21 @@ class Holding:
             moments.append(self._until_ns)
         return max(0, min(moments) - now_ns) / 1e9
 
-    def asks(self, now_ns: int) -> Asked:
+    def asks(self, now_ns: int) -> Renewal:
         """Record that a renewal is about to be sent."""
-        return Asked(now_ns, self._lease, dict(self._sessions))
+        return Renewal(now_ns, self._lease, dict(self._sessions))
 
-    def renewed(self, asked: Asked, answer: Renewed) -> dict[str, int]:
-        if self._until_ns is None or asked.at_ns + self._lease_ns > self._until_ns:
-            self._until_ns = asked.at_ns + self._lease_ns
-        self._next_ns = asked.at_ns + self._lease_ns // _RENEWALS
+    def renewed(self, renewal: Renewal, answer: Renewed) -> dict[str, int]:
+        if self._until_ns is None or renewal.at_ns + self._lease_ns > self._until_ns:
+            self._until_ns = renewal.at_ns + self._lease_ns
+        self._next_ns = renewal.at_ns + self._lease_ns // _RENEWALS
         if answer.owned is None:
             return {}
         self._lease = max(self._lease, answer.lease)
         self.breaks += 1
         lost = {
             session_id: epoch
-            for session_id, epoch in asked.held.items()
+            for session_id, epoch in renewal.held.items()
             if answer.owned.get(session_id) != epoch and self._sessions.get(session_id) == epoch
         }
         for session_id in lost:
@@ -159,25 +160,6 @@ class LocalSessions(Protocol):
         """Ship everything so far to the shared store. Returns whether it arrived."""
 
 
-class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot."""
-
-    node: str
-    """The node: the run of its engine."""
-    name: str
-    """The node's name, for people."""
-    lives: bool
-    """Whether its lease is valid, as far as it can judge."""
-    seconds_left: float
-    """Seconds until the end of the lease, unless it is renewed."""
-    sessions: int
-    """The number of sessions that it owns."""
-    breaks: int
-    """The number of times that its lease expired before its renewal. The first lease counts as one."""
-    reason: str
-    """The text of why the last renewal failed; empty if it didn't fail."""
-
-
 class Ownership:
     """The lease and the sessions of one node.
 
@@ -207,7 +189,7 @@ class Ownership:
         self._reason = ""
         self._unheld: set[str] = set()  # Sessions that were without a holder here at the last check.
         self._wanted: tuple[str, ...] = ()
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
         self._ended: set[str] = set()  # Turns of other nodes with an end that was decided here.
         self._deleted: set[str] = set()  # Deleted sessions that are still held here.
 
@@ -251,7 +233,7 @@ class Ownership:
         """Claim a session for this node."""
         await self._have_lease()
         began = anyio.current_time()
-        first: Held | None = None
+        first: HeldSession | None = None
         while True:
             try:
                 found = await self.tables.claim(session_id, self.info.node, request_takeover=waits)
@@ -313,15 +295,15 @@ class Ownership:
 
     # --- Start and end ---
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """Check immediately for sessions that other nodes wait for."""
-        self._hurry.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Keep the lease, and hand over sessions that other nodes wait for."""
         renew_at = 0.0
         while True:
-            self._hurry = anyio.Event()
+            self._wake = anyio.Event()
             if anyio.current_time() >= renew_at:
                 with contextlib.suppress(StoreError):
                     await self._renew()
@@ -332,7 +314,7 @@ class Ownership:
             pause = self.holding.pause(self._clock.monotonic_ns())
             renew_at = anyio.current_time() + pause
             with anyio.move_on_after(min(pause, LOOK_SECONDS)):
-                await self._hurry.wait()
+                await self._wake.wait()
 
     async def drain(self) -> None:
         """Do nothing: messages are shipped after this."""
@@ -366,16 +348,16 @@ class Ownership:
 
     async def _renew(self) -> None:
         async with self._renewing:
-            asked = self.holding.asks(self._clock.monotonic_ns())
+            renewal = self.holding.asks(self._clock.monotonic_ns())
             try:
-                answer = await self.tables.renew(self.info, asked.known)
+                answer = await self.tables.renew(self.info, renewal.known)
             except StoreError as error:
                 self.holding.not_renewed(self._clock.monotonic_ns())
                 self._reason = str(error)
                 raise
             self._reason = ""
             self._wanted = tuple(answer.wanted)
-            lost = self.holding.renewed(asked, answer)
+            lost = self.holding.renewed(renewal, answer)
         for session_id, epoch in lost.items():
             self._bus.publish(SessionLost(epoch=epoch, how="taken_over"), session_id=session_id)
             self.local.lose(session_id, taken_over(session_id))
@@ -441,7 +423,7 @@ def taken_over(session_id: str) -> str:
     return f"session {session_id!r} was taken over by another node. To continue it here, resume it"
 
 
-def _held_by(session_id: str, held: Held) -> str:
+def _held_by(session_id: str, held: HeldSession) -> str:
     owner = held.by
     return (
         f"session {session_id!r} is owned by node {owner.name or owner.node}, which is running a turn. "
@@ -474,13 +456,13 @@ class TakeoverRequests:
         self._broker = broker
         self._subjects = subjects
         self._ownership = ownership
-        ownership.tell = self._tell
+        ownership.tell = self._report
 
-    def _tell(self, node: str) -> None:
+    def _report(self, node: str) -> None:
         self._broker.publish(self._subjects.wanted(node), b"")
 
     def _announced(self, _subject: str, _payload: bytes, _reply: str) -> None:
-        self._ownership.hurry()
+        self._ownership.wake()
 
     async def run(self) -> None:
         """Hear until cancelled."""

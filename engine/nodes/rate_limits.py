@@ -2,8 +2,8 @@
 
 A node may use its share of a limit, which is never less than its use in the last minute. The shares of all nodes
 are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never exceed the
-limit. A node requests as much as its waiting requests need, and returns the rest. The share of a silent node is
-free again after a minute and a half.
+limit. A node requests the amount that its waiting requests need, and returns the remainder. The share of a silent
+node is free again after a minute and a half.
 
 While the store is unreachable, a node uses the limit divided by the last known number of nodes.
 """
@@ -137,7 +137,7 @@ class RateLimitShares:
         self._limits: dict[AsyncRateLimiter, SharedLimit] = {}
         self._nodes = 1
         self._number = 0
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
         self._degraded = False
 
     def join(self, live: AsyncRateLimiter) -> None:
@@ -145,18 +145,18 @@ class RateLimitShares:
         limit = self._limits[live] = SharedLimit(live)
         for each in limit.declared:
             each.share = 0.0
-        live.on_wait = self._hurry_up
+        live.on_wait = self._wake_now
 
-    def _hurry_up(self) -> None:
-        self._hurry.set()
+    def _wake_now(self) -> None:
+        self._wake.set()
 
     async def run(self) -> None:
         """Keep the shares until cancelled."""
         counted = -math.inf
         while True:
             with anyio.move_on_after(LOOK_SECONDS):
-                await self._hurry.wait()
-            self._hurry = anyio.Event()
+                await self._wake.wait()
+            self._wake = anyio.Event()
             try:
                 for limit in tuple(self._limits.values()):
                     await self._balance(limit)

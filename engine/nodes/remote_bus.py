@@ -177,7 +177,7 @@ class Bridge:
     ) -> None:
         if engine.store is None:
             raise ConfigurationError("events are sent after they are committed, and this engine keeps no trace")
-        if engine._runtime.node is not None and engine._runtime.node.bridge is not None:
+        if engine._runtime.cluster.sends_events:
             raise ConfigurationError("an engine in a cluster with nats= sends its events automatically")
         self._engine = engine
         self._broker = Broker(nats_url, f"{socket.gethostname()}:{os.getpid()}")

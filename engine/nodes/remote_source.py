@@ -382,9 +382,9 @@ class RemoteEvents:
         if run.passed_over > passed_over:
             _log.warning("events_missing", run=name, known=run.known)
         self._note(name)
-        self._tell_if_stuck(name)
+        self._warn_if_stuck(name)
 
-    def _tell_if_stuck(self, name: str) -> None:
+    def _warn_if_stuck(self, name: str) -> None:
         run = self._runs[name]
         if run.stuck_since is None:
             self._reported.discard(name)

@@ -295,7 +295,7 @@ class RemotePlace:
         self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
 
     def cancel(self) -> None:
-        """The turn has ended: cancel its calls in progress here, and refuse further ones."""
+        """Cancel the calls in progress here, and refuse further ones, because the turn has ended."""
         turn = self._node.turn_id
         self._node.refusal = f"turn {turn} on another node has ended, so its tools can make no more calls"
         self._node.cancel_open()

@@ -327,11 +327,13 @@ class _Creation:
         stored = await stored_batch(self._runtime, self._batch_id)
         if stored is not None:
             self._require_same(stored.digest)
-            told = submissions_of(stored)
+            stored_parts = submissions_of(stored)
             if started is None:
-                started = plan_of(self._runtime, self._named, stored), told
+                started = plan_of(self._runtime, self._named, stored), stored_parts
             # Another process may have gone on since this engine left off.
-            started[1].update({part: sent for part, sent in told.items() if not has_job(started[1].get(part))})
+            started[1].update(
+                {part: sent for part, sent in stored_parts.items() if not has_job(started[1].get(part))}
+            )
         elif started is None:
             started = self._planned(), {}
             self._publish_plan(started[0])

@@ -66,8 +66,8 @@ class ItemCall(EndedCall):
         return outcome.cost
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
-        told = super()._failed(error, will_retry=will_retry, delay=delay)
-        return msgspec.structs.replace(told, of_batch=True)
+        failure = super()._failed(error, will_retry=will_retry, delay=delay)
+        return msgspec.structs.replace(failure, of_batch=True)
 
     def cost_of(self, usage: TokenUsage) -> Cost:
         return NOT_BILLED if usage is NOTHING_USED else self.price(usage)
@@ -182,7 +182,7 @@ class BatchHandle:
     # --- Checking ---
 
     async def refresh(self) -> BatchState:
-        """Check each job once, and read the results of those that have ended.
+        """Check each job once, and read the results of jobs that have ended.
 
         Raises:
             AdapterError: The check failed.

@@ -317,15 +317,12 @@ class OperationMethods:
 async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenReply]:
     """See `Engine.open_replies`."""
     await runtime.host.start()
-    store = await settled_store(runtime)
-    if runtime.store is None:
+    await settled_store(runtime)
+    store = await runtime.sessions.trace()
+    if runtime.store is None or store is None or not store.is_open:
         return []
-    node = runtime.node
-    if node is not None and node.ownership is not None:
-        state = None if session_id is None else runtime.sessions.states.get(session_id)
-        shared = await node.shared_trace()
-        return await shared.open_replies(session_id, owned=state is not None and bool(state.epoch))
-    return [] if store is None else await store.open_replies(session_id)
+    state = None if session_id is None else runtime.sessions.states.get(session_id)
+    return await store.open_replies(session_id, owned=state is not None and bool(state.epoch))
 
 
 def turn_of_reply(

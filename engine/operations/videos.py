@@ -1,7 +1,7 @@
 """Videos. One call creates a job, and another records its end.
 
     running    the provider works on the job; each check may change its status
-    done       the job is completed, has failed or was cancelled, and no check changes it any more
+    done       the job is completed, has failed or was cancelled, and no check changes it
     published  its end was published, and the cost of a completed job was counted
 
 A running job leaves no open call in the trace, even if this process dies. `VideoHandle._end` leads from done to

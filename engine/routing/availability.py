@@ -5,10 +5,10 @@
     unavailable  it is skipped until `retry_at`, except by calls without an alternative
     probing      one call checks whether it is back; for all other calls it is still unavailable
 
-`TRANSITIONS` is the whole state machine. `blame` reads the signals from the events. Five failures in a row are an
-`outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty account
-and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration. While a
-call probes, only that call's failure counts, but any success does.
+`TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row
+are an `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty
+account and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration.
+While a call probes, only that call's failure counts, but any success does.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ LIMITED = Readiness("later", "its rate limit is exhausted")
 """The standing of a model with no room in its known rate limits."""
 
 
-def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
+def signals_of(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
     """The signals about the provider and the model in the end of an attempt."""
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
@@ -238,7 +238,7 @@ class AvailabilityTable:
         """Record the end of an attempt. `request_id` is the id of its call."""
         if not self._records and isinstance(event, LlmCallCompleted):
             return ()
-        of_provider, of_model = blame(event)
+        of_provider, of_model = signals_of(event)
         ended = isinstance(event, LlmCallCompleted) or not event.will_retry
         reason = "a call succeeded" if isinstance(event, LlmCallCompleted) else _reason(event)
         hint = None if isinstance(event, LlmCallCompleted) else event.retry_after_seconds

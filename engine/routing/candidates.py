@@ -126,6 +126,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model isn't wanted."""
     too_dear: Refusal | None = None
     """The refusal of a budget that requires a cheaper model; None if the call has room."""
+    speaks_client: bool = False
+    """Whether the provider has the protocol of a client whose own body may be sent."""
 
 
 class Route(msgspec.Struct, frozen=True):

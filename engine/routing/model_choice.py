@@ -37,7 +37,7 @@ CAPABILITY_LIMITS = frozenset(("max_context_tokens", "max_output_tokens"))
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """The abilities that a model must have, in addition to those that the requests show.
+    """The abilities that a model must have, in addition to the abilities that the requests show.
 
     Raises:
         CallboardError: A capability does not exist.
@@ -77,7 +77,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Any model with the required abilities."""
 
     requires: Requirements = Requirements()
-    """The abilities that the model must have, in addition to those that the request shows."""
+    """The abilities that the model must have, in addition to the abilities that the request shows."""
     prefer: Literal["cheapest", "first"] = "first"
     """``cheapest``: the cheapest model for a nominal usage; models without a price come last. ``first``: the first
     model in the order of `among`, or of models.yaml."""
@@ -127,7 +127,7 @@ def model_of(stored: Json) -> Model:
 # --- The check before sending ---
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class TurnRequirements(msgspec.Struct, frozen=True, kw_only=True):
     """The requirements of a turn on any of its models. All fields but the first are options of the turn."""
 
     new: tuple[Message, ...]
@@ -145,7 +145,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(
-    asked: Asked,
+    required: TurnRequirements,
     capabilities: AdapterCapabilities,
     *,
     model: str,
@@ -155,8 +155,8 @@ def check(
     max_output_tokens: int,
 ) -> tuple[CallWarning, ...]:
     """Check whether a model supports the request of a turn."""
-    check_tool_choice(asked)
-    lack = next(_lacks(asked, capabilities, listed=listed), None)
+    check_tool_choice(required)
+    lack = next(_lacks(required, capabilities, listed=listed), None)
     if lack is None and listed and max_output_tokens > capabilities.max_output_tokens:
         lack = f"returns at most {capabilities.max_output_tokens} output tokens, not {max_output_tokens}"
     if lack is not None:
@@ -172,36 +172,36 @@ def check(
     return (CallWarning(WarningCode.PROMPT_NEAR_WINDOW, f"the prompt may be too long for {model}: {size}"),)
 
 
-def check_tool_choice(asked: Asked) -> None:
+def check_tool_choice(required: TurnRequirements) -> None:
     """Check whether the choice of tools makes sense for any model."""
-    choice = asked.tool_choice
+    choice = required.tool_choice
     if choice is None:
         return
-    if choice.mode in ("required", "named") and not asked.tools:
+    if choice.mode in ("required", "named") and not required.tools:
         raise UnsupportedToolChoiceError(f"tool choice {choice.mode!r} without tools")
-    if choice.tool_name is not None and choice.tool_name not in {tool.name for tool in asked.tools}:
+    if choice.tool_name is not None and choice.tool_name not in {tool.name for tool in required.tools}:
         raise UnsupportedToolChoiceError(f"the tool choice names an unknown tool {choice.tool_name!r}")
 
 
-def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> Iterator[str]:
-    for message in asked.new:
+def _lacks(required: TurnRequirements, capabilities: AdapterCapabilities, *, listed: bool) -> Iterator[str]:
+    for message in required.new:
         yield from media_lacks(message, capabilities)
-    if asked.tools and not capabilities.supports_tools:
+    if required.tools and not capabilities.supports_tools:
         yield "can't call tools"
     if (
-        asked.tool_choice is not None
-        and asked.tool_choice.mode in FORCING
+        required.tool_choice is not None
+        and required.tool_choice.mode in FORCING
         and not capabilities.supports_tool_choice
     ):
         yield "can't be forced to call a tool"
-    if asked.tools and asked.parallel_tool_calls and not capabilities.supports_parallel_tool_calls:
+    if required.tools and required.parallel_tool_calls and not capabilities.supports_parallel_tool_calls:
         yield "can't call tools in parallel"
-    held = asked.output_schema is None or capabilities.supports_structured_output
-    if not held and asked.schema_mode == "native":
+    held = required.output_schema is None or capabilities.supports_structured_output
+    if not held and required.schema_mode == "native":
         yield "does not support output schemas"
-    if asked.reasoning_effort not in (None, "none") and not capabilities.supports_thinking and listed:
-        yield f"does not support reasoning, so effort {asked.reasoning_effort!r} has no effect"
-    for requirements in asked.requires:
+    if required.reasoning_effort not in (None, "none") and not capabilities.supports_thinking and listed:
+        yield f"does not support reasoning, so effort {required.reasoning_effort!r} has no effect"
+    for requirements in required.requires:
         unmet = requirements.unmet(capabilities)
         if unmet is not None:
             yield unmet

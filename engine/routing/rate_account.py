@@ -170,7 +170,7 @@ class Learned(Limit):
         super().__init__(kind, 0.0, output=output)
         self.fixed = False
         self._level = 0.0  # Without the held amounts.
-        self._stated = 0.0  # likewise, and without what has filled up since
+        self._stated = 0.0  # likewise, and without the later refill
         self._held = 0.0
         self._as_of_us = 0
         self._full_at_us = 0

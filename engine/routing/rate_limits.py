@@ -43,7 +43,7 @@ class AsyncRateLimiter:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unseen: dict[RateLimitLease, None] = {}
         """The calls in progress that were sent before any limit was known."""
-        self._told: dict[Ticket, anyio.Event] = {}
+        self._events: dict[Ticket, anyio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def now_us(self) -> int:
@@ -90,9 +90,9 @@ class AsyncRateLimiter:
             return
         now_us = self.now_us()
         for ticket in self.limiter.admit(now_us):
-            told = self._told.pop(ticket, None)
-            if told is not None:
-                told.set()
+            event = self._events.pop(ticket, None)
+            if event is not None:
+                event.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -108,10 +108,10 @@ class AsyncRateLimiter:
         """Return when a waiting request is admitted. If the wait is cancelled, the request is dropped."""
         try:
             while ticket.state == "waiting":
-                told = self._told[ticket] = anyio.Event()
-                await told.wait()
+                event = self._events[ticket] = anyio.Event()
+                await event.wait()
         except BaseException:
-            self._told.pop(ticket, None)
+            self._events.pop(ticket, None)
             self.limiter.withdraw(ticket, self.now_us())
             self.changed()
             raise

@@ -2,7 +2,7 @@
 
 An adapter starts when it is first needed. It is restarted after a crash, and replaced by a reload. Each provider
 has a number of slots for concurrent calls. Slots follow the order of turns, not of requests: the second call of
-an earlier turn precedes the first call of a later one, so new turns cannot starve an admitted turn. A waiting
+an earlier turn precedes the first call of a later one. So new turns cannot starve an admitted turn. A waiting
 call can be cancelled at any moment. If it had just received a slot, the next call gets that slot.
 
 `Host` is the interface to the engine's life. The engine's life is in a layer above the parts that use it.
@@ -38,7 +38,7 @@ class _Waiter:
 class CallSlots:
     def __init__(self, total: int) -> None:
         self.total = total
-        """The number of slots. `resize` changes it, also while calls wait."""
+        """The number of slots."""
         self.used = 0
         self._numbers = itertools.count()
         self._queue: list[tuple[int, int, _Waiter]] = []
@@ -72,19 +72,12 @@ class CallSlots:
             raise
 
     def release(self) -> None:
-        self.used -= 1
-        self._hand_out()
-
-    def resize(self, total: int) -> None:
-        """Change the number of slots. Calls in progress continue, even if there are more calls than slots."""
-        self.total = total
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._queue and self.used < self.total:
+        """Return a slot. If calls wait, the next one gets it."""
+        if self._queue:
             _, _, waiter = heapq.heappop(self._queue)
-            self.used += 1
             waiter.given.set()
+        else:
+            self.used -= 1
 
 
 # --- Running adapters ---
@@ -97,7 +90,7 @@ RESTART_SECONDS = 6.0
 """Seconds that a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
 
 
-async def come_up(ref: ActorRef) -> None:
+async def wait_for_restart(ref: ActorRef) -> None:
     """Wait for the restart of a crashed actor, so that the next use gets the new one."""
     if not ref.coming_up:  # nearly always
         return
@@ -315,7 +308,7 @@ class AdapterPool:
             self._spares.pop(provider, None)
         elif not running.ref.running:
             await self._host.revive_adapter(running)
-            await come_up(running.ref)
+            await wait_for_restart(running.ref)
         return running
 
     def _entry(self, provider: str) -> AdapterEntry:

@@ -44,7 +44,7 @@ from ..models.entries import AdapterEntry
 from ..routing.availability import WATCHED, AvailabilityActor
 from ..sessions.open import ApplyCosts, SessionManager
 from ..tree import current_tool
-from .adapters import CallSlots, RunningAdapter, Startable, come_up
+from .adapters import CallSlots, RunningAdapter, Startable, wait_for_restart
 from .in_flight import require_asyncio, require_loop
 from .process import RunningEngine, engines
 from .runtime import Limits, Runtime
@@ -268,16 +268,14 @@ class Life:
                 await self._end(store)
 
     async def _end(self, store: Store | None) -> None:
-        node, shipper = self._runtime.node, self._runtime.shipper
+        node, shipper = self._runtime.cluster, self._runtime.shipper
         if self.writer is not None:
             await self.writer.close()  # Events published while the actors stopped must be written, too.
-        if node is not None:
-            await node.drain()
+        await node.drain()
         if store is not None:
             await store.close()
         shipped = shipper is None or await shipper.finish(LAST_SHIPPING_SECONDS)
-        if node is not None:
-            await node.close(shared=shipped)
+        await node.close(shared=shipped)
 
     async def _supervise(self) -> None:
         runtime = self._runtime
@@ -315,19 +313,16 @@ class Life:
                 bus,
                 capture=runtime.capture,
                 prices=runtime.prices,
-                delivered=None if runtime.node is None else runtime.node.delivered,
+                delivered=runtime.cluster.delivered,
             )
-            if runtime.node is not None:
-                runtime.node.follow(core)
+            runtime.cluster.follow(core)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         if (shipper := runtime.shipper) is not None:
-            if runtime.node is not None:
-                shipper.use_delivered(runtime.node.delivered)
+            shipper.use_delivered(runtime.cluster.delivered)
             await root.start_child(
                 ChildSpec("trace shipper", lambda: WorkActor(shipper.run, "trace shipper"), on_limit="stop")
             )
-        if runtime.node is not None:
-            await runtime.node.start(root)
+        await runtime.cluster.start(root)
         await self._restore_availability()
         watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")
         table, providers = runtime.availability, self._providers
@@ -457,7 +452,7 @@ class EngineHost:
         if life is None or not life.runs_here:
             life = await self.running_life()
         manager = life.manager
-        await come_up(manager)
+        await wait_for_restart(manager)
         turn.enter_queue()
         try:
             return manager.spawn(turn.run, name=f"turn {turn.id}")

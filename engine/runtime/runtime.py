@@ -6,7 +6,7 @@ runs on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -21,14 +21,13 @@ from ..current_prices import Pricing
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
 from ..routing.availability import AvailabilityTable
-from ..routing.rate_limits import RateLimits
-from ..sessions.open import OpenSessions
 from ..stores import server_store, shipper_for
 from .adapters import AdapterPool, Host, make_spare
+from .alone import Alone
 from .in_flight import InFlight
 
 if TYPE_CHECKING:
-    from ..nodes.node import Cluster, Node
+    from ..nodes.node import Cluster
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,27 +109,21 @@ class Runtime:
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )
         self.availability = AvailabilityTable()
-        self.node: Node | None = None
+        self.cluster = Alone()
         if cluster is not None:
-            self.node = cluster.join(
+            self.cluster = cluster.join(
                 bus=self.bus,
                 clock=clock,
                 store=store,
                 streams=self.streams,
                 availability=self.availability,
             )
-        self.frames = None if self.node is None else self.node.frames
         self.in_flight = InFlight()
-        self.rate_limits = RateLimits(None if self.node is None else self.node.share_limits(self.bus, clock))
-        if self.node is not None and self.node.learned is not None:
-            self.node.learned.share(self.rate_limits)
+        self.rate_limits = self.cluster.rate_limits(self.bus, clock)
         self.host = make_host(self)
         self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
-        ownership = None if self.node is None else self.node.ownership
-        self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None, ownership=ownership)
-        if ownership is not None:
-            ownership.local = self.sessions
-        shared = None if self.node is None else self.node.share_budgets(budgets, clock)
+        self.sessions = self.cluster.open_sessions(self.bus, store, self.host, captures=capture is not None)
+        shared = self.cluster.share_budgets(budgets, clock)
         self.budgets = Budgets(
             budgets,
             self.bus,
@@ -141,11 +134,6 @@ class Runtime:
         self.pricing = Pricing(
             self.bus, store, clock, self.host, self.sessions.states, prices, self.budgets.recount
         )
-
-    @property
-    def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
-        """Whether a call may be sent to a model that another node may probe; None without a cluster."""
-        return None if self.node is None or self.node.probes is None else self.node.probes.may_go
 
     @property
     def prices(self) -> PriceTable:

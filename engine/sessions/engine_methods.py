@@ -11,7 +11,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Approve, ToolLike, as_tools
-from .resuming import New, Wanted, opened, require_kept, resumed
+from .resuming import NewSession, SessionToOpen, opened, require_kept, resumed
 from .session import Session
 from .state import SessionState
 from .stored import SessionInfo, deleted, imported, listed, state_of
@@ -49,7 +49,7 @@ class SessionMethods:
             session_id: An id in place of a new one.
             tags: The tags of its calls, for the trace; never sent.
             fallback: The models to try when the first one fails; None leaves it to models.yaml.
-            requires: The abilities that the model must have, in addition to those that the requests show.
+            requires: The abilities that the model must have, in addition to the abilities that the requests show.
             approve: A function that decides about each call of a tool before it runs.
             context: The policy for a history that has grown too long, see `engine.conversation.context`; None
                 always sends all of it.
@@ -132,10 +132,10 @@ class SessionMethods:
             expand(runtime.registry, model, fallback)
         options = _options(fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds)
         known = None if tools is None else as_tools(tools)
-        wanted = Wanted(
+        wanted = SessionToOpen(
             session_id=session_id, tools=known, model=model, system_prompt=system_prompt, options=options
         )
-        return Session(runtime, await opened(runtime, wanted, New(tags=tags, requires=requires, name=name)))
+        return Session(runtime, await opened(runtime, wanted, NewSession(tags=tags, requires=requires, name=name)))
 
     def _open(self, state: SessionState) -> Session:
         self._runtime.sessions.open(state)
@@ -155,8 +155,8 @@ class SessionMethods:
     ) -> Session:
         """A stored session with its history. The session may belong to another process, even a killed one.
 
-        This engine then owns the session. With `capture_content`, the next turn of another engine that had it
-        open raises SessionTakenOver.
+        This engine then owns the session. With `capture_content`, the next turn in the engine that had the
+        session open raises SessionTakenOver.
 
         In a cluster the session comes from the shared store. If another node holds it and runs no turn of it,
         that node hands it over. If the node has died, this waits until its lease has expired.
@@ -180,22 +180,14 @@ class SessionMethods:
         """
         await self._runtime.host.settle()
         options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context, "key": key}
-        wanted = Wanted(
+        wanted = SessionToOpen(
             session_id=session_id, tools=tools, model=model, system_prompt=system_prompt, options=options
         )
-        session = self._open(await self._resumed(wanted))
+        session = self._open(await resumed(self._runtime, wanted))
         state = session._state
         if model is not None:
             self._runtime.sessions.change_model(state, model)
         return session
-
-    async def _resumed(self, wanted: Wanted) -> SessionState:
-        node = self._runtime.node
-        if node is None or node.ownership is None or self._runtime.capture is None:
-            return await resumed(self._runtime, wanted)
-        from .resuming import taken_over
-
-        return await taken_over(self._runtime, node, node.ownership, wanted)
 
     async def sessions(
         self, *, limit: int | None = 1000, tags: Mapping[str, str] | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import anyio
@@ -23,18 +23,35 @@ from callboard.bus import (
     SessionTakenOver,
     StoreError,
 )
-from callboard.tracestore import CallFilter, Store
+from callboard.tracestore import CallFilter, SavedSession, Store
 
-from ..conversation.options import AskedWith
+from ..conversation.options import StoredTurnOptions
 from ..routing.model_choice import Model, model_text
 from ..runtime.adapters import Host
-from .state import SessionState, TurnLease, configured
-
-if TYPE_CHECKING:
-    from ..nodes.ownership import Ownership
+from .state import SessionState, configured
 
 _COMMIT_SECONDS = 2.0
 """The longest time for which the end of a turn waits for a store."""
+
+Restored: TypeAlias = Callable[[SavedSession | None], SessionState]
+"""Makes the state of a session as stored. Raises CallboardError or ConfigurationError."""
+
+
+class TurnRight:
+    """A turn's right to act for its session. Outside of a cluster it can't be lost."""
+
+    may_be_lost = False
+    """Whether another node may take the session while the turn runs."""
+
+    async def require(self) -> None:
+        """Return if the turn may continue. Raises SessionTakenOver or AdmissionError."""
+
+    async def confirm(self) -> None:
+        """Return if this turn may report how it ended. Raises SessionTakenOver."""
+
+    async def is_ended_elsewhere(self) -> bool:
+        """Whether another node has reported how this lost turn ended."""
+        return False
 
 
 class OpenSessions:
@@ -45,22 +62,20 @@ class OpenSessions:
         store: The trace; None without one.
         host: The engine's life.
         captures: Whether the content of sessions is kept, so that they can be resumed.
-        ownership: In a cluster with a shared store, the node's ownership of sessions.
     """
 
     states: WeakValueDictionary[str, SessionState]
     """By the sessions' ids."""
 
-    def __init__(
-        self, bus: Bus, store: Store | None, host: Host, *, captures: bool, ownership: Ownership | None = None
-    ) -> None:
+    commits = True
+    """Whether each turn of an opened session ends with a commit, so that other processes find its messages."""
+
+    def __init__(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> None:
         self.states = WeakValueDictionary()
         self._bus = bus
         self._store = store
         self._host = host
         self._captures = captures
-        self._ownership = ownership if captures else None
-        self._opening: set[str] = set()
         self._turnstiles: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, session_id: str) -> anyio.Lock:
@@ -88,8 +103,8 @@ class OpenSessions:
                 self.publish_setup(state)
 
     def announce(self, state: SessionState, *, begins: bool = True) -> None:
-        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that."""
-        if state.announced or not state.id or (self._ownership is not None and not state.epoch):
+        """Publish that a session exists, before its first turn."""
+        if state.announced or not state.id:
             return
         state.announced = True
         if not state.resumed:
@@ -101,7 +116,7 @@ class OpenSessions:
         if self._captures and not state.resumed:
             self._publish_history(state)
 
-    def keep_asked(self, state: SessionState, asked: AskedWith) -> None:
+    def keep_asked(self, state: SessionState, asked: StoredTurnOptions) -> None:
         """Keep the options of a turn that called tools, for the turn that answers the calls."""
         state.asked = asked
         if self._captures and state.announced:
@@ -139,73 +154,46 @@ class OpenSessions:
         with anyio.move_on_after(_COMMIT_SECONDS), contextlib.suppress(CallboardError):
             await self._host.flush()
 
+    async def trace(self) -> Store | None:
+        """The trace that has the sessions. Raises StoreError."""
+        return self._store
+
     async def own(self, state: SessionState) -> None:
-        """In a cluster, claim a session that starts here, and publish that it exists.
+        """Claim a session that starts here, if other nodes could own it, and publish that it exists.
 
         Raises SessionBusy or AdmissionError.
         """
-        if self._ownership is not None and state.id and not state.epoch:
-            state.epoch = (await self._ownership.claim(state.id, waits=False)).epoch
-            self.announce(state)
 
     async def require_own(self, state: SessionState) -> None:
         """Return if no other run has resumed the session since. A session that was never published needs no check.
 
         Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
-        if self._ownership is None:
-            await self._require_run(state)
-        elif state.lost:
-            raise SessionTakenOver(state.lost)
-        elif state.epoch:
-            await self._ownership.require(state.id, state.epoch)
-        else:
-            await self.own(state)
+        await self._require_run(state)
 
-    async def require_ownership(self, state: SessionState, turn_id: str) -> TurnLease | None:
-        """Let a turn start only if no other run has resumed the session since.
+    async def admit_turn(self, state: SessionState, turn_id: str) -> TurnRight:
+        """Let a turn start only if no other run has resumed the session since. A failing store does not delay it.
 
-        Outside of a cluster a failing store does not delay turns. In a cluster it returns the turn's right to act
-        until its end. Raises SessionTakenOver, SessionBusy or AdmissionError.
+        Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
-        if self._ownership is None or not state.id:
-            await self._require_run(state)
-            return None
-        await self.own(state)
-        tenure = TurnLease(self._ownership, state, turn_id)
-        await tenure.require()
-        return tenure
+        await self._require_run(state)
+        return TurnRight()
 
-    @contextlib.contextmanager
-    def opening(self, session_id: str) -> Iterator[None]:
-        """A context that reserves a session id while the session is opened.
+    async def taken_over(
+        self, session_id: str, restored: Restored, fresh: Callable[[], SessionState] | None = None
+    ) -> SessionState | None:
+        """A session that this engine has claimed; None if no other node could own it.
 
-        Raises CallboardError if the id is taken.
+        Args:
+            session_id: The session's id.
+            restored: A function that makes the state of the session as stored.
+            fresh: A function that makes the state of a new session; None if it must be stored.
         """
-        if session_id in self.states or session_id in self._opening:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
-        self._opening.add(session_id)
-        try:
-            yield
-        finally:
-            self._opening.discard(session_id)
+        return None
 
-    def is_open(self, session_id: str) -> bool:
-        return session_id in self.states or session_id in self._opening
-
-    def is_idle(self, session_id: str) -> bool:
-        state = self.states.get(session_id)
-        return state is None or (state.running is None and not state.waiting)
-
-    def lose(self, session_id: str, why: str) -> None:
-        state = self.states.pop(session_id, None)
-        if state is not None:
-            state.lost = why
-            if state.running is not None:
-                state.running.cancel(why)
-
-    async def ship(self) -> bool:
-        return await self._host.share()
+    async def delete_stored(self, session_id: str) -> bool:
+        """Delete a session from the trace. Returns whether it existed."""
+        return self._store is not None and await self._store.delete_session(session_id)
 
     async def _require_run(self, state: SessionState) -> None:
         """Let a turn start only if the store has no other run as the session's owner."""
@@ -245,6 +233,22 @@ def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
             history[position] = msgspec.structs.replace(message, metadata=priced)
             changed += 1
     return changed
+
+
+async def show_costs(store: Store, state: SessionState) -> None:
+    """Show the current costs in a history that was stored. Raises StoreError."""
+    if await store.current_version() is not None:
+        reprice_messages(state.messages, await costs_of(store, state.id))
+
+
+def require_nothing_lost(session_id: str, answered: bool) -> None:
+    """Check that a session without stored content never had any. Raises CallboardError."""
+    if answered:
+        raise CallboardError(
+            f"session {session_id!r} has been used before, and its messages are not stored: it ran "
+            f"without capture_content=True, or its content has expired. Use another id, or call "
+            f"engine.delete_session({session_id!r}) and start again"
+        )
 
 
 class ApplyCosts(msgspec.Struct, frozen=True):

@@ -369,15 +369,15 @@ class Session:
             CallboardError: The reply belongs to another session.
             OutcomeUnknownError: The provider no longer has the reply.
         """
-        turn = self._taking_up(reply, options, streamed=False)
+        turn = self._resumed_turn(reply, options, streamed=False)
         task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> TurnStream:
         """`take_up` as a stream. It starts at the beginning of the reply and continues live."""
-        return TurnStream(self._runtime, self._taking_up(reply, options, streamed=True))
+        return TurnStream(self._runtime, self._resumed_turn(reply, options, streamed=True))
 
-    def _taking_up(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:
+    def _resumed_turn(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:
         from ..operations.methods import turn_of_reply
 
         asked = options_among(options, advice=_ADVICE)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-import anyio
 import msgspec
 
 from callboard.adapters import ContentBlock, Message, ToolDefinition
-from callboard.bus import AdmissionError, Log, SessionConfigured, SessionSetup, SessionTakenOver, StoreError
+from callboard.bus import SessionConfigured, SessionSetup
 from callboard.bus.backend import LoopLock
 from callboard.bus.values.base import JsonObject
-from callboard.tracestore import SavedSession
-from callboard.tracestore.rows import NOTHING_SAID
 
 from ..conversation.context import WHOLE, RefusedReasoning
-from ..conversation.options import NOTHING, AskedWith, TurnOptions, asked_with_of, merged
+from ..conversation.options import NOTHING, StoredTurnOptions, TurnOptions, merged
 from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike
 from ..tools.collect import collected
-
-if TYPE_CHECKING:
-    from ..nodes.frames.retained_turns import RetainedTurns
-    from ..nodes.ownership import Ownership
-
 
 _NO_OPTIONS: TurnOptions = {}
 
@@ -87,7 +79,7 @@ class SessionState:
         self.context = WHOLE
         """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
-        self.asked: AskedWith = NOTHING
+        self.asked: StoredTurnOptions = NOTHING
         """The options of the last turn with tool calls, for the turn that answers them."""
         self.asked_stored: JsonObject | None = None
         """These options as last published for the store."""
@@ -149,7 +141,7 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 
-def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetup:
+def setup_of(state: SessionState, asked: StoredTurnOptions | None = None) -> SessionSetup:
     asked = state.asked if asked is None else asked
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(
@@ -161,149 +153,3 @@ def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetu
         defaults={name: value for name in DEFAULTS if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
         asked_with=asked.stored(state.options_for(asked.model)),
     )
-
-
-# A turn's right to act for its session in a cluster, and the setup that a new owner needs.
-
-_log = Log("engine.ownership")
-
-LARGEST_BYTES = 256 * 1024
-"""The largest setup that is sent with each turn, in bytes. Very many tools make it larger."""
-
-
-class Opening(msgspec.Struct, frozen=True):
-    """A whole session except its messages."""
-
-    setup: SessionSetup
-    """Its model, system prompt, tools and options."""
-    tags: dict[str, str] = {}
-    """The tags of its calls."""
-    name: str | None = None
-    """Its name, for people."""
-
-
-_decoder = msgspec.msgpack.Decoder(Opening)
-
-
-def packed_opening(state: SessionState, asked: AskedWith) -> bytes:
-    """A session's setup as bytes; empty if it can't be written. It is cached until it changes."""
-    now = (state.model, state.system_prompt, state.tools, state.name, asked)
-    if state.opening is None or state.opening[0] != now:
-        state.opening = (now, _packed(state, asked))
-    return state.opening[1]
-
-
-def _packed(state: SessionState, asked: AskedWith) -> bytes:
-    try:
-        packed = msgspec.msgpack.encode(Opening(setup_of(state, asked), state.tags, state.name))
-    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
-        _log.warning("setup_not_framed", session_id=state.id, error=type(error).__name__)
-        return b""
-    return packed if len(packed) <= LARGEST_BYTES else b""
-
-
-def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
-    """A session without messages, as if read from a store; None if the bytes can't be read."""
-    try:
-        opening = _decoder.decode(packed)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    return SavedSession(
-        session_id=session_id,
-        setup=opening.setup,
-        withheld=None,
-        tags=dict(opening.tags),
-        name=opening.name,
-        messages=(),
-        missing=(),
-    )
-
-
-def asked_in(packed: bytes) -> AskedWith | None:
-    """The options of the last turn that a dead owner started; None if they can't be read."""
-    saved = saved_of("", packed)
-    return None if saved is None or saved.setup is None else asked_with_of(saved.setup.asked_with)
-
-
-def in_its_first_turn(saved: SavedSession, kept: RetainedTurns) -> SavedSession:
-    """A session whose owner died in its first turn. Its messages are in the frames."""
-    turn = kept.unfinished
-    begun = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
-    if saved.messages or saved.missing != (NOTHING_SAID,) or not begun:
-        return saved
-    return msgspec.structs.replace(saved, missing=())
-
-
-# --- The right of one turn ---
-
-
-_ASK_SECONDS = 0.25
-
-
-class TurnLease:
-    """A turn's right to act.
-
-    If the node's lease never expired, no check is needed. After an expiry another node may own the session, and
-    may have ended the turn for its readers.
-
-    Args:
-        ownership: The node's ownership.
-        state: The session.
-        stream_id: The turn.
-    """
-
-    def __init__(self, ownership: Ownership, state: SessionState, stream_id: str) -> None:
-        self._ownership = ownership
-        self._state = state
-        self._stream_id = stream_id
-        self._breaks = ownership.holding.breaks
-
-    async def require(self) -> None:
-        """Return if the turn may continue. Raises SessionTakenOver or AdmissionError."""
-        if self._state.lost:
-            raise SessionTakenOver(self._state.lost)
-        await self._ownership.require(self._state.id, self._state.epoch)
-
-    async def confirm(self) -> None:
-        """Return if this turn may report how it ended. It retries for the length of a lease.
-
-        Raises SessionTakenOver.
-        """
-        ownership, state = self._ownership, self._state
-        if ownership.holding.breaks == self._breaks and ownership.holds(state.id, state.epoch):
-            return
-        if not await self._asked(self.require):
-            raise SessionTakenOver(
-                f"can't read from the shared store whether this node still owns session {state.id!r}. The "
-                "messages of this turn are stored. They belong to the session if no other node has continued it"
-            )
-        ending = await ownership.tables.ending(self._stream_id)
-        if ending is not None:
-            raise SessionTakenOver(f"another node has ended this turn of session {state.id!r} as {ending.status}")
-
-    async def is_ended_elsewhere(self) -> bool:
-        """Whether another node has reported how this lost turn ended.
-
-        If none has, this reports an unknown outcome.
-        """
-        ownership, state = self._ownership, self._state
-        try:
-            ending = await ownership.end_of_turn(
-                self._stream_id, state.id, ownership.info.node, state.epoch, "outcome_unknown"
-            )
-        except StoreError:
-            return False
-        return ending is not None and ending.decided_by != ownership.info.node
-
-    async def _asked(self, ask: Callable[[], Awaitable[None]]) -> bool:
-        """Repeat the request until an answer arrives, at most for one lease. Returns whether one arrived."""
-        until = anyio.current_time() + self._ownership.info.lease_seconds
-        while True:
-            try:
-                await ask()
-            except (AdmissionError, StoreError):
-                if anyio.current_time() >= until:
-                    return False
-                await anyio.sleep(_ASK_SECONDS)
-            else:
-                return True

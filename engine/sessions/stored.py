@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -12,18 +12,12 @@ from callboard.bus import CallboardError, ConfigurationError, SessionBusy, Sessi
 from callboard.tracestore import SavedSession, SessionRow, decode_json, encode_json
 
 from ..conversation.context import WHOLE
-from ..conversation.options import TurnOptions, asked_with_of
+from ..conversation.options import TurnOptions, stored_turn_options
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of, model_text
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
 from .state import SessionState, setup_of
-
-if TYPE_CHECKING:
-    from callboard.tracestore import Store
-
-    from ..nodes.node import Node
-    from ..nodes.ownership import Ownership
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +45,7 @@ async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | 
     rows: dict[str, SessionRow] = {}
     if runtime.store is not None:
         await runtime.host.flush()
-        node = runtime.node
-        store = runtime.store if node is None or node.ownership is None else await node.shared_trace()
+        store = await runtime.sessions.trace() or runtime.store
         rows = {row.session_id: row for row in await store.sessions(limit, tags=tags)}
     found = [
         SessionInfo(
@@ -88,8 +81,7 @@ async def deleted(runtime: Runtime, session_id: str) -> bool:
     for agent in await listed(runtime, None, {PARENT_TAG: session_id}):
         await deleted(runtime, agent.session_id)
     runtime.streams.forget_session(session_id)
-    if runtime.frames is not None:
-        await runtime.frames.forget(session_id)
+    await runtime.cluster.streams.forget(session_id)
     return found
 
 
@@ -115,29 +107,7 @@ async def _deleted_from_store(runtime: Runtime, session_id: str) -> bool:
     if runtime.store is None:
         return False
     await runtime.host.flush()
-    node = runtime.node
-    if node is None or node.ownership is None:
-        return await runtime.store.delete_session(session_id)
-    return await _deleted_in_cluster(runtime.store, node, node.ownership, session_id)
-
-
-async def _deleted_in_cluster(store: Store, node: Node, ownership: Ownership, session_id: str) -> bool:
-    """Delete a session here and in the shared store.
-
-    This node claims it first, so that no other node continues it.
-    """
-    known = await ownership.tables.owner(session_id) is not None
-    before = ownership.epoch_of(session_id)
-    if known and not before:
-        await ownership.claim(session_id, waits=False)
-    try:
-        here = await store.delete_session(session_id)
-        shared = await node.delete_shared(session_id)
-        ownership.deleted(session_id)
-        return here or shared
-    finally:
-        if not before:
-            await ownership.release(session_id)
+    return await runtime.sessions.delete_stored(session_id)
 
 
 # --- Session documents ---
@@ -227,5 +197,5 @@ def state_of(
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}. Pass a model of this engine with model=") from error
     state.messages.extend(document.messages)
-    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
+    state.asked, state.asked_stored = stored_turn_options(setup.asked_with), setup.asked_with
     return state

@@ -5,6 +5,10 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
+        ".calls": (
+            "Answer InvalidToolCallError RepairToolCall ToolRound ToolRoundContext "
+            "answers_to last_reply open_calls"
+        ),
         ".collect": "ToolLike ToolSource as_tools",
         ".context": (
             "Approval ApprovalRequest Approve Approved Denied NeedsApproval Pending ToolContext ToolError"
@@ -12,8 +16,6 @@ __getattr__, __dir__, __all__ = face(
         ".define": "tool",
         ".handler": "FunctionTool Tool ToolHandler",
         ".parameters": "ToolDefinitionError",
-        ".rounds": "InvalidToolCallError RepairToolCall ToolRound ToolRoundContext",
         ".running": "run_tools",
-        ".waiting_calls": "Answer answers_to last_reply open_calls",
     },
 )

@@ -1,12 +1,11 @@
 # Written by scripts/make_stubs.py.
+from .calls import Answer, InvalidToolCallError, RepairToolCall, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
 from .collect import ToolLike, ToolSource, as_tools
 from .context import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .define import tool
 from .handler import FunctionTool, Tool, ToolHandler
 from .parameters import ToolDefinitionError
-from .rounds import InvalidToolCallError, RepairToolCall, ToolRound, ToolRoundContext
 from .running import run_tools
-from .waiting_calls import Answer, answers_to, last_reply, open_calls
 
 __all__ = [
     "Answer",

@@ -25,7 +25,7 @@ Report: TypeAlias = Callable[[ToolProgress], None]
 class ToolContext:
     """The context of one call of a tool.
 
-    A parameter that is annotated with this class gets the context, whatever its name. The model never sees that
+    A parameter that is annotated with this class gets the context, under any name. The model never sees that
     parameter. Everything here may be used from the function's thread, too.
 
     Args:
@@ -100,11 +100,11 @@ class ToolContext:
         )
         loop, thread = self._home
         if threading.get_ident() == thread:
-            self._tell(event)
+            self._publish(event)
         elif not loop.is_closed():
-            loop.call_soon_threadsafe(self._tell, event)
+            loop.call_soon_threadsafe(self._publish, event)
 
-    def _tell(self, event: ToolProgress) -> None:
+    def _publish(self, event: ToolProgress) -> None:
         if self._report is not None:
             self._report(event)
 
@@ -173,7 +173,7 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value without a JSON form, converted to one that has it."""
+    """Convert a value without a JSON form to a value that has one."""
     dump = getattr(value, "model_dump", None)  # pydantic's, without depending on pydantic
     if callable(dump):
         return dump(mode="json")

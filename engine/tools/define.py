@@ -176,9 +176,9 @@ def _schema(
     properties = schema.get("properties")
     assert isinstance(properties, dict)
     for parameter in parameters.filled_in:
-        told = properties[parameter.name]
-        if isinstance(told, dict):
-            properties[parameter.name] = _told(told, parameter, described.get(parameter.name))
+        result = properties[parameter.name]
+        if isinstance(result, dict):
+            properties[parameter.name] = _described(result, parameter, described.get(parameter.name))
     return {**schema, "properties": properties}
 
 
@@ -188,16 +188,16 @@ def _plain(value: object) -> object:
     raise TypeError
 
 
-def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
+def _described(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
     """The schema of a parameter, with its description and its default."""
-    told = dict(schema)
+    result = dict(schema)
     description = description_of(parameter.hint) or described
     if description is not None:
-        told["description"] = description
+        result["description"] = description
     if not parameter.required:
         try:
             default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default, enc_hook=_plain))
         except (TypeError, ValueError):
-            return told  # Functions accept NaN and infinity, but JSON has no form for them.
-        told["default"] = default
-    return told
+            return result  # Functions accept NaN and infinity, but JSON has no form for them.
+        result["default"] = default
+    return result

@@ -29,10 +29,10 @@ from callboard.bus.values.base import JsonObject
 
 from ..runtime.in_flight import AbortController
 from ..tree import current_tool
+from .calls import InvalidToolCallError, ToolRound, ToolRoundContext, not_executed
 from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, ToolError, as_content, denial
 from .handler import Handler, Ready, Tool
 from .parameters import is_async
-from .rounds import InvalidToolCallError, ToolRound, ToolRoundContext, not_executed
 
 # Runs plain functions in daemon threads.
 
@@ -369,7 +369,7 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
     except Exception as error:
         done = True
         _log.warning("tool_failed", error, tool=call.name, error=type(error).__name__)
-        return ToolResultBlock(call.id, _told(error), is_error=True)
+        return ToolResultBlock(call.id, _error_text(error), is_error=True)
     finally:
         current_tool.reset(inherited)
         if caller is not None:
@@ -380,7 +380,7 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
             controller.abort(why)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

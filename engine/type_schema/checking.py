@@ -215,7 +215,7 @@ def check(value: Json, schema: JsonObject) -> None:
             f"the schema refers to {error.ref.lstrip('/#')!r}, which it does not define. Add it to $defs"
         ) from error
     if faults:
-        raise ValueError("; ".join(_told(fault) for fault in faults))
+        raise ValueError("; ".join(_fault_text(fault) for fault in faults))
 
 
 def check_schema(schema: JsonObject) -> None:
@@ -282,7 +282,7 @@ def _is_pattern(value: Json) -> bool:
     return True  # Values that are no text, too; the schema's own check reports them.
 
 
-def _told(fault: ValidationError) -> str:
+def _fault_text(fault: ValidationError) -> str:
     from jsonschema.exceptions import best_match
 
     deepest = best_match([fault]) or fault  # of alternatives, the one that came nearest

@@ -54,8 +54,7 @@ async def examine(
     checks = [check_configuration(runtime.registry, again=runtime.host.started), *check_key_file()]
     checks += await surroundings.check()
     checks += await check_store(runtime.store, writer)
-    if runtime.node is not None:
-        checks += await runtime.node.checks()
+    checks += await runtime.cluster.checks()
     return report_of(checks)
 
 

@@ -38,13 +38,13 @@ from ..routing.availability import Availability
 from ..routing.model_choice import Model, model_text
 from ..routing.rate_limits import RateLimit, RateLimitQueue, RateLimits
 from ..runtime.adapters import RunningAdapter
+from ..runtime.alone import OwnershipStatistics
 from ..runtime.in_flight import InFlight
 from ..runtime.lifecycle import Life
 from ..runtime.runtime import Runtime
-from ..sessions.resuming import Wanted, stored_state
+from ..sessions.resuming import SessionToOpen, stored_state
 
 if TYPE_CHECKING:
-    from ..nodes.ownership import OwnershipStatistics
     from ..sessions.session import Session
     from .preview import RequestPreview
 
@@ -70,8 +70,11 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """``queued`` after a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
-    the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
+    """The progress: ``queued`` after a turn of its session, or ``waiting`` for a slot, a rate limit or a budget.
+
+    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, as with tools. ``ending``
+    comes after a cancellation.
+    """
     model: str
     """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
     session_id: str | None
@@ -349,8 +352,7 @@ class WatchingMethods:
         turn = self._watcher.turn(turn_id)
         if turn is not None:
             return (owner is None or turn.log.owner == owner) and turn.cancel()
-        frames = self._runtime.frames
-        return False if frames is None else await frames.mirrors.cancel(turn_id, owner)
+        return await self._runtime.cluster.streams.cancel(turn_id, owner)
 
     def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
         """Yield an item immediately, and then one whenever the numbers of the engine may have changed.
@@ -397,7 +399,7 @@ class WatchingMethods:
         state = runtime.sessions.states.get(session_id)
         if state is None:
             await runtime.host.start()
-            state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
+            state = await stored_state(runtime, SessionToOpen(session_id=session_id, model=model))
         if not content:
             raise CallboardError("the message of a turn can't be empty")
         return preview(runtime, state, model, Message.user(content), given)
@@ -507,13 +509,8 @@ def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
         writer=writer.statistics() if writer is not None else None,
         prices_version=runtime.prices.version,
         budget_waiting=runtime.budgets.waiting,
-        node=_node(runtime),
+        node=runtime.cluster.statistics(),
     )
-
-
-def _node(runtime: Runtime) -> OwnershipStatistics | None:
-    ownership = None if runtime.node is None else runtime.node.ownership
-    return None if ownership is None else ownership.statistics()
 
 
 def live_adapter(ref: ActorRef) -> ProviderAdapter | None:

@@ -182,7 +182,7 @@ class _Places:
             kind = block_type(block)
             raw: ProviderRaw | None = block.provider_raw
             if raw is not None and raw.provider != reader.provider:
-                for name in _telling(raw.data):
+                for name in _named_fields(raw.data):
                     yield self._at(place, f"{kind}.{name}", f"only {raw.provider} accepts it")
             for name in _media_fields(block):
                 if reader.media_fields is not None and name not in reader.media_fields:
@@ -206,7 +206,7 @@ def _blocks(messages: Sequence[Message]) -> Iterator[tuple[Place, ContentBlock]]
                     yield (number, position, part), inner
 
 
-def _telling(data: Mapping[str, Json]) -> Iterator[str]:
+def _named_fields(data: Mapping[str, Json]) -> Iterator[str]:
     for name, value in data.items():
         if name not in _NO_CONTENT and value not in (None, "", [], {}, _DIRECT):
             yield name

@@ -150,7 +150,7 @@ def _ended(
 #     an engine's loop                      any thread
 #     subscription of its bus ─ pump ─▶     the cursor: at most so many calls, the oldest dropped and counted
 #                                           │
-#                                           ▼ take, when somebody reads
+#                                           ▼ take, when a reader asks
 #
 # Each engine has a reader of its own bus, on its own loop, so that the calls of one engine keep their order.
 # Nothing runs within a publisher.
@@ -183,7 +183,7 @@ class CallCursor:
             if len(self._calls) == self._capacity:
                 self._skipped += 1 + self._calls.popleft().skipped
             self._calls.append(call)
-        self._tell()
+        self._report()
 
     def take(self) -> EndedCall | None:
         """The oldest call; None if there is none."""
@@ -227,9 +227,9 @@ class CallCursor:
         with self._changed:
             self.closed = True
             self._followed = []
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._changed:
             waker, self._waker = self._waker, None
             self._changed.notify_all()

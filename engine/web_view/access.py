@@ -24,7 +24,7 @@ from callboard.bus import CallboardError, Clock, ConfigurationError, Log
 
 from .subject import SCOPES, Scope
 
-# Who may look, where no host says so
+# Access rules for a view without rules of the host
 
 TOKENS_KEPT = 16
 VISITORS_KEPT = 64

@@ -32,7 +32,7 @@ MOST_PATTERNS = 20
 Wanted = Callable[[Envelope], bool]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class EventFilters(msgspec.Struct, frozen=True):
     """The filters of a page. A field that is None does not filter."""
 
     patterns: tuple[str, ...]
@@ -41,7 +41,7 @@ class Asked(msgspec.Struct, frozen=True):
     since: int | None
     until: int | None
 
-    def wants(self, envelope: Envelope) -> bool:
+    def match(self, envelope: Envelope) -> bool:
         if self.patterns and not any(topic_matches(pattern, envelope.topic) for pattern in self.patterns):
             return False
         if self.session_id is not None and envelope.session_id != self.session_id:
@@ -68,39 +68,39 @@ async def history(subject: Subject, request: Request) -> Response:
     """The latest stored events, the oldest first."""
     if not subject.has_trace:
         return answer([])
-    asked = _asked(request)
+    filters = _filters_of(request)
     await subject.flush()
     async with subject.reading() as store:
-        found = await _latest(store, asked)
+        found = await _latest(store, filters)
     return answer([envelope_seen(each) for each in found[-HISTORY:]])
 
 
-async def _latest(store: Store, asked: Asked) -> list[Envelope]:
+async def _latest(store: Store, filters: EventFilters) -> list[Envelope]:
     """The latest stored events that a page asks for, the oldest first."""
-    if asked.session_id is not None:
+    if filters.session_id is not None:
         own = await store.events(
-            session_id=asked.session_id, since=asked.since, until=asked.until, limit=MOST_SCANNED
+            session_id=filters.session_id, since=filters.since, until=filters.until, limit=MOST_SCANNED
         )
-        return [each for each in own if asked.wants(each)]
-    if asked.until is None:
-        scanned = SCANNED if asked.since is None and asked.tag is None else MOST_SCANNED
+        return [each for each in own if filters.match(each)]
+    if filters.until is None:
+        scanned = SCANNED if filters.since is None and filters.tag is None else MOST_SCANNED
         after = max(await store.last_event_id() - scanned, 0)
-        latest = await store.events(after_id=after, since=asked.since, limit=None)
-        return [each for each in latest if asked.wants(each)]
+        latest = await store.events(after_id=after, since=filters.since, limit=None)
+        return [each for each in latest if filters.match(each)]
     found: list[Envelope] = []
-    end, window, left = asked.until, FIRST_WINDOW_US, MOST_SCANNED
-    first = asked.since or 0
+    end, window, left = filters.until, FIRST_WINDOW_US, MOST_SCANNED
+    first = filters.since or 0
     while end > first and left > 0 and len(found) < HISTORY:
         start = max(end - window, first)
         some = await store.events(since=start, until=end, limit=left)
-        found = [each for each in some if asked.wants(each)] + found
+        found = [each for each in some if filters.match(each)] + found
         end, window, left = start, window * 4, left - len(some)
     return found
 
 
 async def events(subject: Subject, request: Request) -> Response:
     """The events as they arrive, after the last one that the page has."""
-    wanted = _asked(request).wants
+    wanted = _filters_of(request).match
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if subject.tail is None:
         return EventStream(_stored(subject, last, wanted))
@@ -123,7 +123,7 @@ def moment_of(text: str) -> int:
     return int(text)
 
 
-def _asked(request: Request) -> Asked:
+def _filters_of(request: Request) -> EventFilters:
     patterns = [each for each in request.query_params.get("topics", "").split(",") if each.strip()]
     patterns = [each.strip() for each in patterns[:MOST_PATTERNS]]
     try:
@@ -133,7 +133,7 @@ def _asked(request: Request) -> Asked:
         raise Refused(400, str(error)) from None
     since, until = (request.query_params.get(name) or None for name in ("since", "until"))
     key, colon, value = request.query_params.get("tag", "").partition(":")
-    return Asked(
+    return EventFilters(
         patterns=tuple(patterns),
         session_id=request.query_params.get("session_id") or None,
         tag=(key, value) if colon else None,
@@ -152,11 +152,11 @@ def _seq_of(last: str, subject: Subject) -> int | None:
 async def _live(tail: Tail, seq: int | None, wanted: Wanted) -> AsyncIterator[bytes]:
     with tail.listening():
         yield frame("ready", b"{}")
-        async for lot in tail.after(seq, wanted):
-            if lot.missed:
-                yield frame("missed", as_json({"count": lot.missed}))
-            if lot.events:
-                yield _lot(lot.events, lot.events[-1].event_id)
+        async for batch in tail.after(seq, wanted):
+            if batch.missed:
+                yield frame("missed", as_json({"count": batch.missed}))
+            if batch.events:
+                yield _frame(batch.events, batch.events[-1].event_id)
 
 
 async def _stored(subject: Subject, last: str, wanted: Wanted) -> AsyncIterator[bytes]:
@@ -169,10 +169,10 @@ async def _stored(subject: Subject, last: str, wanted: Wanted) -> AsyncIterator[
             if numbered:
                 after = numbered[-1][0]
                 some = [each for _, each in numbered if wanted(each)]
-                yield _lot(some, str(after))
+                yield _frame(some, str(after))
             if len(numbered) < PAGE:
                 await anyio.sleep(LOOK_SECONDS)
 
 
-def _lot(envelopes: Sequence[Envelope], frame_id: str) -> bytes:
+def _frame(envelopes: Sequence[Envelope], frame_id: str) -> bytes:
     return frame("events", as_json([envelope_seen(each) for each in envelopes]), frame_id)

@@ -109,12 +109,12 @@ async def _from_trace(subject: Subject, store: Store) -> dict[str, object]:
     midnight = subject.clock.now_us() // _DAY_US * _DAY_US
     sums = await store.costs(CallFilter(since=midnight), ())
     own = None if subject.engine is None else subject.engine.bus.run_id
-    begun = await store.calls(CallFilter(status="started"), ROWS) if subject.shared else ()
+    open_rows = await store.calls(CallFilter(status="started"), ROWS) if subject.shared else ()
     recent = [row for row in await store.calls(limit=LATEST) if row.status != "started"]
     recent.sort(key=ended_us, reverse=True)
     return {
         "today": sums[0] if sums else None,
-        "others": [attempt_in_brief(row) for row in begun if row.run_id != own],
+        "others": [attempt_in_brief(row) for row in open_rows if row.run_id != own],
         "recent": [attempt_in_brief(row) for row in recent[:RECENT]],
     }
 
@@ -198,7 +198,7 @@ async def _availability(subject: Subject) -> dict[str, object]:
                 ProviderAvailabilityChanged.topic_of(),
                 lambda each: (getattr(each.data, "provider", ""), getattr(each.data, "model", None)),
             )
-        return {"configured": {}, "providers": (), "availability": [_told(each) for each in found]}
+        return {"configured": {}, "providers": (), "availability": [_availability_of(each) for each in found]}
     counted = engine.statistics()
     return {
         "configured": engine.providers,
@@ -208,7 +208,7 @@ async def _availability(subject: Subject) -> dict[str, object]:
     }
 
 
-def _told(envelope: Envelope) -> dict[str, object]:
+def _availability_of(envelope: Envelope) -> dict[str, object]:
     event = envelope.data
     assert isinstance(event, ProviderAvailabilityChanged)
     return {

@@ -159,7 +159,7 @@ async def stream(subject: Subject, request: Request) -> Response:
         )
     except (UnknownStream, ValueError) as error:
         raise Refused(404, str(error)) from None
-    return EventStream(_lots(reader, shown))
+    return EventStream(_batches(reader, shown))
 
 
 def _next_seq(request: Request, stream_id: str) -> int:
@@ -173,12 +173,12 @@ def _next_seq(request: Request, stream_id: str) -> int:
     return int(seq) + 1
 
 
-async def _lots(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterator[bytes]:
+async def _batches(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterator[bytes]:
     async with reader:
         yield frame("shown", b"true" if shown else b"false")
         try:
-            while lot := await reader.take():
-                yield frame("events", as_json(_as_seen(lot, shown)), reader.frame_id)
+            while batch := await reader.take():
+                yield frame("events", as_json(_as_seen(batch, shown)), reader.frame_id)
         except CallboardError as error:  # in a cluster it is found out when it is read
             yield frame("gone", as_json({"error": str(error)}))
         else:

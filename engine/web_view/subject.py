@@ -33,12 +33,11 @@ cancel, reprice, undo."""
 
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
-# -- What a live view shows: an engine, a trace that another process writes, or both
+# --- The subject: an engine, a trace that another process writes, or both ---
 #
-# Questions about the past go to a store of our own that only reads, opened for the question and closed behind it,
-# so that no question waits in the queue of the engine's writer. What changes the trace goes through the engine,
-# which then shows it in its sessions and on its bus; without an engine, through a store that is opened for the
-# change.
+# Queries about the past use a read-only store. It is opened for the query and closed after it, so that no query
+# waits in the queue of the engine's writer. A change of the trace goes through the engine, which shows it in its
+# sessions and on its bus. Without an engine, a store is opened for the change.
 
 
 LOOK_SECONDS = 1.0
@@ -132,13 +131,13 @@ class Subject:
         async with self.reading() as store:
             known: object = None
             while self.engine is None or not self.engine.closed:
-                found = (await store.last_event_id(), await store.current_prices(), self._pulse())
+                found = (await store.last_event_id(), await store.current_prices(), self._last_seq())
                 if found != known or self._busy():
                     known = found
                     yield
                 await anyio.sleep(LOOK_SECONDS)
 
-    def _pulse(self) -> int:
+    def _last_seq(self) -> int:
         return 0 if self.engine is None else self.engine.bus.last_seq
 
     def _busy(self) -> bool:
@@ -162,7 +161,7 @@ AT_MOST_EVERY = 0.1
 """Seconds between two batches of events for one page."""
 
 
-class Lot(NamedTuple):
+class EventBatch(NamedTuple):
     """A batch of events for a page."""
 
     missed: int
@@ -201,7 +200,7 @@ class Tail:
             self._pages -= 1
             self._left.set()
 
-    async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[Lot]:
+    async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[EventBatch]:
         """The events after a given one as they arrive, in order, and the number of missing ones. It ends with the
         bus.
         """
@@ -212,11 +211,11 @@ class Tail:
                 missed = max(_first_of(found[0]) - position - 1, 0)
                 position = found[-1].seq
                 gaps = [each.data.count for each in found if isinstance(each.data, Gap)]
-                lot = Lot(
+                batch = EventBatch(
                     missed + sum(gaps), [each for each in found if type(each.data) is not Gap and wanted(each)]
                 )
-                if lot.missed or lot.events:
-                    yield lot
+                if batch.missed or batch.events:
+                    yield batch
                     await asyncio.sleep(AT_MOST_EVERY)
                 continue
             if not self.running:
@@ -231,13 +230,13 @@ class Tail:
                 while not events.closed or events.depth:
                     await events.wait()
                     self.events.extend(events.take())
-                    self._tell()
+                    self._report()
             finally:
                 idle.cancel()
                 self._task = None
-                self._tell()
+                self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 

@@ -3,6 +3,8 @@
     python -m labs.clients FOLDER                          every program over every wire
     python -m labs.clients FOLDER --client codex --wire anthropic
     python -m labs.clients FOLDER --record BODIES          also writes the requests of each program
+    python -m labs.clients FOLDER --errors                 errors of the provider, see `errors`
+    python -m labs.clients FOLDER --libraries PYTHON       LangChain and others, see `libraries`
     python -m labs.clients FOLDER --fixtures tests/gateway/clients     makes the fixtures of the test suite again
 
 FOLDER has the programs:
@@ -45,6 +47,8 @@ from callboard import Engine
 from callboard.engine.gateway import gateway
 from callboard.tracestore import CallFilter, CallRow
 
+from .errors import ERRORS, Lab, compare
+from .libraries import run_libraries
 from .model import NEW, OLD, ScriptedModel
 from .programs import PROGRAMS, Outcome, Place, Program, run
 from .provider import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS, WIRES, ScriptedProvider
@@ -238,6 +242,21 @@ def _of_reasoning(provider: ScriptedProvider) -> list[str]:
     return [f"{len(missing)} of {len(provider.signatures)} signatures did not come back"] if missing else []
 
 
+async def compare_errors(client: str | None, npm: Path) -> int:
+    """Print the table of errors. Returns the number of errors that a program meets differently."""
+    bad = 0
+    sys.stdout.write("| program | error | without a gateway | same API | other API |\n|---|---|---|---|---|\n")
+    for program in PROGRAMS:
+        if program.name != (client or program.name) or (client is None and program.name == "codex-code"):
+            continue
+        for error in ERRORS:
+            line, alike = await compare(Lab(program, error, npm, served, models_yaml))
+            bad += not alike
+            sys.stdout.write(f"{line}{'' if alike else ' DIFFERS'}\n")
+            sys.stdout.flush()
+    return bad
+
+
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("npm", type=Path, metavar="FOLDER", help="the folder with the programs")
@@ -248,8 +267,18 @@ async def main() -> int:
         "--fixtures", type=Path, metavar="FOLDER", help="write their last requests there, scrubbed"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the runs leave there")
+    parser.add_argument("--errors", action="store_true", help="compare errors with the vendor's own server")
+    parser.add_argument("--libraries", metavar="PYTHON", help="run libraries, in the environment of this Python")
     options = parser.parse_args()
     logging.getLogger("callboard").setLevel(logging.CRITICAL)
+    if options.errors:
+        return await compare_errors(options.client, options.npm.resolve())
+    if options.libraries is not None:
+
+        def tell(line: str) -> None:
+            sys.stdout.write(f"{line}\n")
+
+        return await run_libraries(options.libraries, options.npm.resolve(), served, models_yaml, tell)
     bad = total = 0
     for program in PROGRAMS:
         for kind in WIRES:

@@ -127,13 +127,14 @@ def _pick(tools: Sequence[Offered], names: Sequence[str]) -> Offered | None:
 
 def _json_of(schema: JsonObject) -> str:
     """The least JSON that follows a schema of plain objects."""
-    return json.dumps(_least(schema))
+    return json.dumps(least(schema))
 
 
-def _least(schema: Any) -> Json:
+def least(schema: Any) -> Json:
+    """The least value that follows a schema of plain objects."""
     match str(schema.get("type", "string")).lower():
         case "object":
-            return {name: _least(inner) for name, inner in (schema.get("properties") or {}).items()}
+            return {name: least(inner) for name, inner in (schema.get("properties") or {}).items()}
         case "array":
             return []
         case "boolean":

@@ -6,8 +6,8 @@ import base64
 import hashlib
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -311,11 +311,29 @@ _PATHS = {
 }  # fmt: skip
 
 
-class ScriptedProvider:
-    """An ASGI application. `model` is the model of the conversation in progress, and `bodies` its requests."""
+CUT_AFTER = {"anthropic": 9, "openai": 9, "openai_compatible": 2, "gemini": 1}
+"""The events of a call of a tool before its stream breaks off: within the arguments, where they come in pieces."""
 
-    def __init__(self) -> None:
+
+class Fault(NamedTuple):
+    """What a provider answers in place of a reply."""
+
+    status: int
+    """The status; 200 for a stream that breaks off in the middle."""
+    body: Data
+    headers: Mapping[str, str] = {}
+
+
+class ScriptedProvider:
+    """An ASGI application. `model` is the model of the conversation in progress, and `bodies` its requests.
+
+    Args:
+        fault: Chooses the fault for a request; None for a reply.
+    """
+
+    def __init__(self, fault: Callable[[str, Asked], Fault | None] = lambda kind, asked: None) -> None:
         self.model = ScriptedModel("")
+        self.fault = fault
         self.bodies: list[tuple[str, Data]] = []
         self.signatures: list[str] = []
         """What must come back with the calls in later requests."""
@@ -340,11 +358,22 @@ class ScriptedProvider:
                 break
         path = scope["path"]
         kind = _PATHS.get(path, "gemini")
+        if scope["method"] != "POST" or path.endswith(("/count_tokens", ":countTokens")):
+            # what a program asks besides, when no gateway is between: its models, and tokens
+            counted: Data = {"input_tokens": INPUT_TOKENS, "totalTokens": INPUT_TOKENS, "data": []}
+            await self._send(send, 200, "application/json", msgspec.json.encode(counted))
+            return
         read, write = WIRES[kind]
         try:
             body = msgspec.json.decode(received)
             self.bodies.append((kind, body))
             asked = read(body, path)
+            fault = self.fault(kind, asked)
+            if fault is not None and fault.status != 200:
+                await self._send(
+                    send, fault.status, "application/json", msgspec.json.encode(fault.body), fault.headers
+                )
+                return
             reply, number = self.model.answer(asked), next(self._numbers)
             whole, events = write(reply, number, self.signature(number))
             if isinstance(reply, Call):
@@ -356,14 +385,25 @@ class ScriptedProvider:
         if not asked.stream:
             await self._send(send, 200, "application/json", msgspec.json.encode(whole))
             return
-        await self._send(send, 200, "text/event-stream", b"".join(_frame(*event) for event in events))
+        frames = [_frame(*event) for event in events]
+        if fault is not None:  # the rest never comes, and the connection breaks
+            frames = frames[: CUT_AFTER[kind]]
+        await self._send(send, 200, "text/event-stream", b"".join(frames), {}, breaks=fault is not None)
 
     async def _send(
-        self, send: Callable[[dict[str, Any]], Awaitable[None]], status: int, kind: str, body: bytes
+        self,
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+        status: int,
+        kind: str,
+        body: bytes,
+        more: Mapping[str, str] = {},
+        *,
+        breaks: bool = False,
     ) -> None:
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", kind.encode()), *((k.encode(), v.encode()) for k, v in more.items())]
+        headers.append((b"content-length", str(len(body) + breaks).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": body, "more_body": breaks})
 
 
 def _frame(name: str, data: Any) -> bytes:

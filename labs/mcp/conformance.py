@@ -42,7 +42,7 @@ NO_LOG = "a served tool reports progress. It has no log messages for clients, an
 NO_OFFERS = (
     "the command serves tools that stay the same. `mcp_service` serves resources, prompts, and lists that change"
 )
-NO_TASKS = "an extension that the server does not offer"
+NO_EXTENSION = "an extension of the protocol that is not offered"
 HTTP_ONLY = "it tests HTTP"
 
 NOT_APPLICABLE = {
@@ -53,9 +53,12 @@ NOT_APPLICABLE = {
     r"server-sse-polling|server-sse-priming-event|server-sse-retry-field": (
         "a client that loses its connection calls again. The server stores no events to resume from"
     ),
-    r"tasks-.*|sep-2640-.*|auth/dpop.*|auth/wif-.*": NO_TASKS,
+    r"tasks-.*|sep-2640-.*": NO_EXTENSION,
 }
-"""Scenarios and checks by the reason why they do not apply."""
+"""Scenarios and checks of servers by the reason why they do not apply."""
+
+OF_CLIENTS = {r"sep-2640-.*|auth/dpop.*|auth/wif-.*": NO_EXTENSION}
+"""Those of clients. The client library has neither DPoP nor federated identities of workloads."""
 
 OF_OFFERS = r"resources-.*|prompts-.*|completion-.*|sep-2164-.*|sep-2549-(resources|prompts)-.*|.*-list-changed-.*"
 OF_HTTP = r"dns-.*|server-sse-.*|server-session-.*|server-stateless|http-.*"
@@ -83,15 +86,18 @@ def scenarios(command: list[str], role: str) -> dict[str, str]:
 
 
 @contextmanager
-def target(kind: str, port: int = 8391) -> Iterator[Target]:
+def target(kind: str) -> Iterator[Target]:
     """The client's command, or a server that runs meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     names = [getattr(each, "__name__", None) or getattr(each, "name", "") for each in TOOLS]
     served = [word for name in names for word in ("-T", f"labs/mcp/conformance_server.py:{name}")]
     python = [sys.executable, "-m"]
     limits = dict(NOT_APPLICABLE)
     match kind:
         case "client":
-            yield Target(["client", "--command", shlex.join([*python, "labs.mcp.conformance_client"])])
+            command = shlex.join([*python, "labs.mcp.conformance_client"])
+            yield Target(["client", "--command", command], not_applicable=OF_CLIENTS)
             return
         case "http":
             command = [*python, "labs.mcp.conformance_server", str(port)]
@@ -179,7 +185,11 @@ def main() -> int:
                 left_out[scenario] = why
                 continue
             has = known.get(scenario, "")
-            for version in [each for each in tested.versions if each in has] or [""]:
+            versions = [each for each in tested.versions if each in has]
+            if kind == "stdio" and not versions:
+                left_out[scenario] = "the bridge carries sessions only"
+                continue
+            for version in versions or [""]:
                 good, total, faults = passed(command, tested, scenario, version)
                 runs, checks, of = runs + 1, checks + good, of + total
                 sys.stdout.write(f"{scenario} {version}: {good}/{total}\n{faults}{chr(10) if faults else ''}")

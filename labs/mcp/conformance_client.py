@@ -159,13 +159,16 @@ class Memory:
         self._client = client_info
 
 
-async def call_all(servers: McpServers) -> None:
+async def call_all(servers: McpServers, wanted: list[dict[str, Any]]) -> None:
+    """Make the calls that the scenario wants, or call each tool."""
     LISTED[:] = servers.tools
-    for tool in servers.tools:
+    tools = {tool.original_name: tool for tool in servers.tools}
+    calls = [(tools[each["name"]], each["arguments"]) for each in wanted if each["name"] in tools]
+    for tool, arguments in calls or [(tool, arguments_of(tool)) for tool in servers.tools]:
         assert tool.execute is not None
         context = ToolContext(tool_call_id="tu_1", tool_name=tool.name)
         try:
-            result = tool.execute(arguments_of(tool), context=context)
+            result = tool.execute(arguments, context=context)
             sys.stdout.write(f"{tool.name}: {await result}\n")  # type: ignore[misc]
         except Exception as error:
             sys.stdout.write(f"{tool.name}: {type(error).__name__}: {error}\n")
@@ -182,7 +185,7 @@ async def main(url: str) -> None:
         restarts=RestartPolicy(max_failures=1),
     ) as servers:
         sys.stdout.write(f"{servers.status()}\n")
-        await call_all(servers)
+        await call_all(servers, context.get("toolCalls") or context.get("tool_calls") or [])
 
 
 if __name__ == "__main__":

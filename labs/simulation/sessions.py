@@ -11,8 +11,8 @@ from functools import partial
 
 import msgspec
 
-from callboard.engine.nodes.ownership import Asked, Holding
-from callboard.tracestore.nodes import Claimed, Held, NodeInfo, Renewed
+from callboard.engine.nodes.ownership import Holding, Renewal
+from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, Renewed
 from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
@@ -95,7 +95,7 @@ class Node:
         work = partial(self._at_database, lambda: result(self.tables.renew(info, asked.known)))
         self.network.ask(self.host, work, partial(self._renewed, asked), self._not_renewed)
 
-    def _renewed(self, asked: Asked, answer: Renewed) -> None:
+    def _renewed(self, asked: Renewal, answer: Renewed) -> None:
         self._renewing = False
         self._wanted.update(answer.wanted)
         for session_id in self.holding.renewed(asked, answer):
@@ -135,7 +135,7 @@ class Node:
         self._claiming.add(session_id)
         run_id = self.host.run_id
 
-        def work() -> Claimed | Held:
+        def work() -> Claimed | HeldSession:
             self.tables.now = self.kernel.now
             return result(self.tables.claim(session_id, run_id, wants=True))
 
@@ -143,8 +143,8 @@ class Node:
             self.host, work, partial(self._claimed, session_id), partial(self._claiming.discard, session_id)
         )
 
-    def _claimed(self, session_id: str, found: Claimed | Held) -> None:
-        if isinstance(found, Held):
+    def _claimed(self, session_id: str, found: Claimed | HeldSession) -> None:
+        if isinstance(found, HeldSession):
             self._claiming.discard(session_id)
             self.tell(found.by.node + " " + session_id)
             return

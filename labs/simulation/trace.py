@@ -155,7 +155,7 @@ class File:
         self.seqs.setdefault(written.run_id, []).append(written.seq)
         if self._is_idle:
             self._is_idle = False
-            self.course.hurry()
+            self.course.wake()
             self._host.soon(self._kernel.random.uniform(0.05, 2), self._step)
         self.on_write(written)
         return written

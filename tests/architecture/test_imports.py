@@ -34,7 +34,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "sqlite3": ("tracestore/foreign.py", "tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
-    "psycopg": ("tracestore/postgres/",),
+    "psycopg": ("tracestore/postgres/", "tracestore/foreign.py"),
     "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
     "starlette": ("engine/web_view/", "engine/cli/web.py"),
     "uvicorn": ("engine/cli/web.py", "engine/gateway/server.py"),

@@ -264,3 +264,11 @@ def test_yields_in_scopes_are_found(body: str, lines: list[int]) -> None:
     function = f"async def f():\n    {body}\n"
     assert list(yields_in_scopes([*ast.walk(ast.parse(function))])) == lines
     assert list(yields_in_scopes([*ast.walk(ast.parse(f"@asynccontextmanager\n{function}"))])) == []
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    """Its table answers where something is decided, sent, billed, stored and shown."""
+    page = (ROOT / "docs/explanation/architecture.md").read_text("utf-8")
+    named = re.findall(r"`((?:bus|adapters|tracestore|engine)/[\w/]+\.py)`", page)
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).is_file()] == []

@@ -25,7 +25,7 @@ from callboard.engine import TurnOptions
 from callboard.engine.cli.answers import Pace, code_blocks, extracted, name_of, per_second, usage_line
 from callboard.engine.cli.inputs import (
     KINDS,
-    as_said,
+    as_json_options,
     attachment,
     content_of,
     joined,
@@ -105,10 +105,10 @@ def test_an_option_is_read_as_what_it_is(name: str, value: str, read: object) ->
 
 
 def test_an_option_with_a_dot_is_a_providers() -> None:
-    """Its value is JSON, or else text; `as_said` gives the same back."""
+    """Its value is JSON, or else text; `as_json_options` gives the same back."""
     options = options_of([("anthropic.top_k", "40"), ("anthropic.x", "words"), ("seed", "1"), ("seed", "2")])
     assert options == {"provider_options": {"anthropic": {"top_k": 40, "x": "words"}}, "seed": 2}
-    assert options_of(as_said(options).items()) == options
+    assert options_of(as_json_options(options).items()) == options
 
 
 def test_a_wrong_option_says_what_is_right() -> None:

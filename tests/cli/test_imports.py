@@ -74,3 +74,13 @@ def test_sums_name_their_imported_part(sessions: Path, tmp_path: Path) -> None:
     assert "No matching calls." in call("cost", "--source", "callboard", home=home).stdout
     (session,) = map(json.loads, call("sessions", "--json", home=home).stdout.splitlines())
     assert session["tags"]["origin"] == "claude-code"
+
+
+def test_imported_calls_are_compared_with_another_model(sessions: Path, tmp_path: Path) -> None:
+    call("import", "claude-code", str(sessions), home=tmp_path / "home")
+    done = call(
+        "reprice", "--source", "claude-code", "--as-model", "anthropic:claude-haiku-4-5", home=tmp_path / "home"
+    )
+    assert done.returncode == 0
+    assert "$0.015000  $0.005" in done.stdout
+    assert "Nothing was changed." in done.stdout

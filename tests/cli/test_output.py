@@ -22,7 +22,7 @@ from rich.console import Console
 from callboard import Engine
 from callboard.bus import Cost, CostSource
 from callboard.engine import cli
-from callboard.engine.cli.sanitize import harmless_json, one_line, sanitize
+from callboard.engine.cli.sanitize import one_line, sanitize, sanitize_json
 from callboard.engine.cli.screen import Flow
 from callboard.engine.cli.table import Column, FittingTable, cost_text, difference, figure, percent, usd
 from callboard.engine.cli.traces import _stdout
@@ -233,7 +233,7 @@ def test_one_line_is_one_line(text: str) -> None:
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5))
 def test_json_means_the_same(value: object) -> None:
     """All that is left out of text is escaped in it."""
-    written = harmless_json(json.dumps(value, ensure_ascii=False))
+    written = sanitize_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(written) == value
     assert not [each for each in written if each != "\n" and sanitize(each) == ""]
 

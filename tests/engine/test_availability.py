@@ -136,9 +136,9 @@ def test_a_refused_key_and_an_empty_account_stop_a_provider_at_once(kind: str, r
     (change,) = table.observe(failed(kind), 0)
     assert (change.model, change.current, change.reason) == (None, "unavailable", reason)
     assert change.retry_at_us == 10 * MINUTE
-    assert table.standing("p", "p:m", 9 * MINUTE).kind == "closed"
+    assert table.readiness("p", "p:m", 9 * MINUTE).kind == "closed"
     assert table.reloaded((), (), MINUTE) == ()
-    assert table.standing("p", "p:m", MINUTE).kind == "ready"
+    assert table.readiness("p", "p:m", MINUTE).kind == "ready"
 
 
 @pytest.mark.parametrize("kind", ["NotFoundError", "AccessDeniedError"])
@@ -156,9 +156,9 @@ def test_a_rate_limit_sets_a_model_back_for_as_long_as_the_provider_says() -> No
     (change,) = table.observe(failed("RateLimitError", retry_after=7, will_retry=True), 0)
     assert (change.model, change.current, change.retry_at_us) == ("p:m", "degraded", 7 * SECOND)
     assert table.observe(succeeded(), SECOND) == ()
-    assert table.standing("p", "p:m", 6 * SECOND).kind == "later"
-    assert table.standing("p", "p:other", 6 * SECOND).kind == "ready"
-    assert table.standing("p", "p:m", 7 * SECOND).kind == "ready"
+    assert table.readiness("p", "p:m", 6 * SECOND).kind == "later"
+    assert table.readiness("p", "p:other", 6 * SECOND).kind == "ready"
+    assert table.readiness("p", "p:m", 7 * SECOND).kind == "ready"
     assert said(table.observe(succeeded(), 8 * SECOND)) == [("p:m", "degraded", "available")]
 
 
@@ -176,10 +176,10 @@ def test_one_call_probes_and_all_others_keep_away() -> None:
     """When the cool-down is over one call gets through; until it has ended the provider is closed to the rest."""
     table = AvailabilityTable()
     down(table)
-    assert table.standing("p", "p:m", 29 * SECOND).kind == "closed"
-    assert table.standing("p", "p:m", 30 * SECOND).kind == "ready"
+    assert table.readiness("p", "p:m", 29 * SECOND).kind == "closed"
+    assert table.readiness("p", "p:m", 30 * SECOND).kind == "ready"
     assert said(table.begin("p", "p:m", "req_1", 30 * SECOND)) == [(None, "unavailable", "probing")]
-    assert table.standing("p", "p:m", 31 * SECOND).kind == "closed"
+    assert table.readiness("p", "p:m", 31 * SECOND).kind == "closed"
     assert table.begin("p", "p:m", "req_2", 31 * SECOND) == ()
     assert table.observe(failed("NetworkError"), 31 * SECOND, request_id="req_2") == ()
     assert table.observe(failed("NetworkError", will_retry=True), 32 * SECOND, request_id="req_1") == ()
@@ -193,7 +193,7 @@ def test_a_probe_that_gets_a_400_has_found_the_provider_alive_and_a_cancelled_on
     table.begin("p", "p:m", "req_1", 30 * SECOND)
     changes = table.observe(failed("CancelledError"), 31 * SECOND, request_id="req_1")
     assert said(changes) == [(None, "probing", "unavailable")]
-    assert table.standing("p", "p:m", 31 * SECOND).kind == "ready"
+    assert table.readiness("p", "p:m", 31 * SECOND).kind == "ready"
     table.begin("p", "p:m", "req_2", 31 * SECOND)
     assert said(table.abandon("req_2", 31 * SECOND)) == [(None, "probing", "unavailable")]
     table.begin("p", "p:m", "req_3", 31 * SECOND)
@@ -255,7 +255,7 @@ def test_a_restarted_table_knows_what_the_last_one_published() -> None:
     restored = AvailabilityTable()
     restored.restore([envelope(change, 0) for change in old.begin("p", "p:m", "req_1", MINUTE)], 2 * MINUTE)
     assert restored.state("p") == "unavailable"
-    assert restored.standing("p", "p:m", 2 * MINUTE).kind == "ready"
+    assert restored.readiness("p", "p:m", 2 * MINUTE).kind == "ready"
 
 
 def test_the_number_of_records_is_bounded() -> None:
@@ -319,7 +319,7 @@ def test_whatever_happens_the_published_changes_tell_the_tables_states(
                 assert record.state != "unavailable" or record.retry_at_us is not None
         if step == "success":
             assert table.state("p", model) in ("available", "degraded")
-            assert table.standing("p", model, now).kind in ("ready", "later")
+            assert table.readiness("p", model, now).kind in ("ready", "later")
         if step == "change":
             assert table.snapshot() == ()
     table.observe(succeeded("p:a"), now + 24 * 60 * MINUTE)

@@ -38,7 +38,7 @@ from callboard.bus import (
 from callboard.bus.errors import ERROR_TABLE, Counts, ErrorRow
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
 from callboard.engine.calls.outcome import WINDOW, without_quotes
-from callboard.engine.routing.availability import blame
+from callboard.engine.routing.availability import signals_of
 
 from ..definition_of_done.rows import row
 from ..support.engines import registry
@@ -118,7 +118,7 @@ def test_hints_are_honoured_and_failures_count_as_the_table_says(row: ErrorRow) 
     assert type(error) is row.kind
     assert error.retry_after_seconds == (7.0 if row.hint == "provider's" else None)
     wanted = BLAME[row.counts] if row.kind is not RateLimitError else ("answered", "limited")
-    assert blame(failed(row.kind("x"))) == wanted
+    assert signals_of(failed(row.kind("x"))) == wanted
 
 
 def test_googles_status_strings_are_in_the_table() -> None:

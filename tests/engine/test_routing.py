@@ -37,7 +37,7 @@ from callboard.bus import (
     PromptTooLongError,
 )
 from callboard.engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
-from callboard.engine.routing.model_choice import Asked, check, model_text
+from callboard.engine.routing.model_choice import TurnRequirements, check, model_text
 from callboard.tracestore import PriceRow, PriceTable
 
 from ..support.engines import entry, model, said, serving
@@ -100,7 +100,7 @@ def test_what_a_model_lacks_is_said_before_anything_is_sent(
     """Each kind of lack is a CapabilityError of its own words, and a model that has it all passes."""
     image = ImageBlock(data=b"x", media_type="image/webp")
     audio, document = AudioBlock(data=b"x", media_type="audio/flac"), DocumentBlock(data=b"%PDF-1.7")
-    request = Asked(new=(Message.user([image, audio, document, TextBlock("?")]),), **asked)  # type: ignore[arg-type]
+    request = TurnRequirements(new=(Message.user([image, audio, document, TextBlock("?")]),), **asked)  # type: ignore[arg-type]
     full = capable(
         supports_thinking=True, supports_prompt_caching=True, supports_audio=True, supports_documents=True
     )

@@ -289,24 +289,6 @@ async def test_a_slot_that_is_given_to_a_cancelled_call_goes_on_to_the_next() ->
     assert (slots.used, slots.waiting) == (0, 0)
 
 
-async def test_fewer_and_more_slots_while_calls_wait() -> None:
-    """Resizing lets waiting calls in at once, and takes no slot from a running one."""
-    slots = CallSlots(1)
-    await slots.acquire()
-    async with anyio.create_task_group() as group:
-        for _ in range(3):
-            group.start_soon(slots.acquire)
-        await anyio.lowlevel.checkpoint()
-        slots.resize(3)
-        await anyio.lowlevel.checkpoint()
-        assert (slots.used, slots.waiting) == (3, 1)
-        slots.resize(1)
-        for left in (1, 1, 1, 0):  # three end before the fourth may begin
-            assert slots.waiting == left
-            slots.release()
-    assert (slots.used, slots.waiting) == (0, 0)
-
-
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 4), calls=st.integers(1, 25))
 def test_no_slot_is_lost_whatever_is_cancelled_when(seed: int, total: int, calls: int) -> None:
     """Random waits, holds and cancels: never more at once than slots, and all are free in the end."""

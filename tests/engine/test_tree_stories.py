@@ -21,7 +21,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callboard import Budget, CallFilter, Engine, PriceTable, TraceStore, TurnLimits, tool
+from callboard import AbortController, Budget, CallFilter, Engine, PriceTable, TraceStore, TurnLimits, tool
 from callboard.adapters import AdapterConfig, CanonicalRequest, Role
 from callboard.adapters.providers.scripted import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
 from callboard.bus import CallboardError, Envelope, Lossless, SessionTurnCompleted
@@ -108,12 +108,22 @@ class Scripted(ScriptedAdapter):
 class Story:
     """One run of a plan, and what was seen of it."""
 
-    def __init__(self, plan: Plan, limits: TurnLimits | None, die_after: float = 0, second: float = 1.0) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        limits: TurnLimits | None,
+        die_after: float = 0,
+        second: float = 1.0,
+        cancel_after: float | None = None,
+    ) -> None:
         self.plan = plan
         self.second = second
         """The length of a second of the plan, which a loop in real time shortens."""
         self.limits = limits
         self.die_after = die_after
+        self.cancel_after = cancel_after
+        """When the root is cancelled; None for never."""
+        self.abort = AbortController()
         self.nodes = {node.name: node for node in plan.walk()}
         self.whole: dict[str, CostSum] = {}
         """What each turn that ended well said of itself with all below."""
@@ -130,8 +140,10 @@ class Story:
         events = engine.bus.subscribe(">", policy=Lossless(), name="story")
         async with engine:
             copying = asyncio.ensure_future(self._copy(engine, folder, killed))
+            cancelling = asyncio.ensure_future(self._cancel())
             with suppress(CallboardError):
                 await self._turn(engine, self.plan)
+            cancelling.cancel()
             await asyncio.gather(copying, *self.left, return_exceptions=True)
         self.events = events.take()
 
@@ -141,6 +153,11 @@ class Story:
         if killed is not None:
             shutil.copytree(folder, killed)
 
+    async def _cancel(self) -> None:
+        if self.cancel_after is not None:
+            await anyio.sleep(self.cancel_after * self.second)
+            self.abort.abort()
+
     async def _turn(self, engine: Engine, node: Plan) -> str:
         result = await engine.generate(
             "s:m",
@@ -149,6 +166,7 @@ class Story:
             tags={"node": node.name},
             max_output_tokens=MOST_TOKENS,
             limits=self.limits if node is self.plan else None,
+            signal=self.abort.signal if node is self.plan else None,
         )
         self.whole[node.name] = result.tree_cost
         return result.text
@@ -203,6 +221,9 @@ def check_rows(rows: list[CallRow]) -> TurnTree:
 
 async def check_store(store: Store, story: Story) -> None:
     rows = await store.calls(CallFilter(), None)
+    if not rows:
+        assert story.cancel_after is not None  # before the first call
+        return
     tree = check_rows(rows)
     names = {node.id: node.calls[0].tags["node"] for node in tree.walk()}
     for node in tree.walk():
@@ -221,7 +242,7 @@ async def check_store(store: Store, story: Story) -> None:
         assert limits.max_children is None or max(children.values(), default=0) <= limits.max_children
         if limits.max_cost_usd is not None:
             assert tree.whole.nano_usd <= float(limits.max_cost_usd) * 1e9 + MOST_OF_A_CALL
-    else:
+    elif story.cancel_after is None:
         must = {node.name for node in story.plan.walk() if reached(story, node.name)}
         assert must <= set(names.values())
     await store.reprice(DOUBLE)
@@ -258,6 +279,10 @@ LIMITS = st.one_of(
 )
 
 
+CANCELS = st.none() | st.floats(0, 4)
+"""Seconds after which the root is cancelled."""
+
+
 async def play(story: Story, store: Store, again: Store, folder: Path, killed: Path | None) -> None:
     await story.run(story.engine(store), killed, folder)
     async with again:
@@ -266,12 +291,12 @@ async def play(story: Story, store: Store, again: Store, folder: Path, killed: P
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(plan=plans(), limits=LIMITS, die_after=st.floats(0, 4))
+@given(plan=plans(), limits=LIMITS, die_after=st.floats(0, 4), cancel_after=CANCELS)
 def test_a_tree_in_a_trace_file_is_as_the_model_says(
-    plan: Plan, limits: TurnLimits | None, die_after: float
+    plan: Plan, limits: TurnLimits | None, die_after: float, cancel_after: float | None
 ) -> None:
-    """Whatever fails, hangs, is retried, left alone or limited; and so are the files of a killed process."""
-    story = Story(plan, limits, die_after)
+    """Whatever fails, hangs, is retried, cancelled, left alone or limited; and after a kill."""
+    story = Story(plan, limits, die_after, cancel_after=cancel_after)
     with tempfile.TemporaryDirectory() as place:
         folder, killed = Path(place, "trace"), Path(place, "killed")
         folder.mkdir()
@@ -289,11 +314,15 @@ def test_a_tree_in_a_trace_file_is_as_the_model_says(
 
 
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
-@given(plan=plans(), limits=LIMITS)
+@given(plan=plans(), limits=LIMITS, cancel_after=CANCELS)
 def test_a_tree_in_postgresql_is_as_the_model_says(
-    postgres_server: PostgresServer, tmp_path: Path, plan: Plan, limits: TurnLimits | None
+    postgres_server: PostgresServer,
+    tmp_path: Path,
+    plan: Plan,
+    limits: TurnLimits | None,
+    cancel_after: float | None,
 ) -> None:
-    story = Story(plan, limits, second=0.02)
+    story = Story(plan, limits, second=0.02, cancel_after=cancel_after)
     with postgres_server.clean_database() as dsn:
 
         async def scenario() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
+import operator
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -34,7 +36,8 @@ from callboard import (
     trace_context,
 )
 from callboard.bus import LlmCallStarted, ToolProgress
-from callboard.bus.values.usage import CostSum
+from callboard.bus.values.usage import CostSum, TokenUsage, UsageSource
+from callboard.engine.tree import Caller, TreeNode
 from callboard.tracestore import CallFilter, CallRow
 from callboard.tracestore.call_columns import trees
 from callboard.tracestore.prices.rows import PriceRow
@@ -494,6 +497,25 @@ async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
     assert (rows["e"].parent_turn_id, rows["e"].turn_id) == (rows["s"].turn_id, None)
     assert reply.tree_cost.calls == 3
     assert [result.is_error for result in results_of(session)] == [False, True]
+
+
+def test_the_sums_of_many_descendants_are_those_of_adding_one_by_one() -> None:
+    """They are summed up together, in each turn above."""
+    usages = [
+        TokenUsage(1, 2, 3, 4, 5),
+        TokenUsage(1, 2, reasoning_tokens=1, details={"web_search": 1}),
+        TokenUsage(1, 2, source=UsageSource.ESTIMATED, upstream_cost_nano_usd=7),
+        None,
+    ]
+    parts = [CostSum(number, 1, number % 2, number % 3, number % 5) for number in range(200)]
+    root = TreeNode("trn_1")
+    below = TreeNode("trn_2", Caller(root))
+    for part, usage in zip(parts, itertools.cycle(usages)):
+        below.count(part, usage)
+    told = [each for _, each in zip(parts, itertools.cycle(usages)) if each is not None]
+    for node in (root, below):
+        assert node.below == functools.reduce(operator.add, parts)
+        assert node.below_usage == functools.reduce(operator.add, told, TokenUsage())
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

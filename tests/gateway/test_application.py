@@ -330,6 +330,7 @@ async def test_tokens_are_counted_by_the_adapter() -> None:
     async with serving() as app:
         answer = await post(app, asked_for(), path="/v1/messages/count_tokens")
     assert answer.json["tokens"] > 0
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 async def test_a_client_that_is_behind_at_the_end_gets_all_of_its_stream() -> None:

@@ -416,13 +416,13 @@ def test_names_that_become_one_stay_two() -> None:
     ("parameters", "schema"),
     [
         (None, {"type": "object", "properties": {}}),
-        ({}, {"type": "object", "properties": {}}),
+        ({}, {"type": "object"}),
         ({"type": "object", "properties": None}, {"type": "object", "properties": {}}),
-        ({"type": "object", "required": ["x"]}, {"type": "object", "properties": {}, "required": []}),
+        ({"type": "object", "required": ["x"]}, {"type": "object", "properties": {"x": {}}, "required": ["x"]}),
         ({"type": "string"}, {"type": "object", "properties": {}}),
-        ({"type": ["object", "null"]}, {"type": "object", "properties": {}}),
+        ({"type": ["object", "null"]}, {"type": "object"}),
         ({"anyOf": [{"type": "object"}]}, {"anyOf": [{"type": "object"}]}),
-        ({"type": "object", "properties": {}, "required": None}, {"type": "object", "properties": {}}),
+        ({"type": "object", "required": None}, {"type": "object", "required": []}),
     ],
 )
 def test_a_schema_that_canonical_tools_refuse_is_mended(parameters: Json, schema: JsonObject) -> None:

@@ -16,7 +16,7 @@ import pytest
 from google import genai
 from google.genai import errors as genai_errors
 from google.genai import types as genai_types
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalRequest
@@ -29,6 +29,7 @@ from callboard.bus.values.content import (
     ContentBlock,
     TextBlock,
 )
+from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from callboard.engine.gateway.gemini_embeddings import read_embeddings, write_embeddings
 from callboard.engine.gateway.gemini_replies import WIRE
@@ -54,6 +55,7 @@ from .gemini_clients import (
     SIGNED,
     again,
     asks,
+    own,
     read_written,
     reply_body,
     response,
@@ -77,14 +79,14 @@ def joined(body: Any) -> Any:
         parts: list[Any] = []
         for part in content["parts"]:
             last = parts[-1] if parts else None
-            if content["role"] == "model" and part.keys() == {"text"} and not part["text"].strip():
-                continue
             if "fileData" in part:
                 part["fileData"].pop("displayName", None)
             if content["role"] == "model" and last is not None and last.keys() == part.keys() == {"text"}:
                 parts[-1] = {"text": last["text"] + part["text"]}
             else:
                 parts.append(part)
+        if content["role"] == "model":
+            parts = [part for part in parts if part.keys() != {"text"} or part["text"].strip()]
         if not parts:
             continue
         if contents and contents[-1]["role"] == content["role"] == "user":
@@ -94,9 +96,18 @@ def joined(body: Any) -> Any:
     return {**body, "contents": contents}
 
 
+BLANK_BEFORE_A_TEXT = CanonicalRequest(
+    request_id="",
+    model=f"gemini:{MODEL}",
+    messages=(Message(Role.ASSISTANT, (TextBlock(" ", own({"mediaResolution": {}})), TextBlock("Hi"))),),
+    max_output_tokens=1,
+)
+
+
 @pytest.mark.deep
 @pytest.mark.timeout(200)
 @settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
+@example(BLANK_BEFORE_A_TEXT)
 @given(canonical_requests([f"gemini:{MODEL}", "gemini:gemini-2.5-flash"]))
 def test_the_adapters_requests_are_read_as_they_were(request: CanonicalRequest) -> None:
     try:

@@ -12,10 +12,11 @@ import pytest
 from callboard.adapters import AdapterConfig, CanonicalRequest, ProviderAdapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.bus import Clock
+from callboard.bus.values.base import Json
 from callboard.engine import Budget, Engine
 from callboard.engine.gateway import gateway
 from callboard.engine.gateway.application import Gateway
-from callboard.engine.gateway.passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind, replaced
+from callboard.engine.gateway.passing import MOST_WAITING_BYTES, ClientTooSlow, PassedReply, replaced
 from callboard.engine.gateway.wire import ClientRequest
 from tests.gateway.asking import post
 from tests.support.engines import model, serving
@@ -44,11 +45,14 @@ class Provider:
         self.wire = wire
         self.transport = FakeTransport(*replies)
         self.key = "sk-of-the-provider"
+        self.history: Mapping[str, Any] = {}
+        """Fields of the request."""
 
     @asynccontextmanager
     async def gateway(self, **more: Any) -> AsyncIterator[Gateway]:
         def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
-            config = AdapterConfig(api_key=self.key, base_url=self.wire.base_url, max_retries=0)
+            options: dict[str, Json] = {"quirks": "openrouter"} if self.wire.name == "openai_compatible" else {}
+            config = AdapterConfig(api_key=self.key, base_url=self.wire.base_url, max_retries=0, options=options)
             return self.wire.adapter(config, name=name, transport=self.transport, clock=clock)
 
         models = serving(model("a:m"), a=adapter_type(make)).with_client_names({"mine": ["a:m"]})
@@ -60,7 +64,7 @@ class Provider:
         return msgspec.json.decode(self.transport.requests[-1].body)
 
     async def ask(self, app: Gateway, *, streamed: bool) -> bytes:
-        kind, body = self.wire.type_name, dict(BODIES[self.wire.type_name])
+        kind, body = self.wire.type_name, {**BODIES[self.wire.type_name], **self.history}
         path, query = PATHS[kind], ""
         if kind != "gemini":
             body |= {"model": "mine"} | ({"stream": True} if streamed else {})
@@ -178,6 +182,75 @@ async def test_middleware_that_may_change_a_reply_takes_the_providers_bytes_away
         got = await provider.ask(app, streamed=False)
     assert b"HELLO" in got
     assert b"Hello" not in got
+
+
+SECRET = "c2VjcmV0IG9mIHRoZSBwcm92aWRlcg=="
+HISTORIES: Mapping[str, Any] = {
+    "anthropic": {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": SECRET},
+                    {"type": "text", "text": "Yes."},
+                ],
+            },
+            {"role": "user", "content": "Go on"},
+        ]
+    },
+    "openai": {
+        "input": [
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": SECRET},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]},
+            {"role": "user", "content": "Go on"},
+        ]
+    },
+    "openai_compatible": {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": "Yes.",
+                "reasoning_details": [{"type": "reasoning.encrypted", "data": SECRET, "format": "of-tomorrow"}],
+            },
+            {"role": "user", "content": "Go on"},
+        ]
+    },
+    "gemini": {
+        "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+        "contents": [
+            {"role": "user", "parts": [{"text": "Hi"}]},
+            {"role": "model", "parts": [{"text": "Yes.", "thoughtSignature": SECRET}]},
+            {"role": "user", "parts": [{"text": "Go on"}]},
+        ],
+    },
+}
+"""Conversations with what only the provider understands."""
+
+
+async def brief(request: CanonicalRequest, next: Any) -> Any:
+    """Middleware that changes a request, so that the canonical form is sent."""
+    return await next(msgspec.structs.replace(request, system_prompt="Be brief."))
+
+
+@each_wire
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_opaque_data_goes_there_and_back_if_the_adapter_has_another_name(wire: Wire, streamed: bool) -> None:
+    """The adapter is named `a`, and the request is changed, so that both ways are by the canonical form."""
+    reply = [event for _, event in wire.events("Yes.", 0, "end", "Let me think.")]
+    whole = wire.body("Yes.", 0, "end", "Let me think.")
+    said = FakeReply(wire.stream(*reply)) if streamed else FakeReply(msgspec.json.encode(whole))
+    said.headers["content-type"] = "text/event-stream" if streamed else "application/json"
+    provider = Provider(wire, said)
+    provider.history = HISTORIES[wire.type_name]
+    async with provider.gateway(middleware=[brief]) as app:
+        got = await provider.ask(app, streamed=streamed)
+    assert "Be brief." in str(provider.sent)
+    assert SECRET in str(provider.sent)
+    if not streamed or wire.name != "openai":  # a written stream of Responses has tokens of what the gateway keeps
+        assert all(secret in got.decode() for secret in wire.secrets[:1])
 
 
 @each_wire
@@ -298,7 +371,7 @@ def test_a_client_far_behind_costs_bounded_memory() -> None:
     reply = passed("anthropic")
     for _ in range(2 * MOST_WAITING_BYTES // 100_000):
         reply.take_in("content_block_delta", b"x" * 100_000)
-    with pytest.raises(TooFarBehind):
+    with pytest.raises(ClientTooSlow):
         reply.take()
 
 

@@ -16,6 +16,7 @@ import uvicorn
 
 from callboard.bus import LlmCallFailed, Lossless
 from callboard.engine import Engine
+from callboard.engine.cli.web import serve_until_interrupt
 from callboard.engine.gateway import GatewayLimits, gateway, server
 from callboard.engine.gateway.server import server_options
 from tests.support.engines import registry
@@ -35,7 +36,7 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     async with Engine(models=registry(*replies), trace=False) as engine:
         app = gateway(engine, keyless=True, limits=limits)
-        config = uvicorn.Config(app, **(server_options() | {"timeout_graceful_shutdown": 1, "lifespan": "off"}))
+        config = uvicorn.Config(app, **(server_options() | {"lifespan": "off"}))
         running = uvicorn.Server(config)
         running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         task = asyncio.create_task(running.serve(sockets=[listener]))
@@ -205,3 +206,16 @@ async def test_answers_are_not_held_back_for_an_acknowledgement(monkeypatch: pyt
         client.send(request(BODY))
         assert await client.status() == 200
         assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+async def test_every_server_of_the_command_line_has_these_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`callboard web` and `mcp serve` too, so that no answer of theirs waits 40 ms."""
+    served: list[uvicorn.Config] = []
+
+    async def serve(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        served.append(self.config)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await serve_until_interrupt(None, listener)
+    assert [config.http for config in served] == [server.BoundedProtocol]

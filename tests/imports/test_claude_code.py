@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from callboard.bus import StopReason, TokenUsage
-from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, SourceFile, Unread
+from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, SourceFile, UnreadablePart
 from callboard.engine.imports.sources.claude_code import ClaudeCode
 from tests.support.session_files import Claude, Record, stamp, usage, write
 
@@ -141,7 +141,7 @@ def test_a_line_that_cannot_be_read_costs_one_line_in_the_report(
     line: str, why: str, tmp_path: Path, session: Claude
 ) -> None:
     found = items(line, session.reply(1), tmp_path=tmp_path)
-    assert [item for item in found if isinstance(item, Unread)] == [Unread(line=1, why=why)]
+    assert [item for item in found if isinstance(item, UnreadablePart)] == [UnreadablePart(line=1, why=why)]
     assert [item.identity for item in found if isinstance(item, ImportedCall)] == ["msg_1:req_1"]
 
 
@@ -150,7 +150,7 @@ def test_a_line_that_is_still_written_is_read_again(tmp_path: Path, session: Cla
     mark = found[-1]
     assert isinstance(mark, Mark)
     assert mark.line == 1
-    assert Unread(line=2, why="the last line is incomplete") in found
+    assert UnreadablePart(line=2, why="the last line is incomplete") in found
 
 
 def test_reading_goes_on_behind_a_mark_as_if_it_had_not_stopped(tmp_path: Path, session: Claude) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from callboard.bus import TokenUsage, UsageSource
-from callboard.engine.imports.source import ImportedCall, Item, Unread
+from callboard.engine.imports.source import ImportedCall, Item, UnreadablePart
 from callboard.engine.imports.sources.codex import Codex as CodexFiles
 from tests.support.session_files import Codex, Record, counts, stamp, write
 
@@ -128,5 +128,5 @@ def test_a_line_that_cannot_be_read_costs_one_line_in_the_report(
     line: str, why: str, tmp_path: Path, session: Codex
 ) -> None:
     found = items(session.meta(), line, session.tokens(counts(1, 0, 1)), tmp_path=tmp_path)
-    assert [item for item in found if isinstance(item, Unread)] == [Unread(line=2, why=why)]
+    assert [item for item in found if isinstance(item, UnreadablePart)] == [UnreadablePart(line=2, why=why)]
     assert sum(isinstance(item, ImportedCall) for item in found) == 1

@@ -14,7 +14,15 @@ from callboard import Budget
 from callboard.bus import ConfigurationError, StoreError, TokenUsage
 from callboard.engine.budgets.budgets import query_of
 from callboard.engine.imports.importer import Importer, import_calls, request_id
-from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, Unread, source_named
+from callboard.engine.imports.source import (
+    START,
+    ImportedCall,
+    Item,
+    Mark,
+    SourceFile,
+    UnreadablePart,
+    source_named,
+)
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.call_columns import IMPORTED, OWN, trees
 from tests.support.session_files import Claude, Codex, counts, usage, write
@@ -436,7 +444,7 @@ async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) 
     )
     importer = Importer(store, "otlp", prices=PRICES)
     for new in (1, 0):
-        report = await importer.take([call, Unread(line=0, why="not valid JSON")], "POST /v1/traces")
+        report = await importer.take([call, UnreadablePart(line=0, why="not valid JSON")], "POST /v1/traces")
         assert (report.new, report.known, report.unread) == (new, 1 - new, 1)
     (row,) = await store.calls()
     assert (row.origin, row.origin_file) == ("otlp", "POST /v1/traces")

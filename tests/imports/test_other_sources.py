@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from callboard.bus import TokenUsage
-from callboard.engine.imports.source import ImportedCall, Item, Unread, source_named
+from callboard.engine.imports.source import ImportedCall, Item, UnreadablePart, source_named
 from callboard.engine.imports.sources.otlp import read_otlp
 from tests.support.session_files import Record, write
 
@@ -34,8 +34,8 @@ def calls(source: str, place: Path) -> list[ImportedCall]:
     return [item for item in items(source, place) if isinstance(item, ImportedCall)]
 
 
-def unread(source: str, place: Path) -> list[Unread]:
-    return [item for item in items(source, place) if isinstance(item, Unread)]
+def unread(source: str, place: Path) -> list[UnreadablePart]:
+    return [item for item in items(source, place) if isinstance(item, UnreadablePart)]
 
 
 # --- Gemini CLI and Qwen Code ---
@@ -366,7 +366,7 @@ def test_spans_around_calls_are_no_calls(attributes: Record) -> None:
 def test_a_file_of_the_collector_has_a_request_on_each_line(tmp_path: Path) -> None:
     path = write(tmp_path / "traces.jsonl", [request(**NOW), "{\n", request(**NOW)])
     assert [call.line for call in calls("otlp", path)] == [1, 3]
-    assert unread("otlp", path) == [Unread(line=2, why="not valid JSON")]
+    assert unread("otlp", path) == [UnreadablePart(line=2, why="not valid JSON")]
 
 
 def field(number: int, data: bytes) -> bytes:
@@ -413,4 +413,4 @@ def test_protobuf_says_the_same_as_json(encoding: str | None) -> None:
     ],
 )  # fmt: skip
 def test_a_body_that_cannot_be_read_costs_one_line(body: bytes, kind: str, encoding: Any, why: str) -> None:
-    assert list(read_otlp(body, kind, encoding)) == [Unread(line=0, why=why)]
+    assert list(read_otlp(body, kind, encoding)) == [UnreadablePart(line=0, why=why)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from callboard.engine import Cluster, Engine, ModelRegistry
+from callboard.engine.nodes.node import Node
 from tests.support.engines import keeping
 from tests.support.scripted import Say
 
@@ -16,3 +17,10 @@ def node_engine(
     """A node of that name. Fields of `Cluster` may be given as `cluster`."""
     cluster = Cluster(store=dsn, node=name, **{"lease_seconds": 5.0, **options.pop("cluster", {})})
     return keeping(folder / f"{name}.db", *replies, models=models, cluster=cluster, **options)
+
+
+def node_of(engine: Engine) -> Node:
+    """The node that an engine is in its cluster."""
+    node = engine._runtime.cluster
+    assert isinstance(node, Node)
+    return node

@@ -16,7 +16,7 @@ from callboard.tracestore.nodes import (
     Allotment,
     Answer,
     Claimed,
-    Held,
+    HeldSession,
     NodeInfo,
     NodeRow,
     Owner,
@@ -74,7 +74,7 @@ class OwnershipModel:
     async def leave(self, node: str) -> None:
         self._leases.pop(node, None)
 
-    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | Held:
+    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | HeldSession:
         row = self._owned.get(session_id)
         if row is None:
             return Claimed(epoch=self._own(session_id, node).epoch)
@@ -82,7 +82,7 @@ class OwnershipModel:
         if row.node != node and owner.lives and not row.released:
             if request_takeover:
                 row.wanted_at = self.now
-            return Held(by=owner)
+            return HeldSession(by=owner)
         del self._of_node[row.node][session_id]
         return Claimed(epoch=self._own(session_id, node).epoch, previous=owner)
 

@@ -27,7 +27,7 @@ from callboard.tracestore.sql.connection import Insert, SqlValue
 from callboard.tracestore.sql.events import JOB_QUERY, RunSpan
 from callboard.tracestore.sql.listing import calls_query
 from callboard.tracestore.sqlite.database import Row
-from callboard.tracestore.sqlite.statements import SQLITE, statements_for
+from callboard.tracestore.sqlite.statements import SQLITE, Statements, statements_for
 
 from .trace_making import DAY_US, T0, Maker, fill, sql, three_calls
 
@@ -244,6 +244,27 @@ class Written:
     def run(self, sql: str, parameters: list[SqlValue]) -> list[Row]:
         """There is no repricing to be found."""
         return []
+
+
+def test_a_column_that_gets_its_first_value_late_is_stored_and_null_before() -> None:
+    """Columns without any value are left out of the statements, until a row has one."""
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (name UNIQUE, first, second)")
+    keep_first = (
+        "ON CONFLICT (name) DO UPDATE SET first = coalesce(t.first, excluded.first), second = excluded.second"
+    )
+    insert = Insert("t", ("name", "first", "second"), keep_first)
+    statements, seen = Statements(connection), []
+    statements.insert(insert, [])
+    for rows in (["a", None, None, "b", None, None], ["a", None, 5], ["a", 7, None], ["c", 1, 2]):
+        statements.insert(insert, rows)
+        seen.append(statements.run("SELECT * FROM t ORDER BY name"))
+    connection.close()
+    nothing, second = ("b", None, None), ("a", None, 5)
+    assert seen[0] == [("a", None, None), nothing]
+    assert seen[1] == [second, nothing]
+    assert seen[2] == [("a", 7, None), nothing]
+    assert seen[3] == [("a", 7, None), nothing, ("c", 1, 2)]
 
 
 async def test_a_call_that_starts_and_ends_in_one_batch_is_one_row_written_once(make: Maker) -> None:

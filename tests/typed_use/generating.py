@@ -31,6 +31,7 @@ from callboard import (
     TokenUsage,
     ToolResultBlock,
     ToolUseBlock,
+    TreePiece,
     UsageSoFar,
     ViewEvent,
     default_engine,
@@ -118,6 +119,7 @@ def plainly() -> None:
         assert_type(result, SyncStreamResult)
         pieces: Iterator[str] = result.text_stream
         assert_type(next(pieces), str)
+        assert_type(result.text_stream(tree=True), Iterator[TreePiece])
         for event in result:
             assert_type(event, ViewEvent)
     assert_type(result.response(), CanonicalResponse)

@@ -4,13 +4,13 @@
     async with engine.bus.subscribe(*exporter.topics, policy=Lossless(), name="otel") as events:
         await exporter.run(events)
 
-**Spans.** A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a
+A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a
 tool (`execute_tool NAME`) is a span. A turn or call that a tool makes is below the span of that run of the tool.
 Otherwise its parent is the host's current span at its start. A session is the `gen_ai.conversation.id`. An
 attempt links to the one before it, with a reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A
-cancelled call is not an error. **Metrics** carry the current time, so leave them out of a replay.
+cancelled call is not an error. Metrics carry the current time, so leave them out of a replay.
 
-**Content** is left out unless `content` is set. A replay has none, because events are stored without it.
+Content is left out unless `content` is set. A replay has none, because events are stored without it.
 """
 
 from __future__ import annotations

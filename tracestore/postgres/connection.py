@@ -212,7 +212,7 @@ def translated_errors(name: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        text = f"{name}: {said(error)}"
+        text = f"{name}: {error_text(error)}"
         if may_pass(error):
             raise StoreUnavailable(text, reopen=False) from error
         raise StoreError(text) from error
@@ -228,7 +228,7 @@ def may_pass(error: psycopg.Error) -> bool:
     return state.startswith(_MAY_PASS)
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The text of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -245,7 +245,7 @@ def unstorable() -> Iterator[None]:
     except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
         if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is not None:
             raise  # a fault of the statement or of the schema, and not of a value
-        raise Unstorable(said(error)) from error
+        raise Unstorable(error_text(error)) from error
 
 
 # --- The thread of a connection ---
@@ -271,7 +271,7 @@ class WorkThread:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_T] = loop.create_future()
 
-        def told(result: _T | None, error: BaseException | None) -> None:
+        def finish(result: _T | None, error: BaseException | None) -> None:
             if done.cancelled():
                 return
             if error is not None:
@@ -287,7 +287,7 @@ class WorkThread:
             except BaseException as error:
                 failed = error
             with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits any more.
-                loop.call_soon_threadsafe(told, result, failed)
+                loop.call_soon_threadsafe(finish, result, failed)
 
         if self._thread is None:
             self._thread = threading.Thread(target=_work, args=(self._waiting,), name=self._name, daemon=True)

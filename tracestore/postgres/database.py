@@ -81,7 +81,7 @@ class Database:
         """Whether each transaction may use another connection to the server."""
         self.name = _named(dsn, None if schema == SCHEMA else schema)
         self._patience = patience
-        reach = Reach()
+        reach = ServerReachability()
         self._writer = Link(dsn, schema, "callboard-postgres-writer", reach)
         self._readers = [
             self._writer if single else Link(dsn, schema, f"callboard-postgres-reader-{number}", reach)
@@ -204,7 +204,7 @@ _NO_ANSWER = "the server does not answer"
 _log = Log("tracestore.postgres")
 
 
-class Reach:
+class ServerReachability:
     """Whether a server is reachable, so that not every caller waits for a timeout.
 
     If the server refuses a connection, each call tries again. After a slow failed connection, new ones fail with
@@ -219,13 +219,13 @@ class Reach:
         """The result of `make`. Raises psycopg's errors."""
         import psycopg
 
-        begun = time.monotonic()
-        if self._failed is not None and begun < self._ask_at:
+        started = time.monotonic()
+        if self._failed is not None and started < self._ask_at:
             raise psycopg.OperationalError(str(self._failed))
         try:
             made = make()
         except psycopg.Error as error:
-            took = time.monotonic() - begun
+            took = time.monotonic() - started
             self._failed = error if took >= _SLOW_SECONDS else None
             self._ask_at = time.monotonic() + _ASKED_AGAIN * took
             raise
@@ -243,7 +243,7 @@ class Reach:
 class Link:
     """One connection. Errors are psycopg's, and the caller translates them."""
 
-    def __init__(self, dsn: str, schema: str, name: str, reach: Reach) -> None:
+    def __init__(self, dsn: str, schema: str, name: str, reach: ServerReachability) -> None:
         self._dsn = dsn
         self._schema = schema
         self._reach = reach
@@ -273,7 +273,7 @@ class Link:
     ) -> _T:
         """Run `work` in a transaction that no other writer's overlaps, and commit it."""
 
-        def begun(connection: psycopg.Connection) -> psycopg.Connection:
+        def started(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             with self._undone(connection):
                 if stage is not None:
@@ -281,16 +281,16 @@ class Link:
                 connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
             return connection
 
-        return await self._run(lambda: self._to_its_end(self._twice(begun), work))
+        return await self._run(lambda: self._to_its_end(self._twice(started), work))
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` in a transaction that may overlap with those of writers, and commit it."""
 
-        def begun(connection: psycopg.Connection) -> psycopg.Connection:
+        def started(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             return connection
 
-        return await self._run(lambda: self._to_its_end(self._twice(begun), work))
+        return await self._run(lambda: self._to_its_end(self._twice(started), work))
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the connection itself, outside of a transaction."""

@@ -12,11 +12,11 @@ import anyio
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
 from ..gateway import GatewayTables
-from ..nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from ..nodes import Claimed, HeldSession, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
 from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
 from ..sql.gateway import SqlGateway
 from .connection import translated_errors
-from .database import SCHEMA, Database, Link, Reach
+from .database import SCHEMA, Database, Link, ServerReachability
 from .schema import migrate
 from .statements import SECONDS_LEFT, Statements
 
@@ -116,15 +116,15 @@ class PostgresOwnership:
     async def leave(self, node: str) -> None:
         await self._database.statement("DELETE FROM nodes WHERE node = ?", (node,))
 
-    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | Held:
-        def work(statements: Statements) -> Claimed | Held | None:
+    async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | HeldSession:
+        def work(statements: Statements) -> Claimed | HeldSession | None:
             owner = _owner(statements, session_id, lock=True)
             if owner is None:
                 return None  # it was deleted a moment ago
             if owner.node != node and owner.lives and not owner.released:
                 if request_takeover:
                     statements.run(_WANT, (session_id,))
-                return Held(by=owner)
+                return HeldSession(by=owner)
             ((epoch,),) = statements.run(_TAKE, (node, session_id))
             return Claimed(epoch=epoch, previous=owner)
 
@@ -322,7 +322,7 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
 
     # It is asked for again and again: a statement that waits would meet the time limits that a role may have, and
     # keep a pooler's connection.
-    link = Link(database.dsn, database.schema, "callboard-postgres-lock", Reach())
+    link = Link(database.dsn, database.schema, "callboard-postgres-lock", ServerReachability())
     try:
         with translated_errors(database.name):
             while not await bounded(link.alone(taken), PATIENCE, link.give_up):  # noqa: ASYNC110 - see above

@@ -10,7 +10,7 @@ from callboard.bus.events.sessions import SessionCreated
 
 from ..shipping.shipment import SESSION, TOPIC, TS_US, Origin, SessionContent, Shipment
 from ..sql.connection import Row, placeholders
-from ..sql.events import branch, is_anothers, is_said
+from ..sql.events import branch, is_anothers, is_recorded
 from ..sql.expiry import (
     Erasure,
     delete_sessions,
@@ -28,7 +28,7 @@ from .statements import Statements, clean_text
 # Deletions in a trace file are repeated here, and later shipments don't bring the content back.
 #
 # - A file sends its deletions before later events. Each is done once, also if it is sent again or the file was
-# renamed. It affects only content from that file: a session of the same name from elsewhere stays.
+# renamed. It affects only content from that file. A session of the same name from another file stays.
 # - A session that was deleted here is rejected until a session of that name starts again. From then on it is
 # accepted, and so are messages of other runs (``SESSION.RUN``) from after the deletion.
 # - If a shipment was read before a deletion in its file and arrives after it, the deleted content is left out.
@@ -87,9 +87,9 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
     return pending
 
 
-def _delete_session(statements: Statements, origin: Origin, session_id: str, said_by: Collection[str]) -> None:
+def _delete_session(statements: Statements, origin: Origin, session_id: str, runs_here: Collection[str]) -> None:
     """Delete a session of a file, under its name here."""
-    runs = [clean_text(run) for run in said_by]
+    runs = [clean_text(run) for run in runs_here]
     names = [session_id, *(f"{session_id}.{run}" for run in runs)]
     owners: dict[str, bool] = dict(
         statements.run(
@@ -153,7 +153,7 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
     If a session starts again in it, later content of the session is accepted.
     """
     names = _names(shipment)
-    begun = _begun(shipment)
+    started = _starts_of(shipment)
     found = statements.run(
         """
         SELECT session_id, before_us, at_us, key, origin IS NULL AS is_here FROM erasures
@@ -168,7 +168,7 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
     for session_id, until_us, at_us, key, is_here in found:
         if session_id is None:
             before_us = max(before_us, until_us)
-        elif until_us is not None or (is_here and begun.get(names[session_id], at_us) > at_us):
+        elif until_us is not None or (is_here and started.get(names[session_id], at_us) > at_us):
             if until_us is None:
                 statements.run("UPDATE erasures SET before_us = at_us WHERE key = ?", (key,))
             own = [name for name, session in names.items() if session == session_id and name != session]
@@ -190,14 +190,14 @@ def _names(shipment: Shipment) -> dict[str, str]:
     return names
 
 
-def _begun(shipment: Shipment) -> Mapping[str, int]:
+def _starts_of(shipment: Shipment) -> Mapping[str, int]:
     """The times at which sessions start in a shipment, the latest of each."""
-    begun: dict[str, int] = {}
+    started: dict[str, int] = {}
     topics, sessions, moments = (shipment.read.columns[column] for column in (TOPIC, SESSION, TS_US))
     for place in shipment.projected:
         if topics[place] == SessionCreated.topic_of() and sessions[place] is not None:
-            begun[sessions[place]] = max(moments[place], begun.get(sessions[place], 0))
-    return begun
+            started[sessions[place]] = max(moments[place], started.get(sessions[place], 0))
+    return started
 
 
 # --- Content of a shipment ---
@@ -283,7 +283,7 @@ class ContentStoring:
             return session_here or str(session_id)
         if not is_anothers(self._statements, session_id, number, epoch):
             return str(session_id)
-        if is_said(self._statements, session_id, position, message_id, digest):
+        if is_recorded(self._statements, session_id, position, message_id, digest):
             return None
         name = f"{session_id}.{run_id}"
         if self._barrier.keeps_out(name, ts_us):

@@ -65,7 +65,7 @@ _MARK = """
 """
 
 
-class Present(msgspec.Struct, frozen=True):
+class ExistingRows(msgspec.Struct, frozen=True):
     """The rows that this store has when a shipment arrives."""
 
     mark: Position | None
@@ -87,15 +87,15 @@ class Stored(msgspec.Struct, frozen=True):
     """Whether none of its events was here before."""
 
 
-def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> Present:
+def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> ExistingRows:
     """The rows that this store has when a shipment arrives, read in its transaction."""
     ((erasures, pruned_us, erased, event, run_id, seq),) = statements.run(_PRESENT, (origin.name,))
     mark = None if event is None else Position(event, run_id, seq)
     barrier = barrier_for(statements, origin, shipment) if erasures else OPEN
-    return Present(mark, erased or 0, pruned_us, barrier)
+    return ExistingRows(mark, erased or 0, pruned_us, barrier)
 
 
-def is_ahead(shipment: Shipment, present: Present) -> bool:
+def is_ahead(shipment: Shipment, present: ExistingRows) -> bool:
     """Whether events before a shipment are missing here, for example after a restore from a backup."""
     if shipment.after == START:
         return False
@@ -126,7 +126,7 @@ def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Val
 def enter_sessions(
     statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
 ) -> None:
-    """Insert sessions from events, except those that were deleted here."""
+    """Insert sessions from events, except sessions that were deleted here."""
     here = {name: between for name, between in times.items() if name not in barrier.sessions}
     statements.insert(UPSERT_SESSION, projection.sessions(here))
 
@@ -142,7 +142,7 @@ def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, befor
     return last
 
 
-def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
+def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: ExistingRows) -> Stored:
     if (present.mark or START) != shipment.after or was_sent(statements, shipment):
         raise Unstorable("the shipment does not continue the stored events")
     numbers = enter_runs(statements, origin, shipment)
@@ -162,7 +162,7 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
 # --- Storing a shipment ---
 # The direct way writes straight into the tables, because events behind the file's position are new. They may not
 # be new if the file is a copy of another, was renamed, or its events were stored otherwise. Then a unique index
-# fails, the transaction is undone as a whole, and `staged` repeats it: into a temporary table, and from there
+# fails, and the whole transaction is undone. `staged` repeats it into a temporary table, and copies from there
 # every row that is new by (run, seq).
 
 
@@ -197,7 +197,7 @@ def stage(statements: Statements, shipment: Shipment) -> None:
 
 
 def store_staged(
-    statements: Statements, origin: Origin, shipment: Shipment, present: Present, *, clean: bool
+    statements: Statements, origin: Origin, shipment: Shipment, present: ExistingRows, *, clean: bool
 ) -> Stored:
     """Store the new part of a staged shipment. Events that were received before and pruned since are not new."""
     if present.pruned_us is not None:
@@ -235,7 +235,7 @@ def _array(numbers: Iterable[int]) -> str:
 # own.
 
 
-_Store: TypeAlias = Callable[[Statements, Origin, Shipment, Present], Stored]
+_Store: TypeAlias = Callable[[Statements, Origin, Shipment, ExistingRows], Stored]
 _Stage: TypeAlias = Callable[[Statements, Shipment], None]
 
 PATIENCE = Patience(work=60.0, cancelled=2.0)

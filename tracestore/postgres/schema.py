@@ -19,7 +19,7 @@ from callboard.bus.errors import StoreError
 from callboard.bus.files import package_data
 
 from ..sql.connection import Row, Statements, Steps, read_steps
-from .connection import said
+from .connection import error_text
 from .database import WRITERS_LOCK, Database
 
 if TYPE_CHECKING:
@@ -51,18 +51,18 @@ def _permitted(connection: psycopg.Connection, database: Database, now_us: int) 
     import psycopg
 
     try:
-        _bring_up(connection, database, now_us)
+        _migrate(connection, database, now_us)
     except psycopg.errors.InsufficientPrivilege as error:
         version = found_version(connection, database.schema)
         raise StoreError(
             f"{database.name} has schema version {version}, but this Callboard needs version "
             f"{SCHEMA_VERSION}, and this user may not change the tables. Let their owner open it once with "
             f"this version of Callboard "
-            f"({said(error)})"
+            f"({error_text(error)})"
         ) from error
 
 
-def _bring_up(connection: psycopg.Connection, database: Database, now_us: int) -> None:
+def _migrate(connection: psycopg.Connection, database: Database, now_us: int) -> None:
     with connection.transaction():
         for lock in (_MIGRATIONS_LOCK, WRITERS_LOCK):
             connection.execute(_text(f"SELECT pg_advisory_xact_lock({lock})"))

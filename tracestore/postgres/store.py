@@ -36,11 +36,11 @@ from ..writing.overflow import (
     LateEvents,
     adopt_leftovers,
     left_over,
-    waiting_beside,
+    waiting_events,
     waiting_files,
     warn_of,
 )
-from .connection import WorkThread, connect, name_of, said, translated_errors, unstorable
+from .connection import WorkThread, connect, error_text, name_of, translated_errors, unstorable
 from .database import EVER_US, SCHEMA, Database
 from .ledger import SLICES, slice_rows
 from .nodes import NODES, named_lock, node_rows, take_from_cluster
@@ -168,11 +168,11 @@ class PostgresStore(SqlStore):
         events.
         """
         async with self._looking:
-            found = await waiting_beside(self._path) if waiting_files(self._path) else NOTHING_WAITS
+            found = await waiting_events(self._path) if waiting_files(self._path) else NOTHING_WAITS
             seen = frozenset(found.files)
             if seen and (needed or seen != self._seen):
                 await self._adopted()
-                found = await waiting_beside(self._path)
+                found = await waiting_events(self._path)
                 if found and not needed:
                     warn_of(found, f"{self.name} is read-only for this user now")
             self._waiting, self._seen = found, frozenset(found.files)
@@ -476,7 +476,7 @@ def _selected(
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise StoreError(f"{database.name}: only reading is allowed: SELECT, WITH, EXPLAIN") from error
         except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
-            raise StoreError(f"{database.name}: {said(error)}") from error
+            raise StoreError(f"{database.name}: {error_text(error)}") from error
         finally:
             connection.close()
     found = [tuple(map(_plain, row)) for row in rows]

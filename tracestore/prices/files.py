@@ -12,7 +12,7 @@ whole pico-USD per token). A file holds one table, or several dated ones:
             output: 10
             cache_read: 0.125              # left out: as input, and so are writes without any rate; any other rate
                                            # left out is unknown: a call that needs it is unpriced
-            cache_write_5m: 1.5625         # of any lifetime, where the provider knows only one
+            cache_write_5m: 1.5625         # of any lifetime, if the provider has only one
             cache_write_1h: 2.5
             reasoning: 10                  # left out: as output
             per_request: 0.01              # US dollars per call

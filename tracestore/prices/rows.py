@@ -286,7 +286,7 @@ _HASHED = sorted(name for name in PriceRow.__struct_fields__ if name != "note")
 #   4. if there are none so far: rows for the targets of aliases of whole providers (``azure:*`` is ``openai:*``)
 #   5. rows with ``*``, the one with more literal characters first
 #
-# A user's rows go before those of a reference table, whatever their rule. Among the user's rows, the adapter's own
+# A user's rows go before the rows of a reference table, under any rule. Among the user's rows, the adapter's own
 # name goes first. Among the reference's rows, the provider's name goes first, because an adapter may have any
 # name.
 

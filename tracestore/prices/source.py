@@ -247,8 +247,8 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
 
 def _in_force(dated: list[JsonObject], at: int) -> JsonObject:
     """The last entry that has started. Before the first entry's start, it is the first."""
-    begun = [entry for entry in dated if (start := _start(entry)) is None or start <= at]
-    return begun[-1] if begun else dated[0]
+    started = [entry for entry in dated if (start := _start(entry)) is None or start <= at]
+    return started[-1] if started else dated[0]
 
 
 def _start(entry: JsonObject) -> int | None:

@@ -198,7 +198,7 @@ class Registered(msgspec.Struct, frozen=True):
     """The name of the shared store."""
 
 
-class LookForFiles:
+class RegisteredFiles:
     """The machine's folder of registered files, for one shipper."""
 
     def __init__(self, folder: Path, own: Path, target: str, prices: PriceTable | None) -> None:

@@ -189,7 +189,7 @@ class Lines(msgspec.Struct, frozen=True):
     """Rows of one table, without the numbers of their runs, because the server has its own numbers."""
 
     columns: tuple[str, ...]
-    """The columns, without the run and those that are NULL in all rows."""
+    """The columns, without the run and without columns that are NULL in all rows."""
     options: str
     """The options of COPY for reading the text."""
     runs: Sequence[int]
@@ -234,7 +234,7 @@ def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequen
 
 
 class _SignInText(Exception):
-    """A text contains one of the signs used as separators."""
+    """A text contains a character that is used as a separator."""
 
 
 def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:
@@ -304,7 +304,7 @@ def packed(
         days=_days(moments),
         projected=projected,
         projection=projection,
-        begun=[_begun(of.insert.columns, of.rows) for of in projection.calls if of.begin and of.rows],
+        begun=[_started_rows(of.insert.columns, of.rows) for of in projection.calls if of.begin and of.rows],
         content=content,
         is_all=is_all,
         erased=erased,
@@ -390,7 +390,7 @@ def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
     )
 
 
-def _begun(names: tuple[str, ...], rows: list[Values]) -> Lines:
+def _started_rows(names: tuple[str, ...], rows: list[Values]) -> Lines:
     columns: list[Any] = list(zip(*rows, strict=True))
     runs = columns.pop(RUN)
     return lines_of((*names[:RUN], *names[RUN + 1 :]), runs, columns)

@@ -21,7 +21,7 @@ from ..prices.table import PriceTable
 from ..sql.batches import Delivered
 from ..sql.connection import Unstorable
 from ..sqlite.store import TraceStore
-from .marks import LookForFiles, Mark, Turn, first_mark, mark_path, write_mark
+from .marks import Mark, RegisteredFiles, Turn, first_mark, mark_path, write_mark
 from .shipment import START, Origin, Position, Reading, Shipment, Target
 from .source import Recent, Source
 
@@ -60,7 +60,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Do nothing for this time, or until `hurry`."""
+    """Do nothing for this time, or until `wake`."""
 
     seconds: float
 
@@ -122,7 +122,7 @@ class ShippingPlan:
         self.state, self._until = "retrying", now + wait
         return wait
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """End a rest, because a caller waits. A failing target keeps its pause."""
         if self.state == "resting":
             self._until = 0.0
@@ -135,7 +135,7 @@ ShippingState: TypeAlias = Literal["shipping", "retrying"]
 _MARK_SECONDS = 1.0
 """Seconds after which the mark is written again during long sending."""
 
-_TELL_FROM = 1000
+_LOG_FROM = 1000
 """The number of waiting events from which reports start. After it, each doubling is reported."""
 
 
@@ -200,7 +200,7 @@ class TraceShipper:
         self._course = ShippingPlan(options)
         self._turn = Turn(self._source.path, self._target.name)
         self._files = (
-            None if adopts is None else LookForFiles(adopts, self._source.path, self._target.name, prices)
+            None if adopts is None else RegisteredFiles(adopts, self._source.path, self._target.name, prices)
         )
         self._mark: Mark | None = None
         self._mark_at = 0.0  # when it is to be written again
@@ -209,9 +209,9 @@ class TraceShipper:
         self._open_runs: set[str] = set()
         self._state: ShippingState = "shipping"
         self._reason = ""
-        self._shipped = self._behind = self._told = self._passed_over = 0
+        self._shipped = self._behind = self._logged = self._passed_over = 0
         self._wanted = self._served = 0  # The number of callers that wait until all is shipped.
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
         self._changed = anyio.Event()
 
     @classmethod
@@ -268,7 +268,7 @@ class TraceShipper:
         before = self._shipped
         self._wanted += 1
         mine = self._wanted
-        self._course.hurry()
+        self._course.wake()
         while self._served < mine:
             await self._step(at_once=True)
             if self._course.state == "retrying":
@@ -283,8 +283,8 @@ class TraceShipper:
         """
         self._wanted += 1
         mine = self._wanted
-        self._course.hurry()
-        self._hurry.set()
+        self._course.wake()
+        self._wake.set()
         with anyio.move_on_after(seconds):
             while self._served < mine and self._state == "shipping":
                 await self._changed.wait()
@@ -430,9 +430,9 @@ class TraceShipper:
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
-            await self._hurry.wait()
-        if self._hurry.is_set():
-            self._hurry = anyio.Event()
+            await self._wake.wait()
+        if self._wake.is_set():
+            self._wake = anyio.Event()
 
     # --- Reporting ---
 
@@ -462,8 +462,8 @@ class TraceShipper:
         self._reason = reason
         with contextlib.suppress(StoreError, OSError):
             self._behind = await self._source.behind(self._course.position)
-        if self._state == "shipping" or self._behind >= max(_TELL_FROM, 2 * self._told):
-            self._told = self._behind
+        if self._state == "shipping" or self._behind >= max(_LOG_FROM, 2 * self._logged):
+            self._logged = self._behind
             self._become("retrying", reason, again=True)
 
     def _become(self, state: ShippingState, reason: str, *, again: bool = False) -> None:

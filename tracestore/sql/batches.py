@@ -31,6 +31,7 @@ STORED_COLUMNS = (*("run" if name == "run_id" else name for name in Envelope.__s
 _RUN, _DATA, _TAGS = map(STORED_COLUMNS.index, ("run", "data", "tags"))
 _identity = itemgetter(*map(STORED_COLUMNS.index, IDENTITY))
 INSERT_EVENT = Insert("events", STORED_COLUMNS, "ON CONFLICT DO NOTHING")
+_CAPTURED = (CapturedMessage, CapturedSetup)
 
 _MADE_AT_ONCE = 32
 """The number of events that are made into rows before other tasks run: some 0.2 ms of CPU."""
@@ -122,7 +123,7 @@ class Batch:
         self.events += row
         if type(data) in PROJECTED:
             self.projection.add(data, envelope.run_id, envelope.ts_us, list(_identity(row)), tags)
-        elif isinstance(data, CapturedMessage | CapturedSetup) and envelope.session_id is not None:
+        elif isinstance(data, _CAPTURED) and envelope.session_id is not None:
             self._captured.append(envelope)
 
 

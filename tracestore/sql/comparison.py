@@ -179,8 +179,8 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
 
 # --- Comparing the last priced calls ---
 # The costs before are looked up with the calls. A run of all calls over one other run, its base, skips most
-# look-ups: its sums start with those of the base, and the run adds the costs at call time. Only calls with a price
-# on one side are then looked at one by one.
+# look-ups. Its sums start with the sums of the base, and the run adds the costs at call time. Only calls with a
+# price on one side are then looked at one by one.
 
 
 _TABLES = (
@@ -349,7 +349,7 @@ class _Counts(NamedTuple):
     unknown: int = 0
 
 
-class CountsBeside(NamedTuple):
+class UncountedCalls(NamedTuple):
     """The counts of unknown costs and estimated usage, by model, day and session."""
 
     by_model: dict[str, _Counts]
@@ -367,9 +367,9 @@ class CountsBeside(NamedTuple):
         return sum(counts.unknown for counts in self.by_model.values())
 
 
-def count_beside(statements: Statements, where: CallFilter, *, by_session: bool) -> CountsBeside:
+def count_uncounted(statements: Statements, where: CallFilter, *, by_session: bool) -> UncountedCalls:
     """Count the calls outside of the sums, before the costs of the run are the current ones."""
-    return CountsBeside(
+    return UncountedCalls(
         _counts(statements, where, _MODEL),
         _counts(statements, where, _DAY),
         _counts(statements, where, _SESSION) if by_session else {},
@@ -377,7 +377,7 @@ def count_beside(statements: Statements, where: CallFilter, *, by_session: bool)
     )
 
 
-def with_counts(report: RepriceReport, beside: CountsBeside) -> RepriceReport:
+def with_counts(report: RepriceReport, uncounted: UncountedCalls) -> RepriceReport:
     """The report with these counts, as a whole and line by line."""
     none = _Counts()
 
@@ -386,12 +386,12 @@ def with_counts(report: RepriceReport, beside: CountsBeside) -> RepriceReport:
 
     return msgspec.structs.replace(
         report,
-        estimated=beside.estimated,
-        unknown=beside.unknown,
-        in_flight=beside.in_flight,
-        models=tuple(counted(line, beside.by_model.get(line.model, none)) for line in report.models),
-        days=tuple(counted(line, beside.by_day.get(line.day, none)) for line in report.days),
-        sessions=tuple(counted(line, beside.by_session.get(line.session_id, none)) for line in report.sessions),
+        estimated=uncounted.estimated,
+        unknown=uncounted.unknown,
+        in_flight=uncounted.in_flight,
+        models=tuple(counted(line, uncounted.by_model.get(line.model, none)) for line in report.models),
+        days=tuple(counted(line, uncounted.by_day.get(line.day, none)) for line in report.days),
+        sessions=tuple(counted(line, uncounted.by_session.get(line.session_id, none)) for line in report.sessions),
     )
 
 
@@ -417,9 +417,9 @@ def _counts(statements: Statements, where: CallFilter, column: str) -> dict[str,
 
 def _in_flight(statements: Statements, where: CallFilter) -> int:
     """Calls without an end. A filter's conditions on the end of a call don't apply to them."""
-    begun = msgspec.structs.replace(
+    started = msgspec.structs.replace(
         where, status=None, error_class=None, unpriced=False, unknown=False, min_cost_nano_usd=None
     )
-    which, values = condition(begun, statements.dialect)
+    which, values = condition(started, statements.dialect)
     ((count,),) = statements.run(f"SELECT count(*) FROM calls AS c WHERE c.status = 'started' AND {which}", values)
     return int(count)

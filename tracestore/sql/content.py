@@ -36,7 +36,7 @@ from ..writing.content import (
 )
 from .call_rows import tags_of
 from .connection import Database, Row, SqlValue, Statements, greater
-from .events import branch, is_anothers, is_said
+from .events import branch, is_anothers, is_recorded
 
 _log = Log("tracestore.content")
 
@@ -61,7 +61,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         digest, made, withheld = _bodies(event)
         begins = isinstance(event, CapturedSetup) and event.begins
         if is_anothers(statements, session_id, moment[0], event.epoch, begins=begins):
-            if _comes_to_nothing(statements, session_id, event, digest):
+            if _can_be_dropped(statements, session_id, event, digest):
                 continue
             history = event.position if isinstance(event, CapturedMessage) else event.history
             session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, history, event.epoch)
@@ -81,7 +81,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
     )
 
 
-def _comes_to_nothing(
+def _can_be_dropped(
     statements: Statements, session_id: str, event: CapturedMessage | CapturedSetup, digest: bytes | None
 ) -> bool:
     """Whether a former owner's content can be dropped.
@@ -90,7 +90,7 @@ def _comes_to_nothing(
     """
     if not event.epoch or isinstance(event, CapturedSetup):
         return bool(event.epoch)
-    return is_said(statements, session_id, event.position, _message_id(event.message), digest)
+    return is_recorded(statements, session_id, event.position, _message_id(event.message), digest)
 
 
 def _message_id(message: Message) -> str | None:

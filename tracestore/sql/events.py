@@ -140,7 +140,7 @@ def is_anothers(statements: Statements, session_id: str, run: int, epoch: int, *
     return not belongs(run, epoch, begins=begins, owner=owner, claimed=claimed)
 
 
-def is_said(
+def is_recorded(
     statements: Statements, session_id: str, position: int, message_id: str | None, digest: bytes | None
 ) -> bool:
     """Whether the session has exactly this message at this position."""
@@ -405,7 +405,7 @@ LATEST_BATCHES = "SELECT request_id FROM events WHERE topic = 'batch.planned' OR
 _CHUNK = 500
 
 
-class _Told(msgspec.Struct):
+class _BatchFields(msgspec.Struct):
     """The fields of a batch's events that are read."""
 
     provider: str
@@ -424,7 +424,7 @@ class _Told(msgspec.Struct):
     failed: int = 0
 
 
-_decode = msgspec.json.Decoder(_Told).decode
+_decode = msgspec.json.Decoder(_BatchFields).decode
 _decode_tags = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -432,39 +432,39 @@ async def batch(database: Database, batch_id: str) -> StoredBatch | None:
     """The stored data of a batch; None if nothing is stored."""
     found: StoredBatch | None = None
     for topic, ts_us, tags, data in await database.read(BATCH_EVENTS, (batch_id,)):
-        told = _decode(data)
+        parsed = _decode(data)
         if topic == "batch.planned" and found is None:
             found = StoredBatch(
                 batch_id=batch_id,
-                provider=told.provider,
-                model=told.model,
-                parts=told.parts,
-                digest=told.digest,
+                provider=parsed.provider,
+                model=parsed.model,
+                parts=parsed.parts,
+                digest=parsed.digest,
                 planned_us=ts_us,
-                request_ids=told.request_ids,
-                key=told.key,
+                request_ids=parsed.request_ids,
+                key=parsed.key,
                 tags=None if tags is None else _decode_tags(tags),
             )
         elif found is not None:
-            found = _with_event(found, topic, told)
+            found = _with_event(found, topic, parsed)
     return None if found is None else await _with_ends(database, found)
 
 
-def _with_event(found: StoredBatch, topic: str, told: _Told) -> StoredBatch:
+def _with_event(found: StoredBatch, topic: str, parsed: _BatchFields) -> StoredBatch:
     if topic == "batch.submitting":
-        sent = StoredSubmission(call_id=told.call_id, began_at=told.began_at)
-        return msgspec.structs.replace(found, submissions={**found.submissions, told.part: sent})
+        sent = StoredSubmission(call_id=parsed.call_id, began_at=parsed.began_at)
+        return msgspec.structs.replace(found, submissions={**found.submissions, parsed.part: sent})
     if topic == "batch.submitted":
-        before = found.submissions.get(told.part) or StoredSubmission(call_id=told.call_id, began_at=0)
+        before = found.submissions.get(parsed.part) or StoredSubmission(call_id=parsed.call_id, began_at=0)
         sent = msgspec.structs.replace(
-            before, call_id=told.call_id, job_id=told.job_id, key=told.key, certain=told.certain
+            before, call_id=parsed.call_id, job_id=parsed.job_id, key=parsed.key, certain=parsed.certain
         )
-        return msgspec.structs.replace(found, submissions={**found.submissions, told.part: sent})
+        return msgspec.structs.replace(found, submissions={**found.submissions, parsed.part: sent})
     return msgspec.structs.replace(
         found,
-        status=told.status,
-        succeeded=told.succeeded,
-        failed=told.failed,
+        status=parsed.status,
+        succeeded=parsed.succeeded,
+        failed=parsed.failed,
         completed=found.completed or topic == "batch.completed",
     )
 

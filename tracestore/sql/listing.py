@@ -33,7 +33,7 @@ from .sums import SUMMED, current_runs, flag, runs_of, sum_of, summands, sums_of
 
 # --- Usage and costs by group ---
 # The trace keeps sums by day, provider and model (`call_sums`), which cover whole days. The calls of partial days,
-# and those that are in no sum yet, are added one by one. Everything else is summed from the calls.
+# and calls that are in no sum yet, are added one by one. Everything else is summed from the calls.
 
 
 _UNPRICED_THEN = "{0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL"

@@ -71,7 +71,7 @@ _SESSION = IDENTITY.index("session_id")
 
 _OF_CALLS = (LlmCallStarted, LlmCallCompleted, LlmCallFailed, LlmCallImported)
 
-_Told = tuple[str | None, str | None, str | None]
+_SessionFields = tuple[str | None, str | None, str | None]
 
 
 def _latest(column: str) -> str:
@@ -117,7 +117,7 @@ class Projection:
         self._failed: list[Values] = []
         self._imported: dict[str, Values] = {}  # by request
         self._whole: tuple[list[Values], list[Values]] = [], []  # of others that were taken in: good and bad ends
-        self._told: dict[str, _Told] = {}  # of each session the model, the tags and the name
+        self._session_fields: dict[str, _SessionFields] = {}  # of each session the model, the tags and the name
         self._corrected: dict[int, list[int]] = {}  # calls to price again, by repricing
         self.tags: list[Values] = []
         """The tags of calls: tag, value, request and attempt."""
@@ -138,8 +138,8 @@ class Projection:
             return
         match event:
             case SessionCreated():
-                told_tags = json_text(event.tags) if event.tags else None
-                self._note_session(session_id, event.model, told_tags, event.name)
+                tags_json = json_text(event.tags) if event.tags else None
+                self._note_session(session_id, event.model, tags_json, event.name)
             case SessionModelChanged():
                 self._note_session(session_id, event.current)
             case SessionRenamed():
@@ -176,13 +176,13 @@ class Projection:
             self._note_imported(row)
         self.tags += other.tags
         self.ended += other.ended
-        for session_id, told in other._told.items():
-            self._note_session(session_id, *told)
+        for session_id, fields in other._session_fields.items():
+            self._note_session(session_id, *fields)
 
     def sessions(self, times: Mapping[str, tuple[int, int]]) -> Values:
         """The values for `UPSERT_SESSION`, row after row."""
         nothing = (None, None, None)
-        return flat((name, *between, *self._told.get(name, nothing)) for name, between in times.items())
+        return flat((name, *between, *self._session_fields.get(name, nothing)) for name, between in times.items())
 
     def write_before_calls(self, statements: Statements) -> None:
         """Remove the repriced costs of calls whose corrections are stored next."""
@@ -206,16 +206,16 @@ class Projection:
                 make_storable(row, clean)
         for tag in self.tags:
             make_storable(tag, clean)
-        for name, (model, tags, title) in self._told.items():
-            told: Values = [model, tags, title]
-            make_storable(told, clean)
-            self._told[name] = tuple(told)  # type: ignore[assignment]
+        for name, (model, tags, title) in self._session_fields.items():
+            fields: Values = [model, tags, title]
+            make_storable(fields, clean)
+            self._session_fields[name] = tuple(fields)  # type: ignore[assignment]
 
     def _note_session(
         self, session_id: str, model: str | None = None, tags: str | None = None, name: str | None = None
     ) -> None:
-        before = self._told.get(session_id, (None, None, None))
-        self._told[session_id] = (model or before[0], tags or before[1], name or before[2])
+        before = self._session_fields.get(session_id, (None, None, None))
+        self._session_fields[session_id] = (model or before[0], tags or before[1], name or before[2])
 
     def _note_call(
         self,

@@ -15,13 +15,13 @@ from ..prices.table import PriceTable
 from ..reports import CurrentPrices, OnProgress, RepriceReport, RepriceRun, RepriceSums
 from .call_rows import condition
 from .comparison import (
-    CountsBeside,
     SumTable,
+    UncountedCalls,
     add_to_sums,
     add_up_again,
     change_of,
     compared,
-    count_beside,
+    count_uncounted,
     prepare,
     start_from_base,
     sums_of_run,
@@ -97,13 +97,13 @@ class Repricing:
     async def run(self, *, dry: bool) -> RepriceReport:
         """Price all calls up to now. With `dry` nothing is written."""
         run_id, last = await self._either(dry, lambda statements: self._begin(statements, dry))
-        return await self._go_on(run_id, 0, last, dry)
+        return await self._continue(run_id, 0, last, dry)
 
     async def resume(self, run: RepriceRun) -> RepriceReport:
         """Continue an interrupted run from the first chunk that was not committed."""
-        return await self._go_on(run.id, run.done, run.last_call or 0, False)
+        return await self._continue(run.id, run.done, run.last_call or 0, False)
 
-    async def _go_on(self, run_id: int, done: int, last: int, dry: bool) -> RepriceReport:
+    async def _continue(self, run_id: int, done: int, last: int, dry: bool) -> RepriceReport:
         await self._either(dry, self._prepare)
         while done < last:
             for low in range(done, last, CHUNK):
@@ -112,7 +112,7 @@ class Repricing:
                 if self._progress is not None:
                     self._progress(done, last)
             last = await self._either(True, _last_call)
-        beside, previous = await self._either(dry, lambda statements: self._end(statements, run_id, done, dry))
+        uncounted, previous = await self._either(dry, lambda statements: self._end(statements, run_id, done, dry))
         sums = await sums_of_run(self._database, _sum_table(dry), run_id)
         total = {name: getattr(sums.total, name) for name in _SAME_IN_REPORTS}
         report = RepriceReport(
@@ -129,7 +129,7 @@ class Repricing:
             sessions=sums.sessions,
             **total,
         )
-        return with_counts(report, beside)
+        return with_counts(report, uncounted)
 
     async def _either(self, dry: bool, work: Callable[[Statements], _T]) -> _T:
         return await (self._database.look(work) if dry else self._database.write(work))
@@ -168,16 +168,16 @@ class Repricing:
         add_repriced(statements, run_id, more)
         note_progress(statements, run_id, low, high)
 
-    def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[CountsBeside, str | None]:
+    def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[UncountedCalls, str | None]:
         """Price the calls that were stored after `done`, and finish."""
         last = _last_call(statements)
         if done < last:
             self._chunk(run_id, done, last, dry)(statements)
-        beside = count_beside(statements, self._where, by_session=self._by_session)
+        uncounted = count_uncounted(statements, self._where, by_session=self._by_session)
         previous = current_version(statements)
         if not dry:
-            finish(statements, run_id, beside, self._clock.now_us())
-        return beside, previous
+            finish(statements, run_id, uncounted, self._clock.now_us())
+        return uncounted, previous
 
 
 async def reprice(
@@ -202,10 +202,12 @@ async def resume_reprice(
     database: Database, clock: Clock, run_id: int | None, progress: OnProgress | None
 ) -> RepriceReport:
     """See `tracestore.store.Repricing.resume_reprice`."""
-    begun = await interrupted(database, run_id)
-    table = await stored_table(database, begun.version)
-    run = Repricing(*(database, clock, table, begun.where, None), by_session=begun.by_session, progress=progress)
-    return await run.resume(begun)
+    started = await interrupted(database, run_id)
+    table = await stored_table(database, started.version)
+    run = Repricing(
+        *(database, clock, table, started.where, None), by_session=started.by_session, progress=progress
+    )
+    return await run.resume(started)
 
 
 def _last_call(statements: Statements) -> int:
@@ -251,7 +253,7 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
         raise StoreError(f"repricing {run_id} is being continued by another process. Nothing was changed")
 
 
-def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: int) -> None:
+def finish(statements: Statements, run_id: int, uncounted: UncountedCalls, now_us: int) -> None:
     """Record the result of a run, and make its costs the current ones, in the transaction of its last calls."""
     run = _by_number(statements, run_id)
     replaced = tuple(current_runs(statements))
@@ -260,7 +262,7 @@ def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: in
         statements,
         run_id,
         _changed(statements, replaced, after),
-        anew=replaced != run.replaced or _is_stale(statements, run_id),
+        recounts=replaced != run.replaced or _is_stale(statements, run_id),
     )
     sums = total_of(statements, "reprice_sum", run_id)
     statements.run(
@@ -273,7 +275,7 @@ def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: in
         """,
         (
             *(now_us, sums.calls, sums.unpriced, sums.before_nano_usd, sums.after_nano_usd),
-            *(_encoded(replaced), beside.in_flight, beside.estimated, beside.unknown, run_id),
+            *(_encoded(replaced), uncounted.in_flight, uncounted.estimated, uncounted.unknown, run_id),
         ),
     )
     make_current(statements, after)
@@ -289,9 +291,9 @@ def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) 
     return Difference(new.nano_usd - old.nano_usd, new.unpriced - old.unpriced)
 
 
-def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bool) -> None:
+def _check(statements: Statements, run_id: int, changed: Difference, *, recounts: bool) -> None:
     """Recalculate the sums of a run from its costs, because others may have changed the trace since."""
-    if not anew and change_of(statements, run_id) == changed:
+    if not recounts and change_of(statements, run_id) == changed:
         return
     add_up_again(statements, run_id)
     reported = change_of(statements, run_id)

@@ -131,13 +131,13 @@ class HeldFile:
 _held: set[HeldFile] = set()
 
 
-def _let_go() -> None:
+def _close_all() -> None:
     for file in list(_held):
         file.close()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_all)
 
 
 class FileLock:

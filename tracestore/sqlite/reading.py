@@ -39,7 +39,7 @@ from ..writing.overflow import (
     leftovers,
     read_leftover,
     sealed_files,
-    waiting_beside,
+    waiting_events,
     waiting_files,
     warn_of,
 )
@@ -115,7 +115,7 @@ class WholeTrace(Database):
         """The events that are not shown, because they could be neither stored nor merged."""
         self._ready = False
         self._looking = anyio.Lock()
-        self._mark: _Mark | None = None  # of what was merged, or could not be
+        self._mark: _Mark | None = None  # of the events that were merged, or could not be
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
         """Open the file, and add the events next to it."""
@@ -125,7 +125,7 @@ class WholeTrace(Database):
         await super().open(prepare)
         self._ready = True
         try:
-            await self._look_beside()
+            await self._find_waiting()
         except BaseException:
             await self.close()
             raise
@@ -137,17 +137,17 @@ class WholeTrace(Database):
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
         """Return all rows of one statement that writes nothing."""
-        await self._look_beside()
+        await self._find_waiting()
         return await super().read(sql, parameters)
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which writes to nothing but temporary tables, in the connection's thread, without
         interruption.
         """
-        await self._look_beside()
+        await self._find_waiting()
         return await super().look(work)
 
-    async def _look_beside(self) -> None:
+    async def _find_waiting(self) -> None:
         """Merge the events that dead processes have left since the last check."""
         if not self._ready:
             return
@@ -173,7 +173,7 @@ class WholeTrace(Database):
         if not late and not sealed:
             self.waiting, self._mark = NOTHING_WAITS, mark if self._copy else None
             return
-        waiting = await waiting_beside(self.path)
+        waiting = await waiting_events(self.path)
         self._mark = mark
         if waiting and waiting != self.waiting:
             older = "the trace has an older version: upgrade it with `callboard upgrade`"
@@ -224,7 +224,12 @@ def _copied(source: Path, target: Path) -> None:
 
 
 def copy_snapshot(
-    source: Path, target: Path, step_pages: int, told: Callable[[int, int], object], *, immutable: bool = False
+    source: Path,
+    target: Path,
+    step_pages: int,
+    on_progress: Callable[[int, int], object],
+    *,
+    immutable: bool = False,
 ) -> None:
     """Copy a database, as it is at this moment, into an empty file. The function blocks; call it in a thread.
 
@@ -233,7 +238,7 @@ def copy_snapshot(
     import sqlite3
 
     def progress(_status: int, remaining: int, total: int) -> None:
-        told(total - remaining, total)
+        on_progress(total - remaining, total)
 
     try:
         with (

@@ -24,7 +24,7 @@ from ..sql.events import RunSpan, claim
 from ..sql.gateway import SqlGateway
 from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
-from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
+from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_events, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
 from .reading import WholeTrace, take_in
@@ -120,10 +120,10 @@ class TraceStore(SqlStore):
 
         On failure, raise StoreError if it is `needed`, or else warn.
         """
-        found = await waiting_beside(self.path) if waiting_files(self.path) else NOTHING_WAITS
+        found = await waiting_events(self.path) if waiting_files(self.path) else NOTHING_WAITS
         if found:
             await take_in(self.path)
-            found = await waiting_beside(self.path)
+            found = await waiting_events(self.path)
         self._waiting = found
         if found and needed:
             raise left_over(found)
@@ -156,9 +156,9 @@ class TraceStore(SqlStore):
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         return named_lock(self.path, name)
 
-    def tell(self, told: Callable[[Batch], object]) -> None:
+    def tell(self, on_batch: Callable[[Batch], object]) -> None:
         """Set the one function that is called in the event loop with each committed batch."""
-        self._file.told = told
+        self._file.on_batch = on_batch
 
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0

@@ -37,13 +37,13 @@ class TraceFile:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.numbers = RunNumbers()
-        self.told: Callable[[Batch], object] | None = None
+        self.on_batch: Callable[[Batch], object] | None = None
         self._database = database
         self._clock = clock
         self._living = Runs(database, clock)
         self._sums = SumKeeper(database)
         self._opening = anyio.Lock()
-        self._anew = False  # The open file can't be written, or none is open: the next write opens it again.
+        self._reopens = False  # The open file can't be written, or none is open: the next write opens it again.
         self._reopening = anyio.Lock()
 
     async def open(self) -> None:
@@ -60,12 +60,12 @@ class TraceFile:
                     await inspect(self._database.path)
                 await self._database.open(prepare)
             except StoreUnavailable:
-                self._anew = not self._database.readonly
+                self._reopens = not self._database.readonly
                 raise
 
     async def close(self) -> None:
         """Finish the work in progress, mark this process's runs as ended, and close the file."""
-        self._anew = False
+        self._reopens = False
         try:
             await self._living.end_all()
         finally:
@@ -77,7 +77,7 @@ class TraceFile:
         try:
             self._living.hold(run_id)
         except StoreUnavailable:
-            self._anew = True
+            self._reopens = True
             raise
 
     async def close_lost_runs(self, prices: PriceTable | None, delivered: Delivered | None) -> list[str]:
@@ -98,10 +98,10 @@ class TraceFile:
         """
         if not envelopes and first is None:
             return
-        if self._anew or self._database.is_moved:
+        if self._reopens or self._database.is_moved:
             async with self._reopening:
-                if self._anew or self._database.is_moved:  # Another writer may have reopened it meanwhile.
-                    await self._open_anew()
+                if self._reopens or self._database.is_moved:  # Another writer may have reopened it meanwhile.
+                    await self._reopen()
         # It runs as a whole: if the caller is cancelled while rows are built, they are written all the same.
         self.numbers.remember(await shielded(self._store(envelopes, first)))
         await self._sums.stored(len(envelopes))
@@ -124,13 +124,13 @@ class TraceFile:
         try:
             numbers = await self._database.write(work)
         except StoreUnavailable as error:
-            self._anew = error.reopen
+            self._reopens = error.reopen
             raise
-        if self.told is not None:
-            self.told(batch)
+        if self.on_batch is not None:
+            self.on_batch(batch)
         return numbers
 
-    async def _open_anew(self) -> None:
+    async def _reopen(self) -> None:
         """Open the file at the path, because the open one can't be written or was removed.
 
         A connection to a read-only, damaged or deleted file doesn't detect later changes of the file.
@@ -144,10 +144,10 @@ class TraceFile:
         self.numbers.forget()
         with contextlib.suppress(StoreError):
             await self._database.close()
-        self._anew = True  # until all of it has worked
+        self._reopens = True  # until all of it has worked
         await self.open()
         self._living.hold_again()
-        self._anew = False
+        self._reopens = False
 
 
 # --- The runs of a trace file ---

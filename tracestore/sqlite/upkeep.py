@@ -142,25 +142,25 @@ async def backup(source: Path, target: Path | str, progress: Callable[[int, int]
     """See `TraceStore.backup`."""
     from anyio import from_thread
 
-    def told(done: int, pages: int) -> None:
+    def on_progress(done: int, pages: int) -> None:
         from_thread.check_cancelled()
         if progress is not None:
             from_thread.run_sync(progress, done, pages)
 
     try:
-        await anyio.to_thread.run_sync(_copy, source, Path(target), told)
+        await anyio.to_thread.run_sync(_copy, source, Path(target), on_progress)
     except OSError as error:
         raise StoreError(f"{error.filename or target}: {error.strerror or error}") from error
 
 
-def _copy(source: Path, target: Path, told: Callable[[int, int], object]) -> None:
+def _copy(source: Path, target: Path, on_progress: Callable[[int, int], object]) -> None:
     target = target.expanduser()
     refuse_missing(source)
     if os.path.lexists(target):
         raise StoreError(f"{target} already exists, and a backup never overwrites a file. Use another path")
     unfinished = UnfinishedFile(target)
     try:
-        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, told, immutable=is_immutable(source))
+        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, on_progress, immutable=is_immutable(source))
         if os.path.lexists(target):
             raise StoreError(f"{target} was created by another process. Use another path")
         unfinished.keep()

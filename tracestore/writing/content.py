@@ -191,7 +191,7 @@ def decode_metadata(data: bytes) -> MessageMetadata:
     metadata = msgspec.convert(fields, MessageMetadata)
     if not had_raw:
         return metadata
-    # Taken from the text and not from what was decoded: prices that are invented later want it as it came.
+    # Taken from the text and not from the decoded value: future prices may need fields that are unknown today.
     raw = _raw_usage.decode(data).usage.raw
     if not isinstance(raw, msgspec.Raw):
         return metadata

@@ -358,7 +358,7 @@ class LateEvents(msgspec.Struct, frozen=True):
 NOTHING_WAITS = LateEvents()
 
 
-async def waiting_beside(database: Path) -> LateEvents:
+async def waiting_events(database: Path) -> LateEvents:
     """The events of dead processes that wait next to a trace, and their files."""
 
     def count() -> LateEvents:

@@ -111,13 +111,13 @@ class WriterCore:
         self._retry_at = 0.0
         self._reason: str | None = None
         self._lost = 0
-        self._lost_told = 0
-        self._told_at_close = (
+        self._lost_logged = 0
+        self._logged_at_close = (
             0  # The number of lost events that were reported; a second close reports only new ones.
         )
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
-        self._hurry = anyio.Event()
+        self._wake = anyio.Event()
         self._adopted = anyio.Event()
         self._taken_over = False
 
@@ -224,7 +224,7 @@ class WriterCore:
                 kept are written when the store recovers.
         """
         mark = self._entered + self._source.depth
-        self._hurry.set()
+        self._wake.set()
         async with self._work:
             await self._take_in()
             if self._left < mark:
@@ -235,8 +235,8 @@ class WriterCore:
                 f"{mark - self._left} events are not committed ({self._state}): {self._reason}; "
                 "they will be written when the store works again"
             )
-        if self._lost > self._lost_told:
-            lost, self._lost_told = self._lost - self._lost_told, self._lost
+        if self._lost > self._lost_logged:
+            lost, self._lost_logged = self._lost - self._lost_logged, self._lost
             raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
 
     async def secure(self) -> None:
@@ -287,10 +287,10 @@ class WriterCore:
             if self._pending and self._spill is not None:
                 await self._spill_pending("closing")
             copied = 0 if self._journal is None else self._journal.copied
-            if len(self._pending) - copied > self._told_at_close:
-                more = len(self._pending) - copied - self._told_at_close
+            if len(self._pending) - copied > self._logged_at_close:
+                more = len(self._pending) - copied - self._logged_at_close
                 _log.error("lost_at_close", events=more, reason=self._reason)
-                self._told_at_close += more
+                self._logged_at_close += more
             if self._spill is not None:
                 await anyio.to_thread.run_sync(self._spill.close)
             if self._journal is not None:
@@ -298,8 +298,8 @@ class WriterCore:
 
     async def _wait(self) -> None:
         """Wait until there are events to commit, and then a little longer, so that others can share the commit."""
-        if self._hurry.is_set():
-            self._hurry = anyio.Event()
+        if self._wake.is_set():
+            self._wake = anyio.Event()
         options = self._options
         if self._state != "ok":
             # Events are parked as they come; a flush tries immediately.
@@ -312,7 +312,7 @@ class WriterCore:
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
-            await self._hurry.wait()
+            await self._wake.wait()
 
     async def _take_in(self) -> None:
         """Process the waiting events in parts, so that a burst does not block the event loop."""
@@ -347,7 +347,7 @@ class WriterCore:
             while self._pending and self._left < mark:
                 batch = self._pending.first(self._options.batch_events)
                 await self._write(batch)
-                self._let_go(batch)
+                self._release(batch)
                 self._left += len(batch)
         except (StoreError, OSError) as error:
             self._note_failure(str(error))
@@ -355,7 +355,7 @@ class WriterCore:
             self._failures = 0
             self._become("ok", "the store can be written")
 
-    def _let_go(self, batch: Sequence[Envelope]) -> None:
+    def _release(self, batch: Sequence[Envelope]) -> None:
         self._pending.remove(batch)
         if self._journal is not None:
             self._journal.forget(len(batch))
@@ -466,7 +466,7 @@ class WriterCore:
             why = f"the spill file {spill.path} can't be written: {error.strerror or error}"
         else:
             why = f"the spill file {spill.path} is full"
-        self._let_go(batch[:fitted])
+        self._release(batch[:fitted])
         if fitted < len(batch):
             self._become("dropping", f"{reason}; {why}")
 

@@ -32,7 +32,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import is_remote, media_bytes, media_type_of, repair_text
-from ...requests.fitted import FittedHistory, Loss, encoded_form, left_out
+from ...requests.fitted import FittedHistory, Loss, encoded, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from .response import CONTAINER, FALLBACK
 
@@ -222,7 +222,7 @@ _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
 
-class Habits(NamedTuple):
+class ServerTraits(NamedTuple):
     """The differences between servers of the Messages API. The defaults are Anthropic's."""
 
     errors_in_words: bool = False
@@ -238,10 +238,10 @@ class Habits(NamedTuple):
     """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
 
 
-ANTHROPIC = Habits()
+ANTHROPIC = ServerTraits()
 
 
-def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
+def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
     return _Writer(history, habits).write()
 
 
@@ -253,15 +253,12 @@ def write_system(history: FittedHistory) -> str | list[Json] | None:
     return [writer._text(part) for part in history.system_parts]
 
 
-def _plain(message: Message, text: str) -> JsonObject:
-    return {"role": message.role.value, "content": [{"type": "text", "text": text}]}
-
-
-_encoded = encoded_form("messages", _plain)
+def _plain(text: str, place: int) -> JsonObject:
+    return {"role": "assistant" if place % 2 else "user", "content": [{"type": "text", "text": text}]}
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory, habits: Habits) -> None:
+    def __init__(self, history: FittedHistory, habits: ServerTraits) -> None:
         self.history = history
         self.habits = habits
         self.error_words = "Error: " if habits.errors_in_words else ""
@@ -272,7 +269,7 @@ class _Writer:
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         history, plain = self.history, self.history.plain
-        written = _encoded(history)
+        written = encoded(history, "messages", _plain)
         done, last = len(written), list[Json]()
         for message, said in zip(history.messages[done:], plain[done:], strict=False):
             last = [{"type": "text", "text": said}]

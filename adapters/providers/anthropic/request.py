@@ -31,7 +31,7 @@ from .messages import (
     IMAGE_MEDIA_TYPES,
     PDF,
     TEXT_MEDIA_TYPES,
-    Habits,
+    ServerTraits,
     open_container,
     write_messages,
     write_system,
@@ -309,7 +309,7 @@ class _Writer:
                 body,
                 minimum=minimum,
                 ttl=str(ttl),
-                conversation="messages" not in extra and self._goes_on(),
+                conversation="messages" not in extra and self._will_repeat(),
                 tools_bytes=self._tools_bytes(body),
                 hosts=hosts,
             )
@@ -336,28 +336,28 @@ class _Writer:
         more = tools[len(ours) :] if isinstance(tools, list) else None
         return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
 
-    def _goes_on(self) -> bool:
+    def _will_repeat(self) -> bool:
         """Whether the messages will likely be sent again. If not, a cache write only costs more."""
         request = self.request
         return bool(request.session_id or request.tools) or any(
             message.role is Role.ASSISTANT for message in request.messages
         )
 
-    def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> Habits:
+    def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> ServerTraits:
         """The differences of the server, by its options or the name of the model."""
         claude, back = _kind_of(self.target.model or "", self.model is not None)
         given = options.get(THINKING_BACK)
         back = given if isinstance(given, str) else back
         thinking = extra.get("thinking")
         off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
-        return Habits(
+        return ServerTraits(
             errors_in_words=options.get(ERRORS_IN_WORDS) is True,
             unsigned_thinking=back != "signed",
             thinking_stand_in=" " if back == "with_calls" and not off else None,
             blank_results=claude,
         )
 
-    def _body(self, extra: JsonObject, habits: Habits) -> JsonObject:
+    def _body(self, extra: JsonObject, habits: ServerTraits) -> JsonObject:
         """The body, in the order of the cache: tools, system, messages."""
         request = self.request
         check_choice(request, self.model, extra.get("thinking"))
@@ -427,10 +427,10 @@ class _Writer:
             return system
         why = f"the model does not support the schema, which was sent in the system prompt: {self.held_to}"
         self.warnings.append(CallWarning(WarningCode.SCHEMA_AS_INSTRUCTION, f"{self.target.provider}: {why}"))
-        told = instruction(schema, with_tools=bool(self.request.tools))
+        prompt = instruction(schema, with_tools=bool(self.request.tools))
         if isinstance(system, list):
-            return [*system, {"type": "text", "text": told}]
-        return "\n\n".join(text for text in (system, told) if text)
+            return [*system, {"type": "text", "text": prompt}]
+        return "\n\n".join(text for text in (system, prompt) if text)
 
     def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
         choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls

@@ -284,7 +284,7 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
     """End the reply. A missing or unknown stop reason is not a regular end."""
     raw = stop_reason if isinstance(stop_reason, str) else None
     if raw is None:
-        assembler.end_unsaid()
+        assembler.warn_no_stop_reason()
     reason = STOP_REASONS.get(raw or "", StopReason.PROVIDER_SPECIFIC)
     if reason is StopReason.REFUSAL and isinstance(stop_details, dict):
         said = (stop_details.get(name) for name in ("category", "explanation"))

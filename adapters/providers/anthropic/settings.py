@@ -239,18 +239,18 @@ class _Fitter:
         if "$ref" in schema:
             return self._reference(schema, path)
         fitted: JsonObject = {}
-        told: JsonObject = {}
+        described: JsonObject = {}
         for name, inner in schema.items():
             if _is_kept(name, inner):
                 fitted[name] = inner
             elif name in ("anyOf", "oneOf") and isinstance(inner, list):
                 fitted["anyOf"] = [self._fit(part, f"{path}.anyOf[{at}]") for at, part in enumerate(inner)]
             elif name not in ("properties", "items", "description", "$defs", *_WITHOUT_MEANING):
-                told[name] = inner
+                described[name] = inner
         self._write_shape(schema, fitted, path)
         if isinstance(said := schema.get("description"), str) and said:
             fitted["description"] = said
-        return describe(fitted, describe_constraints(told))
+        return describe(fitted, describe_constraints(described))
 
     def _write_shape(self, schema: JsonObject, fitted: JsonObject, path: str) -> None:
         kind = schema.get("type")
@@ -281,10 +281,10 @@ class _Fitter:
         if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
             raise NotStrict(f"{path}: a reference to {target!r}, which is not a definition of the schema")
         ignored = {"$ref", "$defs", "description", "title", *_WITHOUT_MEANING}
-        told = {name: inner for name, inner in schema.items() if name not in ignored}
+        described = {name: inner for name, inner in schema.items() if name not in ignored}
         said = schema.get("description")
         around = describe(
-            {"description": said} if isinstance(said, str) and said else {}, describe_constraints(told)
+            {"description": said} if isinstance(said, str) and said else {}, describe_constraints(described)
         )
         return {**around, "anyOf": [{"$ref": target}]} if around else {"$ref": target}
 

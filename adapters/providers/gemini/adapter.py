@@ -186,8 +186,8 @@ class GeminiBatches(msgspec.Struct, frozen=True):
             inlined = _decode_operation(text).output.inlinedResponses
         except msgspec.MsgspecError:  # a file of lines
             for line in filter(bytes.strip, text.split(b"\n")):
-                told = _decode_line(line)
-                yield _line(told.key, told.response, told.error, provider)
+                reported = _decode_line(line)
+                yield _line(reported.key, reported.response, reported.error, provider)
             return
         for item in (inlined.inlinedResponses if inlined is not None else None) or []:
             key = (item.metadata or {}).get(_KEY)

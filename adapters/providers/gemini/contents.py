@@ -36,7 +36,7 @@ from callboard.bus.values.messages import CallWarning, Message, Role
 
 from ...contract import CanonicalRequest
 from ...requests.content import WEB, is_remote, media_bytes, media_type_of
-from ...requests.fitted import FittedHistory, Loss, Target, ToolIdRule, encoded_form, left_out
+from ...requests.fitted import FittedHistory, Loss, Target, ToolIdRule, encoded, left_out
 from ...requests.history import FAILED_SILENTLY
 from . import wire
 from .data import Model
@@ -46,7 +46,7 @@ KIND = "continuationToken"
 """The token's name in a reply and a request, and the kind of its block."""
 
 
-def take_up(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
+def read_token(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
     """The request to write, and the token with which a reply continues."""
     messages, token = request.messages, None
     while messages and (found := _token(messages[-1], provider, request.wire_model)) is not None:
@@ -87,7 +87,7 @@ SIGNATURE_KIND = "thoughtSignature"
 """The kind of an opaque block with a signature only."""
 
 
-def said_of(part: wire.Part) -> JsonObject:
+def metadata_of(part: wire.Part) -> JsonObject:
     """The extra fields of a text, a thought or a call."""
     said = {"partMetadata": part.partMetadata, "speechMetadata": part.speechMetadata}
     return {name: wire.decode_json(raw) for name, raw in said.items() if raw != wire.ABSENT}
@@ -186,11 +186,8 @@ def write_contents(
     return writer.write(), writer.losses, writer.warnings
 
 
-def _plain(message: Message, text: str) -> JsonObject:
-    return {"role": "model" if message.role is Role.ASSISTANT else "user", "parts": [{"text": text}]}
-
-
-_encoded = encoded_form("gemini", _plain)
+def _plain(text: str, place: int) -> JsonObject:
+    return {"role": "model" if place % 2 else "user", "parts": [{"text": text}]}
 
 
 class _Writer:
@@ -201,12 +198,9 @@ class _Writer:
         self.row = row
         self.losses: list[Loss] = []
         self.warnings: list[CallWarning] = []
-        self.contents = cast("list[JsonObject]", _encoded(history))
+        self.contents = cast("list[JsonObject]", encoded(history, "gemini", _plain))
         done = len(self.contents)
-        self.contents += [
-            _plain(message, text)
-            for message, text in zip(history.messages[done:], history.plain[done:], strict=False)
-        ]
+        self.contents += [_plain(text, place) for place, text in enumerate(history.plain[done:], done)]
         self._may_join = len(self.contents) % 2 == 1  # whether the last content accepts more of the user's parts
 
     def write(self) -> list[JsonObject]:

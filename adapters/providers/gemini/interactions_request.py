@@ -140,8 +140,8 @@ class _Writer:
                 case OpaqueBlock() if _type(block) in CONTENT_TYPES:
                     self._add("model_output", [block.provider_raw.data])
                 case OpaqueBlock() if _type(block):
-                    told = block.provider_raw.data.items()
-                    self.steps.append({name: value for name, value in told if value is not None})
+                    fields = block.provider_raw.data.items()
+                    self.steps.append({name: value for name, value in fields if value is not None})
                 case _:
                     self._lose(block, "this protocol has no such step")
 

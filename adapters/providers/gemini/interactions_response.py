@@ -256,7 +256,7 @@ class Steps:
         if reason is StopReason.END_TURN and assembler.has_tool_use:
             reason = StopReason.TOOL_USE
         if self.status is None:
-            assembler.end_unsaid()
+            assembler.warn_no_stop_reason()
         assembler.finish(reason, self.status)
 
     def next_key(self) -> int:

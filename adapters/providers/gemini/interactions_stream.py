@@ -120,21 +120,21 @@ class InteractionNormaliser(SseNormaliser):
     def _begin(self, index: int | float, step: JsonObject) -> OpenStep:
         said = step.get("type")
         kind = said if isinstance(said, str) else ""
-        begun = self._open[index] = OpenStep(kind, step)
+        started = self._open[index] = OpenStep(kind, step)
         self._index, self._steps.seen = index, True
         match kind:
             case "model_output":
                 content = step.get("content")
                 for item in content if isinstance(content, list) else ():
-                    self._add_item(begun, item)
+                    self._add_item(started, item)
             case "thought":
                 summary = step.get("summary")
                 for part in summary if isinstance(summary, list) else ():
-                    self._add_thought(begun, part)
-                self._sign(begun, step.get("signature"))
+                    self._add_thought(started, part)
+                self._sign(started, step.get("signature"))
             case "function_call":
-                begun.key = self._steps.begin_call(step)
-        return begun
+                started.key = self._steps.begin_call(step)
+        return started
 
     def _stop(self, index: int | float) -> None:
         state = self._open.pop(index, None)

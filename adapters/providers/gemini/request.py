@@ -189,7 +189,7 @@ def build_request(request: CanonicalRequest, *, provider: str) -> BuiltRequest:
 
 class _Builder:
     def __init__(self, request: CanonicalRequest, provider: str) -> None:
-        self.request, self.token = continuation.take_up(request, provider)
+        self.request, self.token = continuation.read_token(request, provider)
         self.provider = provider
         self.row = find_model(request.wire_model) or UNLISTED
         self.options = joined_options(request, OPTIONS, provider)

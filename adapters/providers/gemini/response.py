@@ -23,7 +23,7 @@ from ...replies.assembler import Assembler
 from ...replies.decoders import SseDecoder, parse_object, repair_body
 from ...replies.normaliser import EventNormaliser, image_of_base64
 from . import contents, wire
-from .contents import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, raw_parts, said_of
+from .contents import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, metadata_of, raw_parts
 from .data import CODES, error_in_reply
 from .wire import PartialArguments, UsageCounts
 
@@ -96,7 +96,7 @@ class ReplyReader:
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
         self.saw_candidate = False
-        self._begun = False
+        self._started = False
         self._finish_reason: str | None = None
         self._finish_message = ""
         self._block_reason: str | None = None
@@ -141,7 +141,7 @@ class ReplyReader:
                 parts = candidate.content.parts
                 if parts and has_others(parts):
                     others = raw_parts(data)
-        if not self._begun:
+        if not self._started:
             self._begin(chunk)
         if chunk.usageMetadata is not wire.ABSENT:
             self._usage.add(chunk.usageMetadata)
@@ -181,7 +181,7 @@ class ReplyReader:
             reason = StopReason.CONTENT_FILTER
         else:
             reason = StopReason.PROVIDER_SPECIFIC
-            assembler.end_unsaid()
+            assembler.warn_no_stop_reason()
         if self._finish_message and reason in (StopReason.CONTENT_FILTER, StopReason.PROVIDER_SPECIFIC):
             assembler.warn(WarningCode.FINISH_MESSAGE, f"{raw}: {self._finish_message[:1000]}")
         assembler.finish(reason, raw, self._usage.total(final=True))
@@ -195,7 +195,7 @@ class ReplyReader:
         return next((one for one in candidates if one.index in (None, 0)), None)
 
     def _begin(self, chunk: wire.Chunk) -> None:
-        self._begun = True
+        self._started = True
         self.assembler.usage_from(self._usage.total)
         if isinstance(chunk.modelVersion, str) and chunk.modelVersion:
             self.assembler.model = chunk.modelVersion
@@ -256,7 +256,7 @@ class ReplyReader:
 
     def _text(self, part: wire.Part, text: str) -> None:
         plain = part.partMetadata is part.speechMetadata is wire.ABSENT
-        about = NOTHING if plain else said_of(part)
+        about = NOTHING if plain else metadata_of(part)
         if part.thought:
             self._thinking(text, part.thoughtSignature, about)
         elif part.thoughtSignature:
@@ -344,7 +344,7 @@ class ReplyReader:
         if part.thoughtSignature:
             raw["thoughtSignature"] = part.thoughtSignature
         if not (part.partMetadata is part.speechMetadata is wire.ABSENT):
-            raw |= said_of(part)
+            raw |= metadata_of(part)
         key = self._next("call")
         self.assembler.tool_start(key, name, raw=raw)
         if call.willContinue or call.partialArgs:

@@ -1,8 +1,8 @@
 """The life of the child process that serves a local model.
 
-Measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores: it starts in 0.8 to 2.5 s, uses 0.5
-GB with four slots of 4,096 tokens, and ends 15 ms after its stdin is closed. Too many threads make it ten times
-slower (see `child.default_threads`). llama.cpp splits its context between slots and limits each to the model's
+Measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores: it starts in 0.8 to 2.5 s and uses 0.5
+GB with four slots of 4,096 tokens. It ends 15 ms after its stdin is closed. Too many threads make it ten times
+slower, see `child.default_threads`. Llama.cpp splits its context between slots and limits each to the model's
 training, so `LocalServer.context_tokens` is the real number of tokens of a request.
 
 The process is `subprocess.Popen`, because anyio's belongs to an event loop. No await separates its start from its

@@ -212,7 +212,7 @@ class NumberedResponses(ResponsesNormaliser):
         super().__init__(assembler, quirks)
         self.response_id = ""
         self.number: int | None = None
-        self.told = False
+        self.announced = False
 
     def is_repeated(self, data: bytes) -> bool:
         number = _number_of(data)
@@ -227,7 +227,7 @@ class NumberedResponses(ResponsesNormaliser):
         try:
             super().on_event(name, data)
         except AdapterError:
-            self.told = True
+            self.announced = True
             raise
         finally:
             self.response_id = self.response_id or self.assembler.response_id or ""
@@ -256,7 +256,7 @@ class NumberedResponses(ResponsesNormaliser):
         try:
             self._reply.finish(response)
         except AdapterError:
-            self.told = True
+            self.announced = True
             raise
         self.finished = True
         return self.assembler.take()
@@ -403,8 +403,8 @@ class OpenAIAdapter(HttpAdapter):
     """The Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
 
     `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or under the adapter's own
-    name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt cache, which is
-    otherwise made from the session's id. Raises ConfigurationError for an unknown name.
+    name) is merged into the body. ``auto_cache: false`` there sends no key for the prompt cache. By default, the
+    key is made from the session's id. Raises ConfigurationError for an unknown name.
     """
 
     wire_type = ResponsesWire

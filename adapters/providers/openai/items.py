@@ -11,7 +11,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Collection, Iterable
 from mimetypes import guess_extension
-from operator import itemgetter
 from typing import assert_never
 
 import msgspec
@@ -29,10 +28,10 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, cached_form
+from callboard.bus.values.messages import Message, Role
 
-from ...requests.content import encode_json, media_bytes, repair_text, write_data_url
-from ...requests.fitted import RECENT, FittedHistory, Loss
+from ...requests.content import media_bytes, repair_text, write_data_url
+from ...requests.fitted import FittedHistory, Loss, encoded
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
@@ -155,8 +154,8 @@ def as_input(block: OpaqueBlock) -> JsonObject:
 def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
     """The possible links between the halves of a call and its output. A search of the server has no id."""
     data = block.provider_raw.data
-    told = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
-    return [(block.kind, value) for value in told or [None] if value is None or isinstance(value, str)]
+    ids = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
+    return [(block.kind, value) for value in ids or [None] if value is None or isinstance(value, str)]
 
 
 def write_items(
@@ -172,30 +171,12 @@ def _plain(text: str, place: int) -> JsonObject:
     return {"role": "user", "content": text}
 
 
-_slots = cached_form("responses_json", lambda _: [-1, msgspec.Raw()])
-"""The place and the JSON of each message.
-
-The JSON depends on the place, because it is a part of the item's id.
-"""
-_PLACE, _JSON = itemgetter(0), itemgetter(1)
-
-
-def _encoded(history: FittedHistory) -> list[Json]:
-    """The JSON of the history's plain messages, except the `RECENT` ones; see `encoded_form`."""
-    slots = _slots(history.messages[: max(len(history.plain) - RECENT, 0)])
-    if list(map(_PLACE, slots)) != list(range(len(slots))):
-        for place, (slot, text) in enumerate(zip(slots, history.plain, strict=False)):
-            if slot[0] != place:
-                slot[:] = place, msgspec.Raw(encode_json(_plain(text, place)))
-    return list(map(_JSON, slots))
-
-
 class _Writer:
     def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
         self.history = history
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        self.items = _encoded(history)
+        self.items = encoded(history, "responses", _plain)
         for place, text in enumerate(history.plain[len(self.items) :], len(self.items)):
             self.items.append(_plain(text, place))
         self.reasoning: list[Json] = []  # ids of the written items
@@ -264,7 +245,7 @@ class _Writer:
                 case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
                     continue  # it goes back with its item, which is in a later block
                 case ThinkingBlock():
-                    reason = self._unled(block, follower)
+                    reason = self._reason_to_omit(block, follower)
                 case OpaqueBlock():
                     reason = self.own_items.why_not(block)
                 case RedactedThinkingBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
@@ -291,7 +272,7 @@ class _Writer:
             "result": b64encode(block.data).decode()
         }
 
-    def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
+    def _reason_to_omit(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
         """The reason why a reasoning item can't be sent back before a block; None if it can."""
         item = reasoning_item(self.history.own(block.provider_raw))
         if item is None:

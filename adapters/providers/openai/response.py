@@ -1,7 +1,7 @@
 """Content from output items, whole or streamed.
 
-An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative: text missing in the deltas
-is emitted from it, and opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one
+An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative. Text missing in the deltas is
+emitted from it. Opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one
 text block for each part. A reasoning item becomes one thinking block for each part of its summary, or of its raw
 reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use. Other
 items are kept unchanged. An item after reasoning records it (`after`), because either may be sent back only with
@@ -137,7 +137,7 @@ class Reply:
             case "cancelled":
                 return StopReason.CANCELLED, raw
             case None:
-                self.assembler.end_unsaid()
+                self.assembler.warn_no_stop_reason()
                 return StopReason.PROVIDER_SPECIFIC, raw
             case _:
                 return StopReason.PROVIDER_SPECIFIC, raw
@@ -224,8 +224,8 @@ class OutputItem:
     def custom_input(self, fragment: str) -> None:
         """Add text to a custom tool's call, as its only argument."""
         if fragment:
-            begun = self._assembler.block_text(self._key) if self.placed else self._arguments
-            self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if begun else 0 : -len(_CUSTOM_TAIL)])
+            started = self._assembler.block_text(self._key) if self.placed else self._arguments
+            self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if started else 0 : -len(_CUSTOM_TAIL)])
 
     def all_arguments(self, text: str) -> None:
         """Set the whole arguments.

@@ -257,8 +257,8 @@ class ToolFees:
         """The counts by rate name."""
         searches, drawn = 0, None
         if is_present(tool_usage):
-            told = _object(read_value(tool_usage))
-            searches = reported_count(_object(told.get("web_search")).get("num_requests")) or 0
+            reported = _object(read_value(tool_usage))
+            searches = reported_count(_object(reported.get("web_search")).get("num_requests")) or 0
             drawn = drawn_with(tool_usage)
         counts = details_of(
             web_search=max(searches, self._searches),

@@ -237,19 +237,19 @@ class ChatCompletionsWire(ChatWire):
 
     def health_request(self) -> WireCall:
         """The list of models, next to the endpoint."""
-        return get(self._beside("/models"))
+        return get(self._endpoint("/models"))
 
     def other_wires(self) -> OtherWires:
         embeddings = OpenAIEmbeddings(
-            path=self._beside("/embeddings"),
+            path=self._endpoint("/embeddings"),
             dimensions_field=self.quirks.dimensions_field,
             base64=self.quirks.base64_vectors,
             protocol=self.default_name,
         )
-        path, mark, query = self._beside("/images").partition("?")
+        path, mark, query = self._endpoint("/images").partition("?")
         images = OpenAIImages(path, mark + query, protocol=self.default_name)
-        videos = self._beside("/videos").partition("?")[0]
-        batches = batches_of(self.quirks.batches, self._beside("").partition("?")[0])
+        videos = self._endpoint("/videos").partition("?")[0]
+        batches = batches_of(self.quirks.batches, self._endpoint("").partition("?")[0])
         return OtherWires(
             embeddings,
             lambda _: images,
@@ -257,7 +257,7 @@ class ChatCompletionsWire(ChatWire):
             batches,
         )
 
-    def _beside(self, endpoint: str) -> str:
+    def _endpoint(self, endpoint: str) -> str:
         path, mark, query = self.path.partition("?")
         return path.removesuffix("/chat/completions") + endpoint + mark + query
 

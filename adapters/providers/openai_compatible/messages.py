@@ -29,7 +29,7 @@ from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import encode_json, join_text, media_bytes, write_data_url
-from ...requests.fitted import FittedHistory, Loss, encoded_form
+from ...requests.fitted import FittedHistory, Loss, encoded
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
@@ -147,11 +147,8 @@ def write_messages(
     return _Writer(request, history, quirks, capabilities, provider, free_form).write()
 
 
-def _plain(message: Message, text: str) -> JsonObject:
-    return {"role": "assistant" if message.role is Role.ASSISTANT else "user", "content": text}
-
-
-_encoded = encoded_form("chat", _plain)
+def _plain(text: str, place: int) -> JsonObject:
+    return {"role": "assistant" if place % 2 else "user", "content": text}
 
 
 class _Writer:
@@ -174,13 +171,11 @@ class _Writer:
         self.stands_in = quirks.replays == "tool_loop" or (
             bool(quirks.reasoning_models) and bool(re.search(quirks.reasoning_models, request.wire_model))
         )
-        self.messages = cast("list[JsonObject]", _encoded(history))
+        self.messages = cast("list[JsonObject]", encoded(history, "chat", _plain))
         self.encoded = len(self.messages)
         """The number of messages that are JSON already."""
-        self.messages += [
-            _plain(message, text)
-            for message, text in zip(history.messages[self.encoded :], history.plain[self.encoded :], strict=False)
-        ]
+        rest = enumerate(history.plain[self.encoded :], self.encoded)
+        self.messages += [_plain(text, place) for place, text in rest]
 
     def write(self) -> tuple[list[JsonObject], list[Loss]]:
         history = self.history.messages

@@ -3,7 +3,8 @@
 A whole reply is a stream of one delta. `ReplyReader` accepts all forms of a reply and feeds the Assembler. Rules:
 
 * If two fields have the reasoning, one of them is read. The last usage counts, wherever it is.
-* A reply with tool calls that ends regularly has the stop reason of tool calls, whatever the server reports.
+* A reply with tool calls that ends regularly has the stop reason of tool calls, even if the server reports
+another.
 * The protocol has no end marks for blocks, so text, reasoning and calls may close each other (`implicit_end`).
 """
 
@@ -92,10 +93,10 @@ class ReplyReader:
         self._thinking = 0  # number of the current block of opaque reasoning
         self._details: list[Json] | None = None  # of that block, growing
         self._wholes = 0
-        self._plain_begun = False
+        self._text_started = False
         self._tier: str | None = None
         self._searches = Searches()
-        self._beside: WireMessage | None = None  # a whole message next to an empty delta
+        self._message_so_far: WireMessage | None = None  # a whole message next to an empty delta
         self._of_text: JsonObject = {}  # the server's data about the text, growing
 
     def chunk(self, reply: WireReply, data: bytes) -> None:
@@ -127,12 +128,12 @@ class ReplyReader:
             raise self._error(reply.error)
 
     @property
-    def amid_text(self) -> bool:
+    def in_text(self) -> bool:
         """Whether a text block is open and a text chunk would only extend it."""
-        return self._plain_begun and self._tags is None and not self._of_text and self._choice_index == 0
+        return self._text_started and self._tags is None and not self._of_text and self._choice_index == 0
 
     def text_chunk(self, chunk: TextChunk) -> None:
-        """Like `chunk`, while `amid_text` is true."""
+        """Like `chunk`, while `in_text` is true."""
         if chunk.id:
             self.assembler.response_id = chunk.id
         if chunk.service_tier is not None:
@@ -145,8 +146,8 @@ class ReplyReader:
         assembler = self.assembler
         if self._tags is not None:
             self._tagged(self._tags.flush())
-        if self._beside is not None and not assembler.has_content:
-            self._message(self._beside)
+        if self._message_so_far is not None and not assembler.has_content:
+            self._message(self._message_so_far)
             if self._tags is not None:
                 self._tagged(self._tags.flush())
         self._calls.complete()
@@ -166,7 +167,7 @@ class ReplyReader:
         message = choice.delta if choice.delta is not None else choice.message
         self.saw_choice = True
         if choice.delta is not None and choice.message is not None:
-            self._beside = choice.message  # Perplexity sends the text so far next to each delta
+            self._message_so_far = choice.message  # Perplexity sends the text so far next to each delta
         if message is not None:
             self._message(message)
         if choice.logprobs:
@@ -189,7 +190,7 @@ class ReplyReader:
         return error
 
     def _stop_reason(self) -> StopReason:
-        reason = self._said_reason()
+        reason = self._stated_reason()
         if reason is not StopReason.END_TURN:
             return reason
         if self.assembler.has_tool_use:
@@ -205,11 +206,11 @@ class ReplyReader:
             return False
         return any(said.get(name) in request.stop_sequences for name in ("stop_reason", "matched_stop"))
 
-    def _said_reason(self) -> StopReason:
+    def _stated_reason(self) -> StopReason:
         if self.finish_reason:
             return STOP_REASONS.get(self.finish_reason.lower(), StopReason.PROVIDER_SPECIFIC)
         if self._quirks.finish_reasons:
-            self.assembler.end_unsaid()
+            self.assembler.warn_no_stop_reason()
             return StopReason.PROVIDER_SPECIFIC
         return StopReason.MAX_TOKENS if self._at_limit() else StopReason.END_TURN
 
@@ -267,7 +268,7 @@ class ReplyReader:
 
     def _plain(self, text: str) -> None:
         self._details = None
-        self._plain_begun = self._model_known
+        self._text_started = self._model_known
         if self._of_text and self.assembler.is_closed(_TEXT):
             self._of_text = {}
         self.assembler.text(_TEXT, text, implicit_end=True)
@@ -429,7 +430,7 @@ class ChatNormaliser(SseNormaliser):
         self._only_text = True  # of every chunk since the first text
 
     def on_event(self, name: bytes, data: bytes) -> None:
-        if self._only_text and not name and self._reader.amid_text:
+        if self._only_text and not name and self._reader.in_text:
             try:
                 self._reader.text_chunk(decode_text_chunk(data))
                 return

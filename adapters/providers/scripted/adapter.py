@@ -174,40 +174,40 @@ def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:
 # --- A reply as a body ---
 
 
-class Used(msgspec.Struct, frozen=True, tag="used"):
+class UsageStep(msgspec.Struct, frozen=True, tag="used"):
     """The usage of the reply, known from its start."""
 
     usage: TokenUsage
 
 
-class Thought(msgspec.Struct, frozen=True, tag="thought"):
+class ThinkingStep(msgspec.Struct, frozen=True, tag="thought"):
     piece: str
 
 
-class Signed(msgspec.Struct, frozen=True, tag="signed"):
+class SignatureStep(msgspec.Struct, frozen=True, tag="signed"):
     signature: str
 
 
-class Said(msgspec.Struct, frozen=True, tag="said"):
+class TextStep(msgspec.Struct, frozen=True, tag="said"):
     piece: str
 
 
-class Called(msgspec.Struct, frozen=True, tag="called"):
+class CallStep(msgspec.Struct, frozen=True, tag="called"):
     number: int
     name: str
 
 
-class Argued(msgspec.Struct, frozen=True, tag="argued"):
+class ArgumentsStep(msgspec.Struct, frozen=True, tag="argued"):
     number: int
     piece: str
     last: bool
 
 
-class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+class StopStep(msgspec.Struct, frozen=True, tag="stopped"):
     reason: StopReason
 
 
-Step: TypeAlias = Used | Thought | Signed | Said | Called | Argued | Stopped
+Step: TypeAlias = UsageStep | ThinkingStep | SignatureStep | TextStep | CallStep | ArgumentsStep | StopStep
 
 _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
@@ -215,39 +215,39 @@ _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
     """The steps of a reply, each with whether its pace delays it. If the reply fails, they have no end."""
     if reply.usage is not None:
-        yield Used(reply.usage), False
+        yield UsageStep(reply.usage), False
     for piece in pieces_of(reply.thinking):
-        yield Thought(piece), True
+        yield ThinkingStep(piece), True
     if reply.signature is not None:
-        yield Signed(reply.signature), False
+        yield SignatureStep(reply.signature), False
     for piece in pieces_of(reply.text):
-        yield Said(piece), True
+        yield TextStep(piece), True
     for number, call in enumerate(reply.calls):
-        yield Called(number, call.name), False
+        yield CallStep(number, call.name), False
         pieces = call.pieces()
         for position, piece in enumerate(pieces):
-            yield Argued(number, piece, position == len(pieces) - 1), True
+            yield ArgumentsStep(number, piece, position == len(pieces) - 1), True
 
 
 def understand(step: Step, assembler: Assembler) -> bool:
     """Feed one step; True at the end."""
     match step:
-        case Used():
+        case UsageStep():
             assembler.usage = step.usage
-        case Thought():
+        case ThinkingStep():
             assembler.thinking("thinking", step.piece, implicit_end=True)
-        case Signed():
+        case SignatureStep():
             assembler.signature("thinking", step.signature)
             assembler.end("thinking")
-        case Said():
+        case TextStep():
             assembler.text("text", step.piece, implicit_end=True)
-        case Called():
+        case CallStep():
             assembler.tool_start(step.number, step.name, raw={"id": f"call_{step.number}"})
-        case Argued():
+        case ArgumentsStep():
             assembler.tool_arguments(step.number, step.piece)
             if step.last:
                 assembler.end(step.number)
-        case Stopped():
+        case StopStep():
             assembler.finish(step.reason, str(step.reason))
             return True
     return False
@@ -325,12 +325,12 @@ class _Playing:
         await anyio.lowlevel.checkpoint()
         if self._ended:
             return None
-        step, paced = next(self._steps, (Stopped(self._reply.stop_reason), True))
+        step, paced = next(self._steps, (StopStep(self._reply.stop_reason), True))
         if paced:
             if self._reply.pause is not None:
                 await self._reply.pause()
             await anyio.sleep(self._reply.pace)
-        if isinstance(step, Stopped):
+        if isinstance(step, StopStep):
             self._ended = True
             if self._failure is not None:
                 raise self._failure

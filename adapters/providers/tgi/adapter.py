@@ -383,7 +383,7 @@ class ReplyReader:
         if stop is not None:
             stop_reason = StopReason.END_TURN if stop in self.template.stop else StopReason.STOP_SEQUENCE
         elif reason is None:
-            self.assembler.end_unsaid()
+            self.assembler.warn_no_stop_reason()
         self.assembler.finish(stop_reason, reason, self._usage(details))
 
     def _usage(self, details: WireDetails | None) -> TokenUsage | None:

@@ -30,7 +30,7 @@ from ..source import (
     Line,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     lines,
     moment,
     name,
@@ -239,7 +239,7 @@ class _Reader:
         self._call: ImportedCall | None = None  # the latest, which the next line may correct
         self._given = 0
         self._mark = start
-        self._fault: Unread | None = None
+        self._fault: UnreadablePart | None = None
 
     def line(self, line: Line) -> Iterator[Item]:
         if self._given >= _CALLS_BETWEEN_MARKS:
@@ -255,9 +255,9 @@ class _Reader:
                 call = self._note(record, line)
                 said = self._said(record, line) if self._content else None
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=line.number, why=why_not(error))
-            except _Strange as error:
-                yield Unread(line=line.number, why=str(error))
+                yield UnreadablePart(line=line.number, why=why_not(error))
+            except _IncompleteLine as error:
+                yield UnreadablePart(line=line.number, why=str(error))
             else:
                 yield from self._linked
                 self._linked.clear()
@@ -275,13 +275,15 @@ class _Reader:
     def _marked(self) -> Mark:
         return msgspec.structs.replace(self._mark, state=_encode_state(self._state).decode())
 
-    def _fault_of(self, line: Line) -> Unread | None:
+    def _fault_of(self, line: Line) -> UnreadablePart | None:
         if line.too_long:
-            return Unread(line=line.number, why="the line is too long")
+            return UnreadablePart(line=line.number, why="the line is too long")
         text = line.data.strip()
         if not text or (text[:1] == b"{" and text[-1:] == b"}"):
             return None
-        return Unread(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
+        return UnreadablePart(
+            line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
+        )
 
     def _add(self, call: ImportedCall) -> Iterator[Item]:
         before = self._call
@@ -372,7 +374,7 @@ class _Reader:
         self._link(line, agent, line.parent_tool_use_id)
         if inner is None or inner.type != "assistant" or inner.message is None:
             return None
-        told = msgspec.structs.replace(
+        continued = msgspec.structs.replace(
             line,
             message=inner.message,
             timestamp=inner.timestamp or line.timestamp,
@@ -380,7 +382,7 @@ class _Reader:
             request_id=inner.request_id or line.request_id,
             agent_id=agent or line.parent_tool_use_id,
         )
-        return self._assistant(told, at)
+        return self._assistant(continued, at)
 
     def _link(self, line: _Line, agent: str | None, tool_use_id: str | None) -> None:
         task = next((each for each in self._state.tasks if each.tool_use_id == tool_use_id), None)
@@ -401,7 +403,7 @@ class _Reader:
             return None
         began = moment(line.timestamp)
         if began is None:
-            raise _Strange("the time is missing or impossible")
+            raise _IncompleteLine("the time is missing or impossible")
         usage = token_usage(read_usage(message.usage), raw=message.usage)
         if usage is None:
             return None
@@ -461,7 +463,7 @@ class _Reader:
         del self._state.tasks[:-_MOST_REMEMBERED]
 
 
-class _Strange(Exception):
+class _IncompleteLine(Exception):
     """A line without what a call needs."""
 
 

@@ -30,7 +30,7 @@ from ..source import (
     Line,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     lines,
     moment,
     name,
@@ -182,18 +182,20 @@ class Codex:
                 mark = Mark(read_to=line.end, line=line.number)
         yield msgspec.structs.replace(mark, state=_encode_state(state).decode())
 
-    def _item(self, line: Line, state: _State, file: SourceFile) -> ImportedCall | Unread | None:
+    def _item(self, line: Line, state: _State, file: SourceFile) -> ImportedCall | UnreadablePart | None:
         text = line.data.strip()
         if line.too_long:
-            return Unread(line=line.number, why="the line is too long")
+            return UnreadablePart(line=line.number, why="the line is too long")
         if text and not (text[:1] == b"{" and text[-1:] == b"}"):
-            return Unread(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
+            return UnreadablePart(
+                line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
+            )
         if not any(word in text for word in _WORDS):
             return None
         try:
             record = _decode_line(text)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            return Unread(line=line.number, why=why_not(error))
+            return UnreadablePart(line=line.number, why=why_not(error))
         payload = record.payload
         if payload is None:
             return None
@@ -222,7 +224,7 @@ class Codex:
 
     def _call(
         self, state: _State, info: _Info, record: _Line, line: Line, file: SourceFile
-    ) -> ImportedCall | Unread | None:
+    ) -> ImportedCall | UnreadablePart | None:
         sums, last = info.total_token_usage, info.last_token_usage
         if sums is None and last is None:
             return None
@@ -240,10 +242,10 @@ class Codex:
             return None  # repeated, such as for new rate limits
         counts = last or sums.since(state.sums)
         if min(msgspec.structs.astuple(counts)) < 0:
-            return Unread(line=line.number, why="a number of tokens is negative")
+            return UnreadablePart(line=line.number, why="a number of tokens is negative")
         began = moment(record.timestamp)
         if began is None:
-            return Unread(line=line.number, why="the time is missing or impossible")
+            return UnreadablePart(line=line.number, why="the time is missing or impossible")
         state.sums = sums
         session = state.session or file.session
         seed = state.chain or state.first or session or str(file.path)
@@ -300,18 +302,18 @@ def _note_session(state: _State, payload: _Payload, at: int | None) -> None:
         state.first = name(payload.forked_from_id) or name(payload.id)
 
 
-class _Said(msgspec.Struct):
+class _ResponseItem(msgspec.Struct):
     timestamp: datetime | None = None
     payload: Json = None
 
 
-_decode_said = msgspec.json.Decoder(_Said).decode
+_decode_item = msgspec.json.Decoder(_ResponseItem).decode
 
 
 def _said(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None:
     """The message of a line. A fork repeats the messages of its past."""
     try:
-        record = _decode_said(line.data)
+        record = _decode_item(line.data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     session, when = state.session or file.session, moment(record.timestamp)

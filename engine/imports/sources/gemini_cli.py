@@ -24,7 +24,7 @@ from ..source import (
     Item,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     moment,
     name,
     tags_of,
@@ -132,14 +132,14 @@ class GeminiCli:
         for record in json_records(stream, start):
             if isinstance(record, Mark):
                 yield msgspec.structs.replace(record, state=session or "")
-            elif isinstance(record, Unread):
+            elif isinstance(record, UnreadablePart):
                 yield record
             else:
                 try:
                     changed = _decode_change(record.data).to.messages if b'"$set"' in bytes(record.data) else []
                     messages = [_decode_message(each) for each in (record.data, *changed)]
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                    yield Unread(line=record.line, why=why_not(error))
+                    yield UnreadablePart(line=record.line, why=why_not(error))
                     continue
                 session = name(messages[0].session_id) or session
                 for message in messages:
@@ -150,18 +150,18 @@ class GeminiCli:
     def _object(self, file: SourceFile, stream: BinaryIO, *, content: bool) -> Iterator[Item]:
         data = read_whole(stream)
         if data is None:
-            yield Unread(line=0, why="the file is too large")
+            yield UnreadablePart(line=0, why="the file is too large")
             return
         try:
             session = _decode_session(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            yield Unread(line=0, why=why_not(error))
+            yield UnreadablePart(line=0, why=why_not(error))
             return
         for raw in session.messages:
             try:
                 message = _decode_message(raw)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=0, why=why_not(error))
+                yield UnreadablePart(line=0, why=why_not(error))
                 continue
             named = name(session.session_id) or file.session
             yield from self._call(message, named, Record(0, raw), file)
@@ -170,14 +170,14 @@ class GeminiCli:
 
     def _call(
         self, message: _Message, session: str | None, record: Record, file: SourceFile
-    ) -> Iterator[ImportedCall | Unread]:
+    ) -> Iterator[ImportedCall | UnreadablePart]:
         usage = _usage(message)
         if message.type not in ("gemini", "assistant", "model") or usage is None:
             return
         began = moment(message.timestamp)
         mine = message.id or message.uuid
         if began is None or mine is None:
-            yield Unread(line=record.line, why="the time or the id is missing or impossible")
+            yield UnreadablePart(line=record.line, why="the time or the id is missing or impossible")
             return
         yield ImportedCall(
             identity=f"{session}/{mine}",
@@ -218,13 +218,13 @@ def _usage(message: _Message) -> TokenUsage | None:
         own = message.tokens
         counts = (own.input, own.output, own.cached, own.thoughts, own.tool)
     elif message.usage is not None:
-        told = message.usage
+        reported = message.usage
         counts = (
-            told.prompt_token_count,
-            told.candidates_token_count,
-            told.cached_content_token_count,
-            told.thoughts_token_count,
-            told.tool_use_prompt_token_count,
+            reported.prompt_token_count,
+            reported.candidates_token_count,
+            reported.cached_content_token_count,
+            reported.thoughts_token_count,
+            reported.tool_use_prompt_token_count,
         )
     else:
         return None

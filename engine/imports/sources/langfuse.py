@@ -16,7 +16,7 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
 from .messages import conversation
 from .records import (
     Record,
@@ -70,7 +70,7 @@ class Langfuse:
             try:
                 row = _decode(record.data)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=record.line, why=why_not(error))
+                yield UnreadablePart(line=record.line, why=why_not(error))
                 continue
             found = _call({_snake(key): value for key, value in row.items()}, record.line)
             if not content or not isinstance(found, ImportedCall):
@@ -82,13 +82,13 @@ class Langfuse:
             yield from conversation(session, found.started_at, row.get("input"), row.get("output"))
 
 
-def _call(row: JsonObject, line: int) -> ImportedCall | Unread | None:
+def _call(row: JsonObject, line: int) -> ImportedCall | UnreadablePart | None:
     kind = row.get("type")
     if kind not in ("GENERATION", "EMBEDDING", None) or (kind is None and "model" not in row):
         return None
     mine, began = text_of(row.get("id")), moment_of(row.get("start_time"))
     if mine is None or began is None:
-        return Unread(line=line, why="the time or the id is missing or impossible")
+        return UnreadablePart(line=line, why="the time or the id is missing or impossible")
     ended, first = moment_of(row.get("end_time")), moment_of(row.get("completion_start_time"))
     provider, model = vendor_and_model(
         None, text_of(row.get("provided_model_name")) or text_of(row.get("model")) or text_of(row.get("model_id"))

@@ -1,4 +1,4 @@
-"""LiteLLM's spend logs: exports of the table ``LiteLLM_SpendLogs`` as CSV, JSON or JSON lines.
+"""LiteLLM's spend logs: the table ``LiteLLM_SpendLogs`` on a server, or exports of it as CSV, JSON or JSON lines.
 
 The prompt's tokens include cache reads and cache writes. The metadata has the provider's whole
 usage, in versions since 2025. A spend of zero is unknown and not free. A hit in LiteLLM's own cache has no tokens
@@ -8,8 +8,7 @@ at the provider.
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,8 +16,21 @@ import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
+from callboard.tracestore.foreign import server_rows
 
-from ..source import LONGEST_LINE, START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from ..source import (
+    LONGEST_LINE,
+    START,
+    ImportedCall,
+    Item,
+    Mark,
+    SourceFile,
+    UnreadablePart,
+    lines,
+    nano_of,
+    tags_of,
+    why_not,
+)
 from .messages import conversation
 from .records import (
     Record,
@@ -79,32 +91,61 @@ class LiteLlm:
             try:
                 row = _decode(record.data)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield Unread(line=record.line, why=why_not(error))
+                yield UnreadablePart(line=record.line, why=why_not(error))
             else:
                 yield from items_of(row, record.line, content=content)
+
+    def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
+        last, count = start.state, start.line
+        wanted = (*_COLUMNS, *_CONTENT) if content else _COLUMNS
+        for row in server_rows(dsn, "LiteLLM_SpendLogs", wanted, _ORDER, after=last, overlap=_OVERLAP):
+            yield from items_of(row, 0, content=content)
+            last, count = row[_ORDER] or last, count + 1
+            if not count % _ROWS_BETWEEN_MARKS:
+                yield Mark(line=count, state=last)
+        yield Mark(line=count, state=last)
+
+
+_COLUMNS = (
+    *("request_id", "model", "model_group", "custom_llm_provider", "startTime", "endTime", "completionStartTime"),
+    *("prompt_tokens", "completion_tokens", "spend", "cache_hit", "status", "session_id", "end_user", "user"),
+    *("team_id", "metadata"),
+)
+_CONTENT = ("messages", "response", "proxy_server_request")
+_ORDER = "endTime"
+_OVERLAP = "1 hour"
+"""LiteLLM writes rows in batches, some minutes after a request ended."""
+_ROWS_BETWEEN_MARKS = 1000
 
 
 def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
     """The rows of a CSV file with a heading."""
     csv.field_size_limit(LONGEST_LINE)
-    text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
-    rows = csv.DictReader(text, restkey="")
+    too_long: list[UnreadablePart] = []
+
+    def texts() -> Iterator[str]:
+        for line in lines(stream):
+            if line.too_long:
+                too_long.append(UnreadablePart(line=line.number, why="the line is too long"))
+            yield line.data.decode("utf-8-sig" if line.number == 1 else "utf-8", "replace")
+
+    rows = csv.DictReader(texts(), restkey="")
     while True:
         try:
             row = next(rows)
         except StopIteration:
             break
         except csv.Error:
-            yield Unread(line=rows.line_num, why="not valid CSV")
+            yield UnreadablePart(line=rows.line_num, why="not valid CSV")
             continue
         yield from items_of(dict(row), rows.line_num, content=content)
-    text.detach()
+    yield from too_long
 
 
-def items_of(row: JsonObject, line: int, *, content: bool) -> Iterator[Item]:
+def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[Item]:
     """The call of a row of the table, and its messages if LiteLLM stored them."""
     call = _call(row, line)
-    if not content or isinstance(call, Unread):
+    if not content or isinstance(call, UnreadablePart):
         yield call
         return
     session = call.session or call.identity
@@ -118,12 +159,12 @@ def _stored(value: Json) -> Json:
     return None if value in ("", "{}", "[]", {}, []) else value
 
 
-def _call(row: JsonObject, line: int) -> ImportedCall | Unread:
+def _call(row: Mapping[str, Json], line: int) -> ImportedCall | UnreadablePart:
     """A row of the table as a call. Its times are UTC."""
     mine = text_of(row.get("request_id"))
     began = moment_of(row.get("startTime"))
     if mine is None or began is None:
-        return Unread(line=line, why="the time or the request_id is missing or impossible")
+        return UnreadablePart(line=line, why="the time or the request_id is missing or impossible")
     ended, first = moment_of(row.get("endTime")), moment_of(row.get("completionStartTime"))
     metadata = object_of(row.get("metadata"))
     provider, model = vendor_and_model(
@@ -153,7 +194,7 @@ def _call(row: JsonObject, line: int) -> ImportedCall | Unread:
     )
 
 
-def _usage(row: JsonObject, metadata: JsonObject) -> TokenUsage:
+def _usage(row: Mapping[str, Json], metadata: JsonObject) -> TokenUsage:
     if row.get("cache_hit") in ("True", "true", True):
         return TokenUsage()
     whole = object_of(metadata.get("usage_object"))

@@ -12,7 +12,7 @@ import msgspec
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore.foreign import foreign_rows
 
-from ..source import START, ImportedCall, ImportedMessage, Item, Mark, SourceFile, Unread, name
+from ..source import START, ImportedCall, ImportedMessage, Item, Mark, SourceFile, UnreadablePart, name
 from .messages import message_of
 from .records import count_of, moment_of, object_of, tokens, vendor_and_model
 
@@ -53,10 +53,12 @@ class Llm:
             yield call
 
 
-def _call(row: Mapping[str, Any]) -> ImportedCall | Unread:
+def _call(row: Mapping[str, Any]) -> ImportedCall | UnreadablePart:
+    if not row:
+        return UnreadablePart(line=0, why="a row is too large")
     began = moment_of(row.get("datetime_utc"))
     if began is None or not row.get("id"):
-        return Unread(line=0, why="the time or the id is missing or impossible")
+        return UnreadablePart(line=0, why="the time or the id is missing or impossible")
     provider, model = vendor_and_model(None, name(str(row.get("resolved_model") or row.get("model") or "")))
     latency = row.get("duration_ms")
     session = row.get("conversation_id")
@@ -88,12 +90,12 @@ def _usage(row: Mapping[str, Any]) -> TokenUsage | None:
     completion = object_of(details.get("completion_tokens_details")) or object_of(
         details.get("output_tokens_details")
     )
-    beside = count_of(details.get("thoughtsTokenCount"))  # Gemini counts thoughts beside the output.
+    beside = count_of(details.get("thoughtsTokenCount"))  # Gemini counts thoughts apart from the output.
     reasoning = count_of(completion.get("reasoning_tokens"), beside)
     fresh, output = count_of(row.get("input_tokens")), count_of(row.get("output_tokens"))
     read = count_of(details.get("cache_read_input_tokens"))
     written = count_of(details.get("cache_creation_input_tokens"))
-    if read or written:  # Anthropic counts what it read from and wrote to a cache beside the input.
+    if read or written:  # Anthropic counts cache reads and writes apart from the input.
         return TokenUsage(fresh, output, read, written, reasoning_tokens=reasoning or None)
     return tokens(
         total_input=fresh,

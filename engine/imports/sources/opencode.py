@@ -25,7 +25,7 @@ from ..source import (
     Item,
     Mark,
     SourceFile,
-    Unread,
+    UnreadablePart,
     name,
     nano_of,
     tags_of,
@@ -121,7 +121,7 @@ class OpenCode:
         if file.path.suffix == ".json":
             data = read_whole(stream)
             if data is None:
-                yield Unread(line=0, why="the file is too large")
+                yield UnreadablePart(line=0, why="the file is too large")
                 return
             message = yield from _message(data)
             if message is not None:
@@ -135,11 +135,13 @@ class OpenCode:
 
 
 def _database(path: Path, *, content: bool) -> Iterator[Item]:
-    sessions = {row["id"]: row for row in foreign_rows(path, "session", ("id", "directory", "parent_id"))}
+    sessions = {row.get("id"): row for row in foreign_rows(path, "session", ("id", "directory", "parent_id"))}
     started = _started(path) if any(row.get("parent_id") for row in sessions.values()) else {}
     messages: dict[object, _Message] = {}
     for row in foreign_rows(path, "message", ("id", "session_id", "data"), ("time_created", "id")):
         data = row.get("data")
+        if not row:
+            yield UnreadablePart(line=0, why="a row is too large")
         if not isinstance(data, str | bytes):
             continue
         session = sessions.get(row.get("session_id"), {})
@@ -161,7 +163,7 @@ def _database(path: Path, *, content: bool) -> Iterator[Item]:
         for part in _parts(path):
             message = messages.get(part.get("message_id"))
             if message is not None:
-                yield from _said(str(part.get("id")), part["data"], message, name(part.get("session_id")))
+                yield from _said(str(part.get("id")), part["data"], message, text_of(part.get("session_id")))
 
 
 def _parts(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -179,7 +181,7 @@ def _started(path: Path) -> dict[object, tuple[str, str | None]]:
         part = decoded(row["data"]) if '"task"' in str(row["data"]) else None
         if isinstance(part, dict) and part.get("tool") == "task":
             session = object_of(object_of(part.get("state")).get("metadata")).get("sessionId")
-            found[session] = str(row.get("message_id")), text_of(part.get("callID"))
+            found[text_of(session)] = str(row.get("message_id")), text_of(part.get("callID"))
     return found
 
 
@@ -206,28 +208,28 @@ def _said(part_id: str, data: bytes | str, message: _Message, session: str | Non
             )
 
 
-def _message(data: bytes | str) -> Generator[Unread, None, _Message | None]:
+def _message(data: bytes | str) -> Generator[UnreadablePart, None, _Message | None]:
     try:
         return _decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        yield Unread(line=0, why=why_not(error))
+        yield UnreadablePart(line=0, why=why_not(error))
         return None
 
 
 def _call(message: _Message, row: Mapping[str, Any]) -> Iterator[Item]:
     if message.role != "assistant" or message.tokens is None:
         return
-    mine = message.id or row.get("id")
+    mine = name(message.id) or text_of(row.get("id"))
     created, completed = message.time.created, message.time.completed
     if mine is None or created is None or not 0 < created < 1e14:
-        yield Unread(line=0, why="the time or the id is missing or impossible")
+        yield UnreadablePart(line=0, why="the time or the id is missing or impossible")
         return
-    session = name(message.session_id or row.get("session_id"))
-    above = name(row.get("parent_id"))
+    session = name(message.session_id) or text_of(row.get("session_id"))
+    above = text_of(row.get("parent_id"))
     provider, model = vendor_and_model(name(message.provider_id), name(message.model_id))
     failed = None if message.error is None else name(message.error.name)
     yield ImportedCall(
-        identity=str(mine),
+        identity=mine,
         line=0,
         provider=provider,
         model=model,
@@ -243,14 +245,14 @@ def _call(message: _Message, row: Mapping[str, Any]) -> Iterator[Item]:
         parent_turn=above,
         root_turn=above,
         depth=None if above is None else 1,
-        tags=tags_of(project=row.get("directory") or message.path.folder),
+        tags=tags_of(project=text_of(row.get("directory")) or message.path.folder),
     )
 
 
-def _usage(told: _Tokens) -> TokenUsage:
-    counts = (told.input, told.output, told.reasoning, told.cache.read, told.cache.write)
+def _usage(tokens: _Tokens) -> TokenUsage:
+    counts = (tokens.input, tokens.output, tokens.reasoning, tokens.cache.read, tokens.cache.write)
     fresh, output, reasoning, read, written = (int(max(0, count)) for count in counts)
-    inside = told.total is not None and told.total == fresh + output + read + written
+    inside = tokens.total is not None and tokens.total == fresh + output + read + written
     return TokenUsage(
         input_tokens=fresh,
         output_tokens=output if inside else output + reasoning,

@@ -19,7 +19,7 @@ import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
 from .messages import conversation
 from .records import (
     LARGEST_FILE,
@@ -113,7 +113,7 @@ class Otlp:
         if file.path.suffix in (".pb", ".binpb"):
             data = read_whole(stream)
             if data is None:
-                yield Unread(line=0, why="the file is too large")
+                yield UnreadablePart(line=0, why="the file is too large")
             else:
                 yield from read_otlp(data, "application/x-protobuf", content=content)
             return
@@ -140,10 +140,10 @@ def read_otlp(
             unpacked = zlib.decompressobj(47 if encoding == "gzip" else 15)
             body = unpacked.decompress(body, LARGEST_FILE)
             if unpacked.unconsumed_tail:
-                yield Unread(line=0, why="the body is too large")
+                yield UnreadablePart(line=0, why="the body is too large")
                 return
         except (zlib.error, gzip.BadGzipFile):
-            yield Unread(line=0, why="the body can't be decompressed")
+            yield UnreadablePart(line=0, why="the body can't be decompressed")
             return
     if content_type.partition(";")[0].strip() == "application/json":
         yield from _of_json(body, 0, content=content)
@@ -151,7 +151,7 @@ def read_otlp(
     try:
         spans = list(_spans_of_protobuf(body))
     except (ValueError, IndexError, struct.error):
-        yield Unread(line=0, why="not valid Protobuf")
+        yield UnreadablePart(line=0, why="not valid Protobuf")
         return
     yield from _calls(spans, 0, content=content)
 
@@ -185,12 +185,12 @@ def _calls(spans: Iterable[Span], line: int, *, content: bool) -> Iterator[Item]
 
 def _told(span: Span, names: Sequence[str]) -> Json:
     """The messages in attributes: as one value, or each part under a name with a number."""
-    told = span.attributes
-    whole = next((told[each] for each in names if each in told), None)
+    named = span.attributes
+    whole = next((named[each] for each in names if each in named), None)
     if whole is not None:
         return whole
     found: dict[int, JsonObject] = {}
-    for key, value in told.items():
+    for key, value in named.items():
         start = next((each for each in names if key.startswith(f"{each}.")), None)
         number, _, field = key[len(start or "") + 1 :].removesuffix(".message").partition(".")
         if start is not None and number.isdecimal():
@@ -198,27 +198,27 @@ def _told(span: Span, names: Sequence[str]) -> Json:
     return [found[number] for number in sorted(found)] or None
 
 
-def _call(span: Span, line: int) -> ImportedCall | Unread | None:
-    told = span.attributes
+def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
+    named = span.attributes
     model, vendor = (
-        next((text for each in names if (text := text_of(told.get(each)))), None) for names in (_MODEL, _VENDOR)
+        next((text for each in names if (text := text_of(named.get(each)))), None) for names in (_MODEL, _VENDOR)
     )
-    kind = told.get("gen_ai.operation.name") or told.get("openinference.span.kind")
-    counted = any(each in told for each in (*_INPUT, *_OUTPUT))
+    kind = named.get("gen_ai.operation.name") or named.get("openinference.span.kind")
+    counted = any(each in named for each in (*_INPUT, *_OUTPUT))
     if model is None or (isinstance(kind, str) and kind.lower() in _AROUND) or not (counted or span.failed):
         return None
     if not span.span_id or not span.started_ns:
-        return Unread(line=line, why="the time or the id of a span is missing")
+        return UnreadablePart(line=line, why="the time or the id of a span is missing")
 
     def count(names: Sequence[str]) -> int:
-        return count_of(*(told.get(each) for each in names))
+        return count_of(*(named.get(each) for each in names))
 
     provider, model = vendor_and_model(vendor, model)
     reasoning = count(_REASONING)
-    reasons = told.get("gen_ai.response.finish_reasons")
+    reasons = named.get("gen_ai.response.finish_reasons")
     latency = (span.ended_ns - span.started_ns) // 1_000_000
-    first = told.get("gen_ai.response.time_to_first_chunk")
-    cost = next((amount for each in _COST if (amount := amount_of(told.get(each)))), None)
+    first = named.get("gen_ai.response.time_to_first_chunk")
+    cost = next((amount for each in _COST if (amount := amount_of(named.get(each)))), None)
     return ImportedCall(
         identity=f"{span.trace_id}/{span.span_id}",
         line=line,
@@ -236,24 +236,24 @@ def _call(span: Span, line: int) -> ImportedCall | Unread | None:
         else None,
         stop_reason=stop_reason(reasons[0]) if isinstance(reasons, list) and reasons else None,
         error_class="other" if span.failed else None,
-        error_type=text_of(told.get("error.type")) if span.failed else None,
+        error_type=text_of(named.get("error.type")) if span.failed else None,
         latency_ms=latency if latency >= 0 else None,
         first_token_ms=int(first * 1000) if isinstance(first, int | float) and 0 <= first < 1e6 else None,
         stated_cost_nano_usd=nano_of(cost) or None,
-        session=_first(told, _SESSION),
+        session=_first(named, _SESSION),
         turn=span.trace_id or None,
-        response_id=text_of(told.get("gen_ai.response.id")),
+        response_id=text_of(named.get("gen_ai.response.id")),
         tags=tags_of(
             service=text_of(span.resource.get("service.name")),
             environment=text_of(span.resource.get("deployment.environment.name")),
-            user=text_of(told.get("user.id")) or text_of(told.get("enduser.id")),
+            user=text_of(named.get("user.id")) or text_of(named.get("enduser.id")),
         ),
     )
 
 
-def _first(told: Attributes, names: Sequence[str]) -> str | None:
+def _first(named: Attributes, names: Sequence[str]) -> str | None:
     """The first of some attributes that is a text."""
-    return next((text for each in names if (text := text_of(told.get(each)))), None)
+    return next((text for each in names if (text := text_of(named.get(each)))), None)
 
 
 # --- JSON ---
@@ -266,10 +266,10 @@ def _of_json(data: bytes, line: int, *, content: bool) -> Iterator[Item]:
         value = _decode(data)
         spans = list(_spans_of_json(value))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        yield Unread(line=line, why=why_not(error))
+        yield UnreadablePart(line=line, why=why_not(error))
         return
     except (ValueError, TypeError, AttributeError):
-        yield Unread(line=line, why="unexpected form")
+        yield UnreadablePart(line=line, why="unexpected form")
         return
     yield from _calls(spans, line, content=content)
 
@@ -371,8 +371,8 @@ def _messages(data: bytes, number: int) -> Iterator[bytes]:
 def _spans_of_protobuf(body: bytes) -> Iterator[Span]:
     for group in _messages(body, 1):
         resource: dict[str, Json] = {}
-        for told in _messages(group, 1):
-            resource |= dict(map(_pair, _messages(told, 1)))
+        for named in _messages(group, 1):
+            resource |= dict(map(_pair, _messages(named, 1)))
         for scope in _messages(group, 2):
             for span in _messages(scope, 2):
                 yield _span_of_protobuf(span, resource)

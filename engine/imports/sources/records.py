@@ -12,7 +12,7 @@ from callboard.bus.clock import to_us
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..source import START, Mark, Unread, lines, name
+from ..source import START, Mark, UnreadablePart, lines, name
 
 LARGEST_FILE: Final = 64 * 1024 * 1024
 """The bytes of a file that is one JSON value. It must be held as a whole."""
@@ -34,7 +34,7 @@ def read_whole(stream: BinaryIO) -> bytes | None:
     return None if len(data) > LARGEST_FILE else data
 
 
-def json_records(stream: BinaryIO, start: Mark = START) -> Iterator[Record | Unread | Mark]:
+def json_records(stream: BinaryIO, start: Mark = START) -> Iterator[Record | UnreadablePart | Mark]:
     """The records of a file: JSON lines, an array, or an object with an array in ``data``.
 
     Lines are read one at a time, with a mark after each hundred of them.
@@ -47,7 +47,7 @@ def json_records(stream: BinaryIO, start: Mark = START) -> Iterator[Record | Unr
     for line in lines(stream, start):
         text = line.data.strip()
         if line.too_long:
-            yield Unread(line=line.number, why="the line is too long")
+            yield UnreadablePart(line=line.number, why="the line is too long")
         elif text:
             yield Record(line.number, text)
         if line.whole:
@@ -57,16 +57,16 @@ def json_records(stream: BinaryIO, start: Mark = START) -> Iterator[Record | Unr
     yield mark
 
 
-def _array(stream: BinaryIO) -> Iterator[Record | Unread | Mark]:
+def _array(stream: BinaryIO) -> Iterator[Record | UnreadablePart | Mark]:
     data = read_whole(stream)
     if data is None:
-        yield Unread(line=0, why="a JSON array of this size can't be read. Export JSON lines")
+        yield UnreadablePart(line=0, why="a JSON array of this size can't be read. Export JSON lines")
         return
     try:
         inner = msgspec.json.decode(data, type=dict[str, msgspec.Raw])["data"] if data[:1] == b"{" else data
         found = _records(inner)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError):
-        yield Unread(line=0, why="not valid JSON")
+        yield UnreadablePart(line=0, why="not valid JSON")
         return
     for record in found:
         yield Record(0, record)

@@ -162,7 +162,7 @@ RECENT_US = 2 * 3_600_000_000
 """The largest age at which a turn may be new, in microseconds. Clocks may differ by an hour and more."""
 
 
-def begun_us(stream_id: str) -> int | None:
+def started_us(stream_id: str) -> int | None:
     """The time at which a turn was made, in microseconds since the epoch; None if its id has none."""
     digits = stream_id.partition("_")[2][:10]
     if len(digits) != 10 or any(digit not in _ULID_DIGITS for digit in digits):
@@ -175,5 +175,5 @@ def begun_us(stream_id: str) -> int | None:
 
 def may_be_new(stream_id: str, now_us: int) -> bool:
     """Whether a turn may be so new that its node has not published anything about it yet."""
-    begun = begun_us(stream_id)
-    return begun is not None and now_us - begun < RECENT_US
+    started = started_us(stream_id)
+    return started is not None and now_us - started < RECENT_US

@@ -191,11 +191,11 @@ class _Mirrored:
         due = follower.wake_at
         follower.frame(frame, anyio.current_time(), kept=kept)
         if self._waiting:
-            self.tell_settled()
+            self.notify_settled()
         if follower.wake_at < due or not self.wanted:
             self.woken.set()
 
-    def tell_settled(self) -> None:
+    def notify_settled(self) -> None:
         """Wake the readers that wait for the stream's position."""
         if self.log.closed or (self.follower is not None and self.follower.settled):
             waiting, self._waiting = self._waiting, []
@@ -284,7 +284,7 @@ class Mirrors:
 
     async def run(self) -> None:
         """Fill mirrors until cancelled."""
-        subscription = await self._broker.subscribe(self._subjects.mirrors(self._node), self._asked_for)
+        subscription = await self._broker.subscribe(self._subjects.mirrors(self._node), self._on_request)
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
@@ -322,7 +322,7 @@ class Mirrors:
         try:
             subscription = await self._listen(mirrored)
             while mirrored.wanted:
-                mirrored.tell_settled()
+                mirrored.notify_settled()
                 mirrored.woken = anyio.Event()
                 question = follower.question(anyio.current_time())
                 if question is None:
@@ -377,11 +377,11 @@ class Mirrors:
     def _forget(self, mirrored: _Mirrored) -> None:
         """Release a mirror. Only a complete stream with its owner's numbers stays as a stream of this node."""
         self._mirrored.pop(mirrored.stream_id, None)
-        mirrored.tell_settled()
+        mirrored.notify_settled()
         if mirrored.stored or not mirrored.log.closed or mirrored.log.error is not None:
             self._streams.discard(mirrored.stream_id)
 
-    def _asked_for(self, subject: str, payload: bytes, reply: str) -> None:
+    def _on_request(self, subject: str, payload: bytes, reply: str) -> None:
         try:
             stream_id = read_packet(payload).stream_id
         except UnreadableFrame:

@@ -20,6 +20,7 @@ from callboard.bus import (
     Message,
     Role,
     SessionMessageAppended,
+    SessionSetup,
     SessionTurnCompleted,
     StopReason,
     StoreError,
@@ -37,12 +38,15 @@ from callboard.bus.streams.events import (
 )
 from callboard.bus.values.messages import MessageMetadata, with_whole_calls
 from callboard.bus.values.usage import TokenUsage, UsageSource
-from callboard.tracestore import CallFilter, Store
+from callboard.tracestore import CallFilter, SavedSession, Store
+from callboard.tracestore.rows import NOTHING_SAID
 
 from ...calls.accumulator import StreamAccumulator
 from ...calls.outcome import NOT_KNOWN
+from ...conversation.options import StoredTurnOptions, stored_turn_options
+from ...sessions.state import SessionState, setup_of
 from .exchange import StoreAnswer, Stored
-from .mirror import Mirror, begun_us
+from .mirror import Mirror, started_us
 from .wire import Beginning, Ending, Frame, Packed, unpack_message
 
 _log = Log("engine.frames")
@@ -134,7 +138,9 @@ def retained_turns(frames: Iterable[Frame]) -> RetainedTurns:
             by_stream[frame.stream_id] = _Turn(frame.stream_id)
         by_stream[frame.stream_id].take(frame)
     turns = [turn.result() for turn in by_stream.values()]
-    return RetainedTurns(tuple(sorted(turns, key=lambda turn: (begun_us(turn.stream_id) or 0, turn.history or 0))))
+    return RetainedTurns(
+        tuple(sorted(turns, key=lambda turn: (started_us(turn.stream_id) or 0, turn.history or 0)))
+    )
 
 
 class _Turn:
@@ -280,8 +286,8 @@ async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Sto
     A turn has two ends if its node died after its end but before shipping it, and sent no frame of it. Then the
     end that another node decided and published applies.
     """
-    begun = begun_us(stream_id)
-    since = None if begun is None else max(begun - _MINUTE_US, 0)  # a minute earlier, to be safe
+    started_at = started_us(stream_id)
+    since = None if started_at is None else max(started_at - _MINUTE_US, 0)  # a minute earlier, to be safe
     if not session_id:
         calls = await store.calls(CallFilter(turn_id=stream_id, since=since), limit=1)
         session_id = (calls[0].session_id if calls else None) or ""
@@ -328,3 +334,73 @@ def _reply_events(message: Message, step: int) -> Iterator[TurnEvent]:
         message.content, reason, None if about is None else about.raw_stop_reason, usage, message_id
     )
     yield StepFinish(step, reason, usage, None if about is None else about.cost, message_id)
+
+
+# --- The setup of a session, as a new owner needs it ---
+
+
+LARGEST_SETUP_BYTES = 256 * 1024
+"""The largest setup that is sent with each turn, in bytes. Very many tools make it larger."""
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """A whole session except its messages."""
+
+    setup: SessionSetup
+    """Its model, system prompt, tools and options."""
+    tags: dict[str, str] = {}
+    """The tags of its calls."""
+    name: str | None = None
+    """Its name, for people."""
+
+
+_decoder = msgspec.msgpack.Decoder(Opening)
+
+
+def packed_opening(state: SessionState, asked: StoredTurnOptions) -> bytes:
+    """A session's setup as bytes; empty if it can't be written. It is cached until it changes."""
+    now = (state.model, state.system_prompt, state.tools, state.name, asked)
+    if state.opening is None or state.opening[0] != now:
+        state.opening = (now, _packed(state, asked))
+    return state.opening[1]
+
+
+def _packed(state: SessionState, asked: StoredTurnOptions) -> bytes:
+    try:
+        packed = msgspec.msgpack.encode(Opening(setup_of(state, asked), state.tags, state.name))
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
+        _log.warning("setup_not_framed", session_id=state.id, error=type(error).__name__)
+        return b""
+    return packed if len(packed) <= LARGEST_SETUP_BYTES else b""
+
+
+def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
+    """A session without messages, as if read from a store; None if the bytes can't be read."""
+    try:
+        opening = _decoder.decode(packed)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return SavedSession(
+        session_id=session_id,
+        setup=opening.setup,
+        withheld=None,
+        tags=dict(opening.tags),
+        name=opening.name,
+        messages=(),
+        missing=(),
+    )
+
+
+def asked_in(packed: bytes) -> StoredTurnOptions | None:
+    """The options of the last turn that a dead owner started; None if they can't be read."""
+    saved = saved_of("", packed)
+    return None if saved is None or saved.setup is None else stored_turn_options(saved.setup.asked_with)
+
+
+def in_its_first_turn(saved: SavedSession, kept: RetainedTurns) -> SavedSession:
+    """A session whose owner died in its first turn. Its messages are in the frames."""
+    turn = kept.unfinished
+    started = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
+    if saved.messages or saved.missing != (NOTHING_SAID,) or not started:
+        return saved
+    return msgspec.structs.replace(saved, missing=())

@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 import anyio
 import msgspec
 
-from callboard.bus import Log, Message, StreamChannel, StreamLog
+from callboard.bus import Log, Message, StreamChannel, StreamLog, StreamReader
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnComplete, TurnEvent
 
+from ...conversation.options import StoredTurnOptions
+from ...runtime.alone import LocalStreams
+from ...sessions.state import SessionState
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
-from .retained_turns import RetainedTurns, retained_turns
+from .retained_turns import RetainedTurns, packed_opening, retained_turns
 from .wire import Appended, Assembly, Beginning, Ending, Frame, UnreadableFrame, chunks, pack_message, packets
 
 # --- Making and sending frames ---
@@ -46,16 +50,16 @@ class Framer:
         """The epoch under which this node owns the session."""
         self._node = node
         self._most_bytes = most_bytes
-        self._said = 0  # the number of events that are in frames
+        self._sent = 0  # the number of events that are in frames
         self._beginning: Beginning | None = None
         self._appended: list[Appended] = []
-        self._appended_said = 0
-        self._beginning_said = False
+        self._appended_sent = 0
+        self._beginning_sent = False
 
     @property
     def over(self) -> bool:
         """Whether everything is sent and no more events will follow."""
-        return self.log.closed and self._said >= self.log.next_seq
+        return self.log.closed and self._sent >= self.log.next_seq
 
     def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
         """Record the turn's start: the number of messages before it, its messages, the session's setup."""
@@ -67,20 +71,20 @@ class Framer:
 
     def again(self) -> None:
         """Send everything again, because earlier frames may be lost."""
-        self._said = self._appended_said = 0
-        self._beginning_said = False
+        self._sent = self._appended_sent = 0
+        self._beginning_sent = False
 
     def frames(self) -> Iterator[Frame]:
         """The frames of all unsent events. Afterwards these events count as sent."""
-        beginning = None if self._beginning_said else self._beginning
-        appended = tuple(self._appended[self._appended_said :])
-        self._beginning_said = self._beginning is not None
-        self._appended_said = len(self._appended)
-        frames = self.since(self._said)
-        self._said = self.log.next_seq
+        beginning = None if self._beginning_sent else self._beginning
+        appended = tuple(self._appended[self._appended_sent :])
+        self._beginning_sent = self._beginning is not None
+        self._appended_sent = len(self._appended)
+        frames = self.since(self._sent)
+        self._sent = self.log.next_seq
         first = next(frames, None)
         if first is None and (beginning or appended):
-            first = self._frame(self._said, self._said)
+            first = self._frame(self._sent, self._sent)
         if first is not None:
             yield msgspec.structs.replace(first, beginning=beginning, appended=appended)
         yield from frames
@@ -119,7 +123,7 @@ MOST_ENDED = 4096
 
 
 class SendingStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of what was sent."""
+    """A snapshot of the sent frames."""
 
     open: int
     """The number of streams that are followed now."""
@@ -221,18 +225,18 @@ class FrameSender:
             self._timer = None
         news, self._news = self._news, {}
         for stream_id, followed in news.items():
-            self._try_to_say(stream_id, followed)
+            self._try_to_publish(stream_id, followed)
 
     def say_now(self, stream_id: str) -> bool:
         """Send the new events of one stream immediately. Returns whether it is followed here."""
         self._news.pop(stream_id, None)
         if (followed := self._open.get(stream_id)) is None:
             return False
-        self._try_to_say(stream_id, followed)
+        self._try_to_publish(stream_id, followed)
         return True
 
     def statistics(self) -> SendingStatistics:
-        """A snapshot of what was sent."""
+        """A snapshot of the sent frames."""
         return SendingStatistics(open=len(self._open), frames=self._frames, bytes=self._bytes, lost=self._lost)
 
     def _note(self, followed: _Followed) -> None:
@@ -241,7 +245,7 @@ class FrameSender:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self._flushed_at + self.frame_seconds * PROMPT, self.flush)
 
-    def _try_to_say(self, stream_id: str, followed: _Followed) -> None:
+    def _try_to_publish(self, stream_id: str, followed: _Followed) -> None:
         try:
             self._say(stream_id, followed)
         except Exception as error:  # of one stream; the others go on
@@ -320,8 +324,8 @@ class FrameSender:
 # Streams that are read on another host, as a part of a node.
 
 
-class Frames:
-    """The frames of one node: those that it sends, and those that its readers get.
+class Frames(LocalStreams):
+    """The frames of one node: the frames that it sends, and the frames that its readers get.
 
     Args:
         cluster: The name of the cluster.
@@ -364,9 +368,50 @@ class Frames:
         )
         timing = Timing(patience=patience)
         self.mirrors = Mirrors(broker, subjects, node, streams, source, self.sender.announce, timing, now_us)
+        self._streams = streams
         self._broker = broker
         self._subjects = subjects
         self._asked = (subjects.asked(node), subjects.asked(""))
+
+    # --- Interface for turns and readers ---
+
+    def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
+        self.sender.follow(log, session_id, cancel)
+
+    def begin(self, turn_id: str, state: SessionState, asked: StoredTurnOptions, said: Sequence[Message]) -> None:
+        opening = packed_opening(state, asked) if state.epoch else b""
+        self.sender.begin(turn_id, len(state.messages), said, opening)
+
+    def appended(self, turn_id: str, position: int, message: Message) -> None:
+        self.sender.appended(turn_id, position, message)
+
+    def attach(
+        self,
+        stream_id: str,
+        from_seq: int | Literal["tail"],
+        begin: Callable[[], Awaitable[None]],
+        *,
+        coalesce: bool,
+        min_interval: float,
+        owner: str | None,
+        any_owner: bool,
+    ) -> StreamReader[TurnEvent] | None:
+        if stream_id in self._streams and stream_id not in self.mirrors:
+            return None
+        return self.mirrors.attach(
+            stream_id,
+            from_seq,
+            begin,
+            coalesce=coalesce,
+            min_interval=min_interval,
+            owner=owner,
+            any_owner=any_owner,
+        )
+
+    async def cancel(self, turn_id: str, owner: str | None) -> bool:
+        return await self.mirrors.cancel(turn_id, owner)
+
+    # --- Stored frames ---
 
     async def retained_turns(self, session_id: str) -> RetainedTurns:
         """The messages in the kept frames of a session, for the node that takes it over."""

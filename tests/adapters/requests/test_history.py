@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.requests.fitted import FittedHistory, Loss, Target, ToolIdRule
 from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED, fit_history
 from callboard.bus.errors import CapabilityError
@@ -468,3 +470,30 @@ def test_blank_system_texts_are_left_out() -> None:
     blank = Message(Role.SYSTEM, (TextBlock(" \n"),))
     assert fit(blank, USER, system_prompt="  ").system is None
     assert fit(blank, USER, system_prompt="Be brief.").system == "Be brief."
+
+
+def growing(messages: int) -> list[Message]:
+    return [
+        Message.user(f"question {place}") if place % 2 == 0 else Message.assistant(f"answer {place}")
+        for place in range(messages)
+    ]
+
+
+@pytest.mark.parametrize("wire", ["openai_compatible", "anthropic", "gemini", "openai"])
+def test_a_long_history_is_written_as_if_it_had_never_been_sent_before(wire: str) -> None:
+    """Whatever was kept of its beginning: it has grown, it was cut, another went on from its start."""
+    adapter = create_adapter(wire, AdapterConfig(api_key="key", base_url="http://127.0.0.1:1/v1"), name=wire)
+    assert isinstance(adapter, HttpAdapter)
+    said, tool = growing(30), ToolUseBlock("toolu_1", "look", {})
+    elsewhere = [*said[:12], Message.user("another question"), *said[13:20]]
+    called = [*said[:17], Message.assistant((tool,)), Message.tool_result("toolu_1", "seen")]
+    for messages in (said[:5], said[:9], said[:21], said, said[:11], elsewhere, said[:29], called, said):
+        fresh = tuple(Message(each.role, each.content) for each in messages)
+        sent, anew = (
+            adapter.write_request(
+                CanonicalRequest(request_id="req", model="some", messages=each, max_output_tokens=9), stream=False
+            )
+            for each in (tuple(messages), fresh)
+        )
+        assert sent.body == anew.body
+        assert msgspec.json.decode(sent.body)

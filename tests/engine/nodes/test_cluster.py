@@ -15,6 +15,7 @@ from callboard.engine import Check, Cluster, Engine
 from callboard.engine.cli.command_line import main
 from callboard.engine.nodes import node
 from callboard.engine.nodes.node import check_broker
+from tests.support.cluster_engines import node_of
 from tests.support.engines import keeping, registry, serving
 from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
@@ -92,7 +93,7 @@ class Recorder:
 def engine_with(tmp_path: Path, **options: Any) -> tuple[Engine, Recorder]:
     engine = Engine(models=registry(Say("Hello.")), store=tmp_path / "trace.db", cluster=Cluster(nats="nats://h"))
     part = Recorder(engine, **options)
-    engine._runtime.node.parts = [part]
+    node_of(engine).parts = [part]
     return engine, part
 
 
@@ -168,7 +169,7 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
                 await anyio.sleep(0.01)
         await engine.session("s:m").send("Hi")
         await engine.flush()
-        node = engine._runtime.node
+        node = node_of(engine)
         with anyio.fail_after(10):
             while node.bridge.statistics().sent < node.bridge.statistics().committed:  # noqa: ASYNC110
                 await anyio.sleep(0.01)

@@ -29,6 +29,7 @@ from callboard.engine import (
 from callboard.tracestore import PriceTable
 from callboard.tracestore.prices.rows import PriceRow
 
+from ...support.cluster_engines import node_of
 from ...support.engines import registry
 from ...support.nats_server import NatsServer
 from ...support.scripted import Say
@@ -56,7 +57,7 @@ async def nodes(
             for models in (registry(*home), registry(Say("."), a=far))
         ]
         for engine in engines:
-            node = engine._runtime.node
+            node = node_of(engine)
             assert node is not None
             assert node.broker is not None
             assert node.trees is not None

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.nodes.ownership import Asked, Holding
+from callboard.engine.nodes.ownership import Holding, Renewal
 from callboard.tracestore.nodes import Claimed, NodeInfo, Renewed
 from callboard.tracestore.sql.events import belongs
 from tests.support.shared_tables import OwnershipModel
@@ -106,7 +106,7 @@ class Host:
         if not lost:
             self.answers.append(lambda: self._renewed(asked, answer))
 
-    def _renewed(self, asked: Asked, answer: Renewed) -> None:
+    def _renewed(self, asked: Renewal, answer: Renewed) -> None:
         self.holding.renewed(asked, answer)
 
     def claim(self, session_id: str) -> None:

@@ -22,6 +22,7 @@ from callboard.engine.routing.rate_account import Reading
 from callboard.engine.routing.rate_limits import RateLimits
 from callboard.engine.routing.rate_slots import Headers, LimitObservation
 
+from ...support.cluster_engines import node_of
 from ...support.engines import entry, registry, serving
 from ...support.nats_server import own_nats_server, why_no_nats
 from ...support.scripted import Say, scripted_type
@@ -156,14 +157,14 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
     with own_nats_server() as server:
         async with node(refusal, server.url) as a, node(Say("Hello."), server.url) as b:
             for engine in (a, b):
-                broker = engine._runtime.node.broker  # type: ignore[union-attr]
+                broker = node_of(engine).broker  # type: ignore[union-attr]
                 with anyio.fail_after(10):
                     while not broker.connected:  # noqa: ASYNC110
                         await anyio.sleep(0.005)
             with pytest.raises(RateLimitError, match="slow down"):
                 await a.generate("s:m", "Hi")
             with anyio.fail_after(10):
-                while not b._runtime.rate_limits._heard:  # noqa: ASYNC110
+                while not b._runtime.rate_limits._early:  # noqa: ASYNC110
                     await anyio.sleep(0.005)
             with pytest.raises(RateLimitWaitError) as waits:
                 await b.generate("s:m", "Hi")
@@ -215,12 +216,12 @@ class ProbeHost:
         )
         self.part._changed(change)
         for known in list(self.part._open.values()):
-            self.part._tell(known)
+            self.part._publish(known)
 
     @property
     def waits(self) -> float | None:
         """Seconds until a call with a choice may go there; 0 if it may now."""
-        standing = self.table.standing("p", "p:m", self.now)
+        standing = self.table.readiness("p", "p:m", self.now)
         return 0.0 if standing.kind != "closed" else standing.retry_after_seconds
 
 
@@ -277,7 +278,7 @@ def test_a_node_goes_by_what_it_found_itself() -> None:
     table = AvailabilityTable()
     table.crashed("p", 0)
     assert table.found_elsewhere("p", None, "available", "", None, 0, "other") == ()
-    assert table.standing("p", "p:m", 0).kind == "closed"
+    assert table.readiness("p", "p:m", 0).kind == "closed"
     table.begin("p", "p:m", "req_1", 40 * SECOND)
     assert table.found_elsewhere("p", None, "unavailable", REASON, 90 * SECOND, 40 * SECOND, "other") == ()
     assert table.state("p") == "probing"
@@ -294,7 +295,7 @@ def test_the_latest_time_counts_in_whatever_order(said: list[tuple[str, int]], d
         table = AvailabilityTable()
         for state, seconds in order:
             table.found_elsewhere("p", None, state, REASON, seconds * SECOND, 0, "other")
-        return table.standing("p", "p:m", 0).retry_after_seconds if table.state("p") == "unavailable" else None
+        return table.readiness("p", "p:m", 0).retry_after_seconds if table.state("p") == "unavailable" else None
 
     times = [seconds for state, seconds in said if state == "unavailable"]
     shuffled = data.draw(st.permutations(said)) + data.draw(st.lists(st.sampled_from(said), max_size=3))

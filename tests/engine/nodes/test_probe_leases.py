@@ -50,7 +50,7 @@ class Host:
 
     async def call(self) -> bool:
         """A call with a choice. Returns whether it probed."""
-        while self.table.standing("p", "p:m", self.clock.now_us()).kind != "closed":
+        while self.table.readiness("p", "p:m", self.clock.now_us()).kind != "closed":
             if await self.leases.may_go("p", "p:m"):
                 self.probes += 1
                 for change in self.table.begin("p", "p:m", f"req_{self.probes}", self.clock.now_us()):

@@ -26,7 +26,7 @@ from callboard.engine import Engine
 from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 from callboard.tracestore.nodes import NodeInfo
 
-from ...support.cluster_engines import node_engine
+from ...support.cluster_engines import node_engine, node_of
 from ...support.engines import registry
 from ...support.nats_server import own_nats_server, why_no_nats
 from ...support.postgres_server import own_server, why_not
@@ -54,7 +54,7 @@ async def test_a_session_is_resumed_on_another_node_when_the_first_one_has_close
         assert resumed.system_prompt == "Be brief."
         assert texts(resumed) == ["Hi", "One."]
         await resumed.send("And then?")
-        assert b._runtime.node.epoch_of(session.id) == 2
+        assert node_of(b).epoch_of(session.id) == 2
     async with node_engine("c", postgres_dsn, tmp_path, Say("Three.")) as c:
         again = await c.resume(session.id)
         assert texts(again) == ["Hi", "One.", "And then?", "Two."]
@@ -122,7 +122,7 @@ async def test_a_session_of_nobody_s_handle_is_let_go_of(postgres_dsn: str, tmp_
         await session.send("Hi")
         name = session.id
         del session
-        node = a._runtime.node
+        node = node_of(a)
         with anyio.fail_after(10):
             while node.epoch_of(name):  # noqa: ASYNC110
                 await anyio.sleep(0.05)
@@ -139,7 +139,7 @@ async def test_a_session_that_is_open_here_is_not_resumed_twice(postgres_dsn: st
             await a.resume(session.id)
         with pytest.raises(CallboardError, match="has no stored messages"):
             await a.resume("ses_unknown")
-        node = a._runtime.node
+        node = node_of(a)
         assert await node.ownership.tables.owner("ses_unknown") is None
         assert node.epoch_of(session.id) == 1
 
@@ -179,7 +179,7 @@ async def test_nothing_is_known_of_a_session_that_was_deleted(postgres_dsn: str,
         assert await a.delete_session(held.id)
     async with node_engine("b", postgres_dsn, tmp_path) as b:
         assert await b.delete_session(left.id)
-        node = b._runtime.node
+        node = node_of(b)
         assert [await node.ownership.tables.owner(session.id) for session in (held, left)] == [None, None]
 
 
@@ -259,7 +259,7 @@ async def test_two_nodes_that_begin_one_id_at_once_have_one_session(postgres_dsn
             async with anyio.create_task_group() as group:
                 group.start_soon(begin, "a", a)
                 group.start_soon(begin, "b", b)
-        owned = [engine for engine in (a, b) if engine._runtime.node.epoch_of("x")]
+        owned = [engine for engine in (a, b) if node_of(engine).epoch_of("x")]
         assert len(owned) == 1
         assert (await found["a" if owned[0] is a else "b"].send("Hi")).text == "One."
 
@@ -267,7 +267,7 @@ async def test_two_nodes_that_begin_one_id_at_once_have_one_session(postgres_dsn
 async def test_a_session_that_died_with_its_node_is_not_begun_anew(postgres_dsn: str, tmp_path: Path) -> None:
     """Nothing of it was shared, so nobody knows what was said; and deleting it lets one begin."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
-        node = a._runtime.node
+        node = node_of(a)
         tables = node.ownership.tables
         await tables.renew(NodeInfo(node="run_gone", name="gone", lease_seconds=0.05), 0)
         await tables.claim("x", "run_gone")
@@ -422,7 +422,7 @@ async def test_a_killed_nodes_call_counts_the_output_that_readers_elsewhere_got(
             kept = session.messages[-1]
             assert kept.metadata is not None
             async with TraceStore(tmp_path / "a.db") as file:
-                await file.close_lost_runs(delivered=engine._runtime.node.delivered)
+                await file.close_lost_runs(delivered=node_of(engine).delivered)
                 (lost,) = [call for call in await file.calls() if call.status == "failed"]
     assert lost.error_class == "process_lost"
     assert lost.usage.output_tokens == kept.metadata.usage.output_tokens > 0

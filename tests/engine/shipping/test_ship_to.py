@@ -115,7 +115,7 @@ async def test_calls_go_on_without_the_server_and_the_backlog_is_told_and_shippe
 
 
 async def test_the_file_of_a_dead_process_is_shipped_by_the_next_one(postgres_dsn: str, tmp_path: Path) -> None:
-    from callboard.tracestore.shipping.marks import LookForFiles
+    from callboard.tracestore.shipping.marks import RegisteredFiles
     from callboard.tracestore.shipping.shipper import receiver
     from tests.tracestore.trace_making import Maker
 
@@ -124,7 +124,7 @@ async def test_the_file_of_a_dead_process_is_shipped_by_the_next_one(postgres_ds
     async with TraceStore(dead) as store:
         await store.write([make.started("req_1"), make.completed("req_1"), make.started("req_2")])
     name = receiver(postgres_dsn).name
-    LookForFiles(tmp_path / "home" / "shipping", dead, name, None).register()
+    RegisteredFiles(tmp_path / "home" / "shipping", dead, name, None).register()
     path = tmp_path / "trace.db"
     async with Engine(models=registry(Say("Hello.")), store=path, ship_to=postgres_dsn) as engine:
         await engine.session(model="s:m").send("Hi")

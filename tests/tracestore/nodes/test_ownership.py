@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from callboard.tracestore.nodes import Claimed, Held, NodeInfo, ProbeTables, TurnEnding
+from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, ProbeTables, TurnEnding
 from callboard.tracestore.postgres.nodes import PostgresOwnership, PostgresProbes, SharedDatabase
 
 from ...support.postgres_server import own_server, why_not
@@ -46,7 +46,7 @@ async def test_a_session_has_one_owner_while_that_one_lives(place: Place) -> Non
     await place.tables.renew(B, 0)
     assert await place.tables.claim("s", A.node) == Claimed(epoch=1)
     refused = await place.tables.claim("s", B.node)
-    assert isinstance(refused, Held)
+    assert isinstance(refused, HeldSession)
     assert (refused.by.node, refused.by.name, refused.by.epoch, refused.by.lives) == ("run_a", "a", 1, True)
     assert 0 < refused.by.seconds_left <= 10
     owner = await place.tables.owner("s")
@@ -65,7 +65,7 @@ async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_lear
     assert (taken.epoch, taken.previous.node, taken.previous.lives) == (3, A.node, False)
     renewed = await place.tables.renew(A, 0)
     assert renewed.owned == {"kept": 2}
-    assert isinstance(await place.tables.claim("kept", B.node), Held)
+    assert isinstance(await place.tables.claim("kept", B.node), HeldSession)
 
 
 async def test_a_lease_that_was_over_before_a_restart_of_the_server_is_broken(place: Place) -> None:
@@ -87,14 +87,14 @@ async def test_a_session_that_was_let_go_of_is_taken_at_once(place: Place) -> No
     await place.tables.renew(B, 0)
     await place.tables.claim("s", A.node)
     await place.tables.release(A.node, {"s": 2})
-    assert isinstance(await place.tables.claim("s", B.node), Held)
+    assert isinstance(await place.tables.claim("s", B.node), HeldSession)
     await place.tables.release(A.node, {"s": 1, "other": 1})
     taken = await place.tables.claim("s", B.node)
     assert isinstance(taken, Claimed)
     assert taken.epoch == 2
     await place.tables.release(A.node, {"s": 1})
     await place.tables.release(A.node, {"s": 2})
-    assert isinstance(await place.tables.claim("s", A.node), Held)
+    assert isinstance(await place.tables.claim("s", A.node), HeldSession)
 
 
 async def test_a_session_that_was_forgotten_has_a_higher_epoch_than_ever(place: Place) -> None:
@@ -189,7 +189,7 @@ async def test_after_a_start_of_the_server_a_lease_lasts_until_it_could_be_renew
         await tables.renew(NodeInfo(node="run_a", lease_seconds=600.0), 0)
         await tables.claim("s", "run_a")
         await database.statement("UPDATE nodes SET lease_until = lease_until - interval '1 day'")
-        assert isinstance(await tables.claim("s", "run_b"), Held)
+        assert isinstance(await tables.claim("s", "run_b"), HeldSession)
         await database.statement("UPDATE nodes SET lease_seconds = 0")
         assert isinstance(await tables.claim("s", "run_b"), Claimed)
         await database.close()
@@ -205,7 +205,7 @@ async def test_of_many_that_claim_at_once_one_has_the_session(postgres_dsn: str)
         found = await asyncio.gather(*(tables.claim("s", f"run_{n}") for n, tables in enumerate(nodes)))
         won = [(n, claim.epoch) for n, claim in enumerate(found) if isinstance(claim, Claimed)]
         assert len(won) == 1
-        held = {claim.by.epoch for claim in found if isinstance(claim, Held)}
+        held = {claim.by.epoch for claim in found if isinstance(claim, HeldSession)}
         assert held <= {won[0][1]}
         await nodes[0].release(f"run_{won[0][0]}", {"s": won[0][1]})
     for database in databases:

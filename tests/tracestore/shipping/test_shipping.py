@@ -196,13 +196,13 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
 def test_a_failing_target_is_not_hurried() -> None:
     course = ShippingPlan(OPTIONS)
     course.failed(0.0)
-    course.hurry()
+    course.wake()
     assert course.next(0.1) == Pause(0.4)
     assert course.next(0.5) == Ask()
     course.asked(START)
     course.nothing_left(1.0)
     assert course.next(1.5) == Pause(0.5)
-    course.hurry()
+    course.wake()
     assert course.next(1.5) == Send(START, 4)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from callboard.engine import Cluster, Engine
 from callboard.engine.nodes.frames import mirrors
+from tests.support.cluster_engines import node_of
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.scripted import Say
@@ -49,7 +50,7 @@ class Gate:
 
 async def connected(engine: Engine) -> None:
     """Wait until the engine hears the broker."""
-    node = engine._runtime.node
+    node = node_of(engine)
     with anyio.fail_after(10):
         while not node.broker.connected or node.frames is None or node.frames.mirrors._group is None:  # noqa: ASYNC110
             await anyio.sleep(0.005)

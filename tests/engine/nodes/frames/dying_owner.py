@@ -16,6 +16,7 @@ from pathlib import Path
 
 from callboard.adapters.providers.scripted import ScriptedCall, ScriptedReply
 from callboard.engine import Cluster
+from tests.support.cluster_engines import node_of
 from tests.support.engines import keeping
 from tests.support.scripted import ADD, Say
 
@@ -39,7 +40,7 @@ async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease:
     cluster = Cluster(nats=nats, store=dsn, node=name, lease_seconds=lease)
     engine = keeping(Path(folder) / f"{name}.db", *replies(), cluster=cluster)
     await engine.start()
-    node = engine._runtime.node
+    node = node_of(engine)
     assert node.broker is not None
     assert node.frames is not None
     while not node.broker.connected:  # noqa: ASYNC110

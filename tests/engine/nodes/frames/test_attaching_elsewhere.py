@@ -10,6 +10,7 @@ import pytest
 from callboard.bus import CallboardError, StreamReset, TextDelta, TurnComplete, TurnEvent, UnknownStream
 from callboard.bus.errors import CancelledError
 from callboard.engine import Engine
+from tests.support.cluster_engines import node_of
 from tests.support.nats_server import NatsServer
 from tests.support.scripted import ADD, CALLS_ADD, Say
 
@@ -138,7 +139,7 @@ async def restart(nats: NatsServer, *engines: Engine) -> None:
     nats.stop()
     nats.wipe()
     with anyio.fail_after(10):
-        while any(engine._runtime.node.broker.connected for engine in engines):  # type: ignore[union-attr]  # noqa: ASYNC110
+        while any(node_of(engine).broker.connected for engine in engines):  # type: ignore[union-attr]  # noqa: ASYNC110
             await anyio.sleep(0.005)
     nats.start()
     for engine in engines:
@@ -239,7 +240,7 @@ async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -
     """Of others they are."""
     async with nodes(nats, 2, Say("a"), Say("b")) as (owner, other):
         sessions = [owner.session("s:m"), owner.session("s:m")]
-        frames = other._runtime.frames
+        frames = node_of(other).frames
         assert frames is not None
         for session in sessions:
             async with session.stream("Hi") as turn:

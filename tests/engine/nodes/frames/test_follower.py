@@ -26,7 +26,7 @@ from callboard.engine.nodes.frames.exchange import (
     read_answer,
     token,
 )
-from callboard.engine.nodes.frames.mirror import Mirror, begun_us, may_be_new
+from callboard.engine.nodes.frames.mirror import Mirror, may_be_new, started_us
 from callboard.engine.nodes.frames.sender import Framer, FrameSender
 from callboard.engine.nodes.frames.wire import Ending, Frame, read_packet
 
@@ -159,7 +159,7 @@ def test_of_a_stream_that_was_just_made_nobody_may_know_yet() -> None:
 def test_only_the_id_of_a_late_turn_may_be_new() -> None:
     """As far as clocks can be trusted; the id of another program tells nothing."""
     stream_id = "trn_01M8367X40DDKENTFC8AGVPECP"
-    made_us = begun_us(stream_id)
+    made_us = started_us(stream_id)
     assert made_us == 1_795_403_543_680_000
     hour = 3_600_000_000
     assert [may_be_new(stream_id, made_us + late * hour) for late in (-1, 0, 1, 3)] == [True, True, True, False]
@@ -292,7 +292,7 @@ class Wire:
     async def drain(self) -> None:
         """Nothing waits here."""
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Nor here."""
 
     async def run(self) -> None:

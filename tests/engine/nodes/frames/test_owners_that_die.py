@@ -27,7 +27,7 @@ from callboard.bus import (
 from callboard.engine import Engine
 from callboard.engine.nodes.frames.retained_turns import stored_turn
 from callboard.tracestore import TraceStore
-from tests.support.cluster_engines import node_engine
+from tests.support.cluster_engines import node_engine, node_of
 from tests.support.depth import first_is_quick
 from tests.support.engines import keeping
 from tests.support.nats_server import NatsServer
@@ -268,7 +268,7 @@ async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
             stream_id, types = await a_turn(owner)
         nats.stop()
         nats.wipe()
-        node = reader._runtime.node
+        node = node_of(reader)
         with anyio.fail_after(10):
             while node.broker.connected:  # noqa: ASYNC110
                 await anyio.sleep(0.005)

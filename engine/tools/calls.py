@@ -1,22 +1,97 @@
-"""The calls that wait for an answer, found in the history alone, and the host's answers.
+"""The calls of tools: a round that is run, and the calls that wait for an answer.
 
-A turn that waits for an approval or for a passive tool has ended, and only its messages are kept. So it can
-continue after a restart, and in another process.
+A turn that waits for an approval or for a passive tool has ended, and only its messages are kept. So the waiting
+calls are found in the history alone. The turn can continue after a restart, and in another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import anyio
 import msgspec
 
 from callboard.adapters import Message, Role, ToolResultBlock, ToolUseBlock
+from callboard.bus import Clock, ToolFinished, ToolProgress, ToolStarted
 from callboard.bus.errors import CallboardError
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import ended_well
 
-from .context import Approved, Denied, ToolError, as_content, denial
-from .handler import Tool
+from ..tree import Caller
+from .collect import ToolLike, as_tools
+from .context import Approve, Approved, Denied, ToolError, as_content, denial
+from .handler import Handoff, Tool
+
+
+class InvalidToolCallError(CallboardError):
+    """The arguments of a call don't follow the tool's schema, or are not a JSON object.
+
+    The text names the place.
+    """
+
+
+RepairToolCall: TypeAlias = Callable[
+    [ToolUseBlock, InvalidToolCallError, Tool], JsonObject | Awaitable[JsonObject | None] | None
+]
+"""A function that gets a call, its error and its tool, and returns other arguments. None leaves the error to the
+model.
+
+It is called once for each such call. If the model's text was no JSON object, it is in the call's `raw_arguments`.
+A plain function runs in a thread.
+"""
+
+
+OnToolEvent: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
+
+
+class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The context that the calls of one round share."""
+
+    clock: Clock
+    """The clock that measures how long tools take."""
+    tell: OnToolEvent
+    """A function that gets the events."""
+    messages: tuple[Message, ...] = ()
+    """The conversation, with the message that made the calls."""
+    session_id: str | None = None
+    """The id of the session, if there is one."""
+    turn_id: str | None = None
+    """The id of the turn."""
+    timeout_seconds: float = 60.0
+    """Seconds for a call of a tool without its own limit."""
+    approve: Approve | None = None
+    """A function that decides about each call."""
+    repair: RepairToolCall | None = None
+    """A function that mends arguments that don't fit."""
+    cut_off: bool = False
+    """Whether the reply was cut off. If so, none of it may be repaired."""
+    approved: frozenset[str] = frozenset()
+    """The ids of calls for which `approve` is no longer called."""
+    caller: Callable[[ToolUseBlock], Caller] | None = None
+    """Gives the run of each tool its place in the tree of turns."""
+    asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
+    """The lock that allows one question about approval at a time."""
+
+
+class ToolRound(msgspec.Struct, frozen=True):
+    """The results of a round."""
+
+    results: tuple[ToolResultBlock, ...]
+    """The results of the calls that were run or refused, in the order of the calls."""
+    waiting: tuple[ToolUseBlock, ...] = ()
+    """The calls that are left open, in their order."""
+
+
+def not_executed(call: ToolUseBlock) -> ToolResultBlock:
+    """The result of a call that its turn did not reach."""
+    from callboard.adapters.requests.history import NOT_EXECUTED
+
+    return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
+
+
+# --- Calls that wait for an answer ---
+
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
 """An answer to a call. `Approved()` runs the call, and `Denied(...)` does not. Any other value is its result, as a
@@ -50,6 +125,34 @@ def last_reply(messages: Sequence[Message]) -> Message:
         if message.role is Role.ASSISTANT:
             return message
     raise LookupError("there is no reply yet")
+
+
+def results_in(messages: Iterable[Message]) -> dict[str, ToolResultBlock]:
+    """The results of calls in a history, by the ids of the calls, without errors."""
+    blocks = (block for message in messages if message.role is Role.TOOL for block in message.content)
+    return {each.tool_use_id: each for each in blocks if isinstance(each, ToolResultBlock) and not each.is_error}
+
+
+def handoff_in(reply: Message, tools: Iterable[Tool], ran: Container[str]) -> Handoff | None:
+    """The agent that gets the conversation by the calls of a reply: that of the first handoff which has run."""
+    handoffs = {tool.name: tool for tool in tools if isinstance(tool, Handoff)}
+    called = (call.name for call in reply.tool_uses if call.id in ran)
+    return next((handoffs[name] for name in called if name in handoffs), None)
+
+
+def agent_now(tools: Sequence[ToolLike], messages: Sequence[Message]) -> Handoff | None:
+    """The agent that has a conversation after its handoffs; None if it is the first one, which has these tools."""
+    current, found = as_tools(tools), None
+    if not any(isinstance(tool, Handoff) for tool in current):
+        return None
+    results = results_in(messages)
+    waiting = {call.id for call in open_calls(messages)}
+    for message in messages:
+        if waiting.isdisjoint(call.id for call in message.tool_uses):
+            agent = handoff_in(message, current, results)
+            if agent is not None:
+                current, found = as_tools(agent.tools), agent
+    return found
 
 
 def was_cut_off(message: Message) -> bool:

@@ -1,0 +1,344 @@
+"""The sessions of a node: claimed before they are used, taken over from other nodes, and deleted everywhere.
+
+If the last owner released a session, all of it is in the shared store. If the owner died, the messages that only
+the frames have are added to the stored history under this node's claim, and the interrupted turn ends with an
+unknown outcome. No model is asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+
+import anyio
+
+from callboard.bus import AdmissionError, Bus, CallboardError, Log, SessionTakenOver, StoreError
+from callboard.tracestore import Store
+from callboard.tracestore.nodes import Owner
+
+from ..runtime.adapters import Host
+from ..sessions.open import OpenSessions, Restored, TurnRight, require_nothing_lost, show_costs
+from ..sessions.state import SessionState
+from .frames.retained_turns import RetainedTurns, asked_in, in_its_first_turn, saved_of
+from .frames.sender import Frames
+from .ownership import Ownership
+
+_log = Log("engine.ownership")
+
+_ASK_SECONDS = 0.25
+"""Seconds between two requests of a turn that confirms its right."""
+
+
+class TurnLease(TurnRight):
+    """A turn's right to act for a session that other nodes may take over.
+
+    If the node's lease never expired, no check is needed. After an expiry another node may own the session, and
+    may have ended the turn for its readers.
+
+    Args:
+        ownership: The node's ownership.
+        state: The session.
+        stream_id: The turn.
+    """
+
+    may_be_lost = True
+
+    def __init__(self, ownership: Ownership, state: SessionState, stream_id: str) -> None:
+        self._ownership = ownership
+        self._state = state
+        self._stream_id = stream_id
+        self._breaks = ownership.holding.breaks
+
+    async def require(self) -> None:
+        if self._state.lost:
+            raise SessionTakenOver(self._state.lost)
+        await self._ownership.require(self._state.id, self._state.epoch)
+
+    async def confirm(self) -> None:
+        """Return if this turn may report how it ended. It retries for the length of a lease.
+
+        Raises SessionTakenOver.
+        """
+        ownership, state = self._ownership, self._state
+        if ownership.holding.breaks == self._breaks and ownership.holds(state.id, state.epoch):
+            return
+        if not await self._asked(self.require):
+            raise SessionTakenOver(
+                f"can't read from the shared store whether this node still owns session {state.id!r}. The "
+                "messages of this turn are stored. They belong to the session if no other node has continued it"
+            )
+        ending = await ownership.tables.ending(self._stream_id)
+        if ending is not None:
+            raise SessionTakenOver(f"another node has ended this turn of session {state.id!r} as {ending.status}")
+
+    async def is_ended_elsewhere(self) -> bool:
+        """Whether another node has reported how this lost turn ended.
+
+        If none has, this reports an unknown outcome.
+        """
+        ownership, state = self._ownership, self._state
+        try:
+            ending = await ownership.end_of_turn(
+                self._stream_id, state.id, ownership.info.node, state.epoch, "outcome_unknown"
+            )
+        except StoreError:
+            return False
+        return ending is not None and ending.decided_by != ownership.info.node
+
+    async def _asked(self, ask: Callable[[], Awaitable[None]]) -> bool:
+        """Repeat the request until an answer arrives, at most for one lease. Returns whether one arrived."""
+        until = anyio.current_time() + self._ownership.info.lease_seconds
+        while True:
+            try:
+                await ask()
+            except (AdmissionError, StoreError):
+                if anyio.current_time() >= until:
+                    return False
+                await anyio.sleep(_ASK_SECONDS)
+            else:
+                return True
+
+
+class SharedSessions(OpenSessions):
+    """The open sessions of a node. Other nodes find them in the shared store.
+
+    Args:
+        bus: The bus to publish on.
+        store: The node's own trace; None without one.
+        host: The engine's life.
+        captures: Whether the content of sessions is kept. Otherwise no other node can continue a session, so that
+            none is claimed.
+        ownership: The node's ownership of sessions.
+        shared_trace: Returns the trace that the nodes share.
+        delete_shared: Deletes a session from that trace.
+        frames: The streams that are read on other nodes; None without a broker.
+    """
+
+    commits = False
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store | None,
+        host: Host,
+        *,
+        captures: bool,
+        ownership: Ownership,
+        shared_trace: Callable[[], Awaitable[Store]],
+        delete_shared: Callable[[str], Awaitable[bool]],
+        frames: Frames | None,
+    ) -> None:
+        super().__init__(bus, store, host, captures=captures)
+        self._ownership = ownership
+        self._node = ownership.info.node
+        self._shared_trace = shared_trace
+        self._delete_shared = delete_shared
+        self._frames = frames
+        self._opening: set[str] = set()
+        ownership.local = self
+
+    def announce(self, state: SessionState, *, begins: bool = True) -> None:
+        """Publish that a session exists. It must be claimed before that."""
+        if state.epoch or not self._captures:
+            super().announce(state, begins=begins)
+
+    async def trace(self) -> Store:
+        return await self._shared_trace()
+
+    async def own(self, state: SessionState) -> None:
+        if self._captures and state.id and not state.epoch:
+            state.epoch = (await self._ownership.claim(state.id, waits=False)).epoch
+            self.announce(state)
+
+    async def require_own(self, state: SessionState) -> None:
+        if not self._captures:
+            await super().require_own(state)
+        elif state.lost:
+            raise SessionTakenOver(state.lost)
+        elif state.epoch:
+            await self._ownership.require(state.id, state.epoch)
+        else:
+            await self.own(state)
+
+    async def admit_turn(self, state: SessionState, turn_id: str) -> TurnRight:
+        """Let a turn start only if this node owns the session. Returns the turn's right to act until its end."""
+        if not self._captures or not state.id:
+            return await super().admit_turn(state, turn_id)
+        await self.own(state)
+        lease = TurnLease(self._ownership, state, turn_id)
+        await lease.require()
+        return lease
+
+    # --- Interface for ownership ---
+
+    def is_open(self, session_id: str) -> bool:
+        return session_id in self.states or session_id in self._opening
+
+    def is_idle(self, session_id: str) -> bool:
+        state = self.states.get(session_id)
+        return state is None or (state.running is None and not state.waiting)
+
+    def lose(self, session_id: str, why: str) -> None:
+        state = self.states.pop(session_id, None)
+        if state is not None:
+            state.lost = why
+            if state.running is not None:
+                state.running.cancel(why)
+
+    async def ship(self) -> bool:
+        return await self._host.share()
+
+    # --- Taking over ---
+
+    async def taken_over(
+        self, session_id: str, restored: Restored, fresh: Callable[[], SessionState] | None = None
+    ) -> SessionState | None:
+        """Claim a session of the shared store for this node. Returns its state.
+
+        The state is read after the claim, because the owner may add messages before. A session without any owner
+        so far must be stored, unless a new one is allowed. So a mistaken id is not claimed.
+
+        Raises CallboardError, SessionBusy, ConfigurationError, AdmissionError or StoreError.
+        """
+        if not self._captures:
+            return None
+        ownership = self._ownership
+        with self._opened(session_id):
+            if not await self._host.share() and ownership.epoch_of(session_id):
+                raise StoreError(f"the messages of session {session_id!r} can't be sent to the shared store")
+            store = await self._shared_trace()
+            owner = await ownership.tables.owner(session_id)
+            if fresh is not None:
+                await self._require_known(store, session_id, owner)
+            elif owner is None:
+                restored(await store.saved_session(session_id))
+            claimed = await ownership.claim(session_id, waits=True)
+            try:
+                saved = await store.saved_session(session_id)
+                died = claimed.previous
+                if died is None or died.released or died.node == self._node:
+                    died = None
+                kept = None if died is None else await self._kept(session_id)
+                if saved is None and kept is not None and kept.opening:
+                    saved = saved_of(session_id, kept.opening)
+                if saved is not None and kept is not None:
+                    saved = in_its_first_turn(saved, kept)
+                if saved is None and fresh is not None and died is None:
+                    return await self._resumed_here(store, fresh(), claimed.epoch)
+                state = restored(saved)
+                await show_costs(store, state)
+                state.epoch, state.resumed = claimed.epoch, True
+                if died is not None:
+                    self.announce(state)
+                    await self._continue(state, kept)
+                    ended = set() if kept is None else {turn.stream_id for turn in kept.turns}
+                    for turn_id in await _open_turns(store, session_id, died.node):
+                        if turn_id not in ended:
+                            await self._end(session_id, turn_id, died.node, died.epoch)
+            except (CallboardError, LookupError, ValueError):
+                await ownership.release(session_id)
+                raise
+            return state
+
+    @contextlib.contextmanager
+    def _opened(self, session_id: str) -> Iterator[None]:
+        """Reserve a session id while the session is opened. Raises CallboardError if it is taken."""
+        if self.is_open(session_id):
+            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
+        self._opening.add(session_id)
+        try:
+            yield
+        finally:
+            self._opening.discard(session_id)
+
+    async def _require_known(self, store: Store, session_id: str, owner: Owner | None) -> None:
+        """Check that a session with nothing stored is a new one.
+
+        The check precedes the claim, which replaces the owner.
+
+        Raises CallboardError.
+        """
+        if owner is None or owner.released or owner.lives or owner.node == self._node:
+            return
+        kept = await self._kept(session_id)
+        if (kept is None or not kept.opening) and await store.saved_session(session_id) is None:
+            raise CallboardError(
+                f"session {session_id!r} was owned by node {owner.name or owner.node}, which died before it "
+                f"shared any message. Start that node again, or call engine.delete_session({session_id!r}) and "
+                f"start the session again"
+            )
+
+    async def _resumed_here(self, store: Store, state: SessionState, epoch: int) -> SessionState:
+        """A new session. If possible now, it is shared before its first message."""
+        require_nothing_lost(state.id, await store.was_answered(state.id))
+        state.epoch = epoch
+        self.announce(state, begins=False)
+        await self._host.share()
+        return state
+
+    async def _continue(self, state: SessionState, kept: RetainedTurns | None) -> None:
+        """Add a dead owner's messages that are not in the stored history, and end its interrupted turn."""
+        if kept is None:
+            return
+        beyond = kept.beyond(len(state.messages))
+        if any(message.tool_uses for message in beyond) and (asked := asked_in(kept.opening)) is not None:
+            self.keep_asked(state, asked)
+        of_turns = {place: each.stream_id for each in kept.turns for place in each.appended}
+        for message in beyond:
+            self.append(state, message, of_turns.get(len(state.messages)))
+        turn = kept.unfinished
+        if turn is None:
+            return
+        known = {message.id for message in state.messages}
+        if turn.history is not None and turn.history <= len(state.messages):
+            for message in turn.left:
+                if message.id not in known:
+                    self.append(state, message, turn.stream_id)
+        await self._end(state.id, turn.stream_id, turn.node, turn.epoch)
+
+    async def _kept(self, session_id: str) -> RetainedTurns | None:
+        """The content of a session's frames; None without a broker or while it can't be reached."""
+        if self._frames is None:
+            return None
+        try:
+            return await self._frames.retained_turns(session_id)
+        except OSError as error:
+            _log.warning("frames_not_read", session_id=session_id, error=str(error))
+            return None
+
+    async def _end(self, session_id: str, turn_id: str, run_by: str, epoch: int) -> None:
+        """Decide how a turn ended, and publish that to its readers."""
+        ending = await self._ownership.ending_of(turn_id, session_id, run_by, epoch)
+        if ending is not None and self._frames is not None:
+            self._frames.sender.announce(turn_id, session_id, ending)
+
+    # --- Deleting ---
+
+    async def delete_stored(self, session_id: str) -> bool:
+        """Delete a session here and in the shared store.
+
+        This node claims it first, so that no other node continues it.
+        """
+        ownership = self._ownership
+        known = await ownership.tables.owner(session_id) is not None
+        before = ownership.epoch_of(session_id)
+        if known and not before:
+            await ownership.claim(session_id, waits=False)
+        try:
+            here = await super().delete_stored(session_id)
+            shared = await self._delete_shared(session_id)
+            ownership.deleted(session_id)
+            return here or shared
+        finally:
+            if not before:
+                await ownership.release(session_id)
+
+
+async def _open_turns(store: Store, session_id: str, run_id: str) -> list[str]:
+    """The turns of a session that a run started and never ended, according to the store."""
+    events = await store.events(run_id=run_id, session_id=session_id, topic="session.turn_*", limit=None)
+    started = dict.fromkeys(each.turn_id for each in events if each.topic == "session.turn_started")
+    for each in events:
+        if each.topic == "session.turn_completed":
+            started.pop(each.turn_id, None)
+    return [turn_id for turn_id in started if turn_id is not None]

@@ -1,0 +1,152 @@
+"""What a cluster does for its engine, and the place of an engine outside of any cluster.
+
+`nodes.node.Node` overrides `Alone`, and `nodes.frames.sender.Frames` overrides `LocalStreams`. So no other part
+has to ask whether there is a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from callboard.bus import Bus, Clock, Message, StreamLog, StreamReader, Supervisor
+from callboard.bus.streams.events import TurnEvent
+from callboard.tracestore import Store
+
+from ..budgets.budget import Budget
+from ..budgets.budgets import SharedBudgets
+from ..conversation.options import StoredTurnOptions
+from ..routing.rate_limits import RateLimits
+from ..sessions.open import OpenSessions
+from ..sessions.state import SessionState
+from ..tree import Caller
+from .adapters import Host
+
+if TYPE_CHECKING:
+    from callboard.tracestore import WriterCore
+    from callboard.tracestore.gateway import GatewayTables
+    from callboard.tracestore.reports import Check
+
+
+class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a node's ownership of sessions."""
+
+    node: str
+    """The node: the run of its engine."""
+    name: str
+    """The node's name, for people."""
+    lives: bool
+    """Whether its lease is valid, as far as it can judge."""
+    seconds_left: float
+    """Seconds until the end of the lease, unless it is renewed."""
+    sessions: int
+    """The number of sessions that it owns."""
+    breaks: int
+    """The number of times that its lease expired before its renewal. The first lease counts as one."""
+    reason: str
+    """The text of why the last renewal failed; empty if it didn't fail."""
+
+
+class LocalStreams:
+    """The streams of an engine's turns, which no other node reads."""
+
+    def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
+        """Send a stream to other nodes, from its start."""
+
+    def begin(self, turn_id: str, state: SessionState, asked: StoredTurnOptions, said: Sequence[Message]) -> None:
+        """Note the start of a session's turn, with the messages that wait for a reply."""
+
+    def appended(self, turn_id: str, position: int, message: Message) -> None:
+        """Note a message that a turn has added to its session's history."""
+
+    async def hand_over(self, turn_id: str) -> None:
+        """Send the end of a turn's stream."""
+
+    async def forget(self, session_id: str) -> None:
+        """Delete the content of a deleted session from other nodes' reach."""
+
+    def attach(
+        self,
+        stream_id: str,
+        from_seq: int | Literal["tail"],
+        begin: Callable[[], Awaitable[None]],
+        *,
+        coalesce: bool,
+        min_interval: float,
+        owner: str | None,
+        any_owner: bool,
+    ) -> StreamReader[TurnEvent] | None:
+        """A reader of a stream that may be on another node; None if the stream is read here.
+
+        The arguments are as in `Engine.attach`. `begin` is awaited before the first read.
+        """
+        return None
+
+    async def cancel(self, turn_id: str, owner: str | None) -> bool:
+        """Cancel a turn on another node. Returns whether there was one."""
+        return False
+
+
+class Alone:
+    """The place of an engine outside of any cluster."""
+
+    in_cluster = False
+    """Whether other nodes share this engine's work."""
+    sends_events = False
+    """Whether committed events are sent to other processes."""
+    streams: LocalStreams = LocalStreams()
+    """The streams of turns as other nodes read them."""
+
+    @property
+    def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
+        """Whether a call may be sent to a model that another node may probe; None if no other node probes."""
+        return None
+
+    def open_sessions(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> OpenSessions:
+        """The open sessions of the engine."""
+        return OpenSessions(bus, store, host, captures=captures)
+
+    def rate_limits(self, bus: Bus, clock: Clock) -> RateLimits:
+        """The rate limits of the engine's adapters."""
+        return RateLimits()
+
+    def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> SharedBudgets | None:
+        """The budgets that all nodes share, in place of the engine's; None if they are the engine's own."""
+        return None
+
+    def gateway_tables(self) -> GatewayTables | None:
+        """The clients of a gateway that all nodes share; None if they are in the engine's own trace."""
+        return None
+
+    def carry(self, caller: Caller) -> dict[str, str]:
+        """The facts that another node needs to join a tree of this engine."""
+        return {}
+
+    def reach(self, caller: Caller) -> None:
+        """Connect a tool's run on another node with the calls that it starts here."""
+
+    async def delivered(self, turn_id: str, message_id: str) -> int:
+        """The output tokens of a dead process's message that readers on other nodes have; 0 if unknown."""
+        return 0
+
+    def follow(self, writer: WriterCore) -> None:
+        """Send the events that the trace writer commits to other processes."""
+
+    async def start(self, root: Supervisor) -> None:
+        """Start, after the trace writer and the shipper, before the turns."""
+
+    async def drain(self) -> None:
+        """Send all pending data to other nodes. All turns have ended, and the trace is committed."""
+
+    async def close(self, *, shared: bool) -> None:
+        """Close, when the trace is shipped. `shared` says whether all of it has arrived."""
+
+    async def checks(self) -> list[Check]:
+        """The checks of the cluster's servers and of this engine's place in the cluster."""
+        return []
+
+    def statistics(self) -> OwnershipStatistics | None:
+        """The ownership of sessions; None if no other node could own them."""
+        return None

@@ -1,0 +1,86 @@
+"""The cost of a child's edge, as the number of bytecodes that Python runs. A loaded machine does not change it."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import anyio
+import pytest
+
+from callboard import Engine, detached, tool
+from callboard.engine.tree import current_tool
+from tests.support.engines import registry
+from tests.support.scripted import Say
+
+MOST = 0.05
+"""The largest part of a call that its edge may cost."""
+
+CALLS = 10
+
+
+class Counting:
+    """Counts the bytecodes of the code in its context."""
+
+    def __init__(self) -> None:
+        self.bytecodes = 0
+
+    def __enter__(self) -> Counting:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter(self, frame: FrameType, event: str, value: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, value: Any) -> Any:
+        self.bytecodes += event == "opcode"
+        return self._step
+
+
+async def bytecodes_of(calls: int, *, children: bool) -> int:
+    """The bytecodes of some calls in a tool, and of their sums."""
+    counting = Counting()
+
+    @tool
+    async def go() -> None:
+        """Go."""
+
+        async def make() -> None:
+            with counting:
+                for _ in range(calls):
+                    await engine.generate("a:m", "Go.")
+
+        await engine.generate("a:m", "Go.")  # the first call of a model looks for its adapter
+        if not children:
+            with detached():
+                return await make()
+        await make()
+        caller = current_tool.get()
+        assert caller is not None
+        with counting:
+            assert caller.node.below.calls == calls + 1
+            assert caller.node.below_usage.total_tokens
+        return None
+
+    models = registry(Say(calls=[("go", {})]), Say("Done."), a=[Say("x")] * (calls + 1))
+    async with Engine(models=models, trace=False) as engine:
+        await engine.session("s:m", tools=[go]).send("Go.")
+    return counting.bytecodes
+
+
+@pytest.mark.deep("each bytecode is counted")
+def test_the_edge_of_a_child_costs_little() -> None:
+    """Of the smallest call: it has no trace, no network and a short reply."""
+
+    async def a_call(children: bool) -> float:
+        more = await bytecodes_of(2 * CALLS, children=children)
+        return (more - await bytecodes_of(CALLS, children=children)) / CALLS
+
+    alone, child = anyio.run(a_call, False), anyio.run(a_call, True)
+    assert child - alone < MOST * alone

@@ -1,0 +1,181 @@
+"""Conversations that go from one agent to another within a turn."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from callboard import (
+    Approved,
+    Denied,
+    Session,
+    ToolChoice,
+    ToolResultBlock,
+    TurnLimitError,
+    TurnLimits,
+    agent_tool,
+    handoff,
+    tool,
+)
+from callboard.bus import SessionModelChanged
+from tests.support.engines import keeping, registry, running
+from tests.support.scripted import Say
+
+pytestmark = pytest.mark.anyio
+
+
+def asks(*names: str) -> Say:
+    """A reply that calls tools without arguments."""
+    return Say(calls=[(name, {}) for name in names])
+
+
+def result_of(session: Session) -> list[tuple[bool, str]]:
+    """The results of all tools in a session's history: whether each is an error, and its text."""
+    blocks = (each for message in session.messages for each in message.content)
+    return [(each.is_error, each.text) for each in blocks if isinstance(each, ToolResultBlock)]
+
+
+to_a = functools.partial(handoff, "a", model="a:m", system_prompt="You are a.")
+to_b = functools.partial(handoff, "b", model="b:m")
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_the_turn_goes_on_with_the_other_agent(streamed: bool) -> None:
+    """The next turn is with that agent, too. The trace shows the change of the model."""
+    script = [Say("Wait. ", calls=[("transfer_to_a", {})])]
+    async with running(*script, a=[Say("Here."), Say("Still here.")]) as (engine, events):
+        session = engine.session("s:m", tools=[to_a()])
+        if streamed:
+            async with session.stream("Hi.") as turn:
+                assert "".join([text async for text in turn.text_stream]) == "Wait. Here."
+                reply = await turn.message()
+        else:
+            reply = await session.send("Hi.")
+        assert (reply.text, reply.model) == ("Here.", "a:m")
+        assert reply.tree_cost.calls == 2
+        assert (await session.send("And now?")).text == "Still here."
+        assert (session.model, session.system_prompt, session.tools) == ("a:m", "You are a.", ())
+        changed = [each.data for each in events.take() if isinstance(each.data, SessionModelChanged)]
+        assert [(each.previous, each.current) for each in changed] == [("s:m", "a:m")]
+
+
+async def test_a_call_without_a_session_is_handed_over_too() -> None:
+    async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
+        result = await engine.generate("s:m", "Hi.", tools=[to_a()])
+    assert (result.text, len(result.steps)) == ("Here.", 2)
+
+
+async def test_agents_that_hand_over_to_each_other_end_at_the_limit_of_the_turn() -> None:
+    """The rounds of all agents count together, as do their calls."""
+    back = handoff("s", model="s:m")
+    there = to_a(tools=[back])
+    object.__setattr__(back, "tools", [there])
+    script = {"a": [asks("transfer_to_s") for _ in range(9)]}
+    async with running(*[asks("transfer_to_a") for _ in range(9)], **script) as (engine, _):
+        session = engine.session("s:m", tools=[there])
+        await session.send("Go.", max_tool_rounds=5)
+        assert len([each for each in result_of(session) if not each[0]]) == 5
+        with pytest.raises(TurnLimitError, match="max_calls=3"):
+            await engine.generate("s:m", "Go.", tools=[there], limits=TurnLimits(max_calls=3), max_tool_rounds=9)
+
+
+async def test_of_several_handoffs_in_one_reply_the_first_counts() -> None:
+    """The other agents' results say so. Other tools of the reply run."""
+    async with running(asks("look", "transfer_to_a", "transfer_to_b"), a=[Say("Here.")]) as (engine, _):
+        session = engine.session("s:m", tools=[look, to_a(), to_b()])
+        assert (await session.send("Hi.")).model == "a:m"
+        assert result_of(session) == [
+            (False, "seen"),
+            (False, "The conversation is with a now."),
+            (True, "The conversation goes to a, so it can't go to b."),
+        ]
+
+
+async def test_a_model_that_does_not_exist_is_the_tools_error() -> None:
+    """The conversation stays where it is."""
+    async with running(asks("transfer_to_x"), Say("Then I do it.")) as (engine, _):
+        session = engine.session("s:m", tools=[handoff("x", model="nothing:m")])
+        assert (await session.send("Hi.")).text == "Then I do it."
+        assert session.model == "s:m"
+        ((is_error, text),) = result_of(session)
+    assert is_error
+    assert "nothing" in text
+
+
+async def test_a_choice_of_tools_does_not_bind_the_other_agent() -> None:
+    """It was made for the tools of the agent before."""
+    forced = ToolChoice("named", tool_name="transfer_to_a")
+    async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
+        assert (await engine.generate("s:m", "Hi.", tools=[to_a()], tool_choice=forced)).text == "Here."
+    async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
+        result = await engine.generate(
+            "s:m", "Hi.", tools=[to_a(tools=[look])], tool_choice=ToolChoice("required")
+        )
+        assert result.text == "Here."
+
+
+# --- Approval and other open calls ---
+
+
+async def test_a_handoff_waits_until_all_calls_of_its_reply_are_answered() -> None:
+    """The approved tool is still one of the agent before."""
+    careful = tool(look.function, name="careful", needs_approval=True)  # type: ignore[attr-defined]
+    async with running(asks("transfer_to_a", "careful"), a=[Say("Here.")]) as (engine, _):
+        session = engine.session("s:m", tools=[to_a(), careful])
+        await session.send("Hi.")
+        (call,) = session.pending_calls
+        assert session.model == "s:m"
+        assert (await session.submit({call.id: Approved()})).text == "Here."
+        assert session.model == "a:m"
+
+
+@pytest.mark.parametrize("answer", [Approved(), Denied("no")], ids=["approved", "denied"])
+async def test_a_handoff_may_need_an_approval(answer: object) -> None:
+    careful = to_a()
+    object.__setattr__(careful, "needs_approval", True)
+    async with running(asks("transfer_to_a"), Say("I stay."), a=[Say("Here.")]) as (engine, _):
+        session = engine.session("s:m", tools=[careful])
+        await session.send("Hi.")
+        (call,) = session.pending_calls
+        reply = await session.submit({call.id: answer})
+        assert reply.text == ("Here." if isinstance(answer, Approved) else "I stay.")
+        assert session.model == ("a:m" if isinstance(answer, Approved) else "s:m")
+
+
+# --- Stored sessions ---
+
+
+async def test_a_stored_session_goes_on_with_the_agent_that_has_it(tmp_path: Path) -> None:
+    """A host opens it with the settings of the first agent, whose handoffs lead to the others."""
+    said = {"a": [asks("transfer_to_b")], "b": [Say("B here."), Say("B again."), Say("B at last.")]}
+    models = registry(asks("transfer_to_a"), **said)  # type: ignore[arg-type]
+    tools = [to_a(tools=[to_b(tools=[look])])]
+    first = {"model": "s:m", "system_prompt": "You are s.", "tools": tools}
+    async with keeping(tmp_path / "t.db", models=models) as engine:
+        session = await engine.open_session("one", **first)  # type: ignore[arg-type]
+        assert (await session.send("Hi.", max_tool_rounds=2)).text == "B here."
+        session = await engine.open_session("one", **first)  # type: ignore[arg-type]
+        assert (await session.send("And now?")).text == "B again."
+    async with keeping(tmp_path / "t.db", models=registry(b=[Say("B at last."), Say("B?")])) as engine:
+        session = await engine.resume("one", tools=tools)
+        assert (session.model, [each.name for each in session.tools]) == ("b:m", ["look"])
+        assert (await session.send("Hi.")).text == "B at last."
+
+
+async def test_an_agent_that_is_a_tool_may_hand_over_its_task() -> None:
+    """Its answer is that of the last agent. The parent keeps its own."""
+    agent = agent_tool("agent", model="a:m", tools=[to_b()])
+    script = {"a": [asks("transfer_to_b")], "b": [Say("Found by b.")]}
+    async with running(Say(calls=[("agent", {"task": "Find."})]), Say("Done."), **script) as (engine, _):
+        session = engine.session("s:m", tools=[agent])
+        reply = await session.send("Go.")
+        assert result_of(session) == [(False, "Found by b.")]
+        assert (reply.text, session.model, reply.tree_cost.calls) == ("Done.", "s:m", 4)

@@ -1,0 +1,120 @@
+"""LiteLLM's table on a PostgreSQL server, imported from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from callboard.bus import ConfigurationError, TokenUsage
+from callboard.engine.imports.importer import ImportReport, import_calls
+from callboard.tracestore import PriceTable, Store, TraceStore
+from tests.support.postgres_server import PostgresServer
+
+from .samples import CHAT, FULL
+from .test_content import all_of, told
+
+pytestmark = pytest.mark.anyio
+PRICES = PriceTable.default()
+TABLE = """
+CREATE TABLE "LiteLLM_SpendLogs" (
+    request_id text PRIMARY KEY, call_type text, api_key text, spend double precision DEFAULT 0,
+    total_tokens int, prompt_tokens int, completion_tokens int, "startTime" timestamp(3), "endTime" timestamp(3),
+    "completionStartTime" timestamp(3), model text, model_id text, model_group text, custom_llm_provider text,
+    "user" text, metadata jsonb, cache_hit text, cache_key text, request_tags jsonb, team_id text, end_user text,
+    requester_ip_address text, messages jsonb, response jsonb, session_id text, status text,
+    proxy_server_request jsonb
+)
+"""
+USAGE = {"usage_object": {"prompt_tokens_details": {"cached_tokens": 700}}, "user_api_key_alias": "shop"}
+
+
+@pytest.fixture
+def server(postgres_server: PostgresServer) -> Iterator[str]:
+    with postgres_server.clean_database() as dsn:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(TABLE)
+        yield dsn
+
+
+def add(dsn: str, name: str, minute: int, **more: Any) -> None:
+    row = {
+        **{"request_id": name, "model": "gpt-5", "custom_llm_provider": "openai", "spend": 0.01},
+        **{"prompt_tokens": 1000, "completion_tokens": 60, "metadata": json.dumps(USAGE), "session_id": "s1"},
+        **{
+            "startTime": f"2026-03-01T09:{minute:02}:00",
+            "endTime": f"2026-03-01T09:{minute:02}:02",
+            "api_key": "sk-1",
+        },
+        **more,
+    }
+    names = ", ".join(f'"{column}"' for column in row)
+    places = ", ".join(["%s"] * len(row))
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f'INSERT INTO "LiteLLM_SpendLogs" ({names}) VALUES ({places})', list(row.values()))
+
+
+async def imported(store: Store, dsn: str, **how: Any) -> ImportReport:
+    return await import_calls(store, "litellm", dsn, prices=PRICES, **how)
+
+
+async def test_the_rows_are_calls_and_new_ones_come_with_the_next_import(server: str, tmp_path: Path) -> None:
+    add(server, "r1", 0)
+    async with TraceStore(tmp_path / "trace.db") as store:
+        assert (await imported(store, f"{server}?connection_limit=5&pool_timeout=10")).new == 1
+        (row,) = await store.calls()
+        assert (row.usage, row.started_us) == (TokenUsage(300, 60, 700), 1_772_355_600_000_000)
+        assert (row.latency_ms, row.tags, row.stated_nano_usd) == (2000, {"key": "shop"}, 10_000_000)
+        add(server, "r2", 50)
+        add(server, "late", 5)  # It ended before, but was written later.
+        report = await imported(store, server)
+        assert (report.new, report.known, report.unread) == (2, 1, 0)
+
+
+async def test_rows_from_long_ago_are_not_read_again(server: str, tmp_path: Path) -> None:
+    add(server, "r1", 0, endTime="2026-02-01T09:00:00", startTime="2026-02-01T08:59:00")
+    add(server, "r2", 0)
+    async with TraceStore(tmp_path / "trace.db") as store:
+        await imported(store, server)
+        report = await imported(store, server)
+        assert (report.new, report.known) == (0, 1)
+
+
+async def test_content_comes_only_if_asked(server: str, tmp_path: Path) -> None:
+    answer = {"choices": [{"message": {"role": "assistant", "content": FULL[-1][1]}}]}
+    add(server, "r1", 0, messages=json.dumps(CHAT), response=json.dumps(answer))
+    async with TraceStore(tmp_path / "trace.db") as store:
+        await imported(store, server)
+        assert "Hidden" not in await all_of(store)
+        await imported(store, server, content=True)
+        assert told(list(await store.messages("s1"))) == FULL
+
+
+async def test_the_trace_has_no_password(server: str, tmp_path: Path) -> None:
+    add(server, "r1", 0)
+    password = server.partition("@")[0].rpartition(":")[2]
+    assert password
+    async with TraceStore(tmp_path / "trace.db") as store:
+        await imported(store, server)
+        assert password not in await all_of(store)
+        (row,) = await store.calls()
+        assert row.origin_file == server.replace(f":{password}@", "@")
+
+
+async def test_a_server_without_the_table_costs_one_line(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    with postgres_server.clean_database() as dsn:
+        async with TraceStore(tmp_path / "trace.db") as store:
+            report = await imported(store, dsn)
+            assert "LiteLLM_SpendLogs" in report.faults[0].why
+            report = await imported(store, "postgresql://ada:Secret1@127.0.0.1:1/none")
+            assert (report.new, report.unread) == (0, 1)
+            assert "Secret1" not in repr(report.faults)
+
+
+async def test_other_sources_read_no_server() -> None:
+    with pytest.raises(ConfigurationError, match="codex reads files, and no database on a server"):
+        await import_calls(None, "codex", "postgresql://127.0.0.1/litellm", dry_run=True)
