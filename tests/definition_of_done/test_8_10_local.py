@@ -12,6 +12,7 @@ import pytest
 
 from callboard import CapabilityError, Engine, ImageBlock, Message, generate_object
 from callboard.engine.cli.demo import TOOL_TEXT, WEATHER, demo_registry
+from tests.support.depth import first_is_quick
 from tests.support.virtual_time import runs_on
 
 from ..adapters.local.conftest import model  # noqa: F401 (a fixture; it skips where there is no local model)
@@ -76,7 +77,9 @@ async def test_it_fills_a_schema(engine: Engine) -> None:
     assert isinstance(result.output["age"], int)
 
 
-@by_every_protocol
+@pytest.mark.parametrize(
+    "protocol", first_is_quick(["chat", "messages", "responses"], "the same cache by another protocol")
+)
 @row("8.6.9")
 async def test_it_reads_most_of_a_long_session_from_its_cache(engine: Engine, protocol: str) -> None:
     """More than half of the input from turn 5 on, as the server itself counts."""
