@@ -18,7 +18,6 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
-from .support.new_traces import made_at_once
 from .support.postgres_server import PostgresServer, shared_server, why_not
 from .support.scripted import own_types
 from .support.virtual_time import FakeClock, runs_on
@@ -166,16 +164,6 @@ def postgres_dsn(postgres_server: PostgresServer) -> Iterator[str]:
     """The address of an empty database of its own."""
     with postgres_server.clean_database() as dsn:
         yield dsn
-
-
-STEP_BY_STEP = ("test_schema_steps.py", "test_trace_file.py", "test_trace_runs.py")
-"""Files whose tests make trace files as an engine does, by all steps of the schema."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def new_trace_files(request: pytest.FixtureRequest) -> Iterator[None]:
-    with nullcontext() if request.path.name in STEP_BY_STEP else made_at_once():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from callboard import TraceStore
 from callboard.tracestore.postgres import schema as postgres
 from callboard.tracestore.sql.connection import Steps, read_steps
 from callboard.tracestore.sqlite import schema as sqlite
-from tests.support.new_traces import made_at_once
+from scripts.make_new_file import PATH, new_file
 from tests.support.virtual_time import runs_on
 
 anyio_backend = runs_on("asyncio")
@@ -139,19 +139,13 @@ async def test_an_old_file_becomes_like_a_new_one(old: Path, tmp_path: Path) -> 
     assert schema_of(path) == schema_of(tmp_path / "new.db")
 
 
-async def test_tests_make_new_files_as_the_steps_make_them(tmp_path: Path) -> None:
-    """The same tables and rows, but for the time of each step."""
-    one, other = tmp_path / "steps.db", tmp_path / "at_once.db"
-    async with TraceStore(one):
-        pass
-    with made_at_once():
-        async with TraceStore(other):
-            pass
-    assert schema_of(one) == schema_of(other)
-    assert rows_of(one) == rows_of(other)
+def test_a_new_file_has_what_all_steps_lead_to() -> None:
+    """After a new step, run scripts/make_new_file.py."""
+    assert PATH.read_text(encoding="utf-8") == new_file()
 
 
-def rows_of(path: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        file.execute("UPDATE schema_history SET applied_us = 0")
-        return sorted(line for line in file.iterdump() if line.startswith("INSERT"))
+async def test_a_new_file_remembers_all_steps(tmp_path: Path) -> None:
+    """Its history is that of a file that was upgraded step by step."""
+    async with TraceStore(tmp_path / "new.db") as store:
+        history = await store.sql("SELECT version, name FROM schema_history ORDER BY version")
+    assert list(history.rows) == [(at, name) for at, (name, _) in enumerate(sqlite.MIGRATIONS, 1)]

@@ -333,6 +333,11 @@ _HEADING = re.compile(r"^-- step (\d+): (.+)$", re.MULTILINE)
 _END = re.compile(r"^;$", re.MULTILINE)
 
 
+def read_statements(text: str) -> tuple[str, ...]:
+    """The statements of a file, given its text. The last one may have no end."""
+    return tuple(statement for part in _END.split(text) if (statement := part.strip()))
+
+
 def read_steps(text: str) -> Steps:
     """The steps of a file, given its text."""
     _, *parts = _HEADING.split(text)
