@@ -135,7 +135,7 @@ class EventReader:
         seqs = None if page.lines is None else [int(each) for each in page.lines.split()]
         envelopes = None if seqs is None else _envelopes(page.run_id, seqs)
         arrived = Arrived(page.after, page.last, envelopes)
-        self._give(page.run_id, self._incoming(page.run_id).heard(arrived, self._kernel.now))
+        self._give(page.run_id, self._incoming(page.run_id).receive(arrived, self._kernel.now))
 
     def check_all_given(self) -> None:
         """At the end, nothing is missing."""

@@ -403,7 +403,7 @@ def test_what_is_told_beside_the_content_waits_for_the_reply_to_begin() -> None:
     """So an attempt that fails before its first content has delivered nothing. After the end nothing is told."""
     assembler = make()
     assembler.provider_event("queued", {"place": 3})
-    assert (assembler.take(), assembler.fork().heard) == ([], False)
+    assert (assembler.take(), assembler.fork().received) == ([], False)
     assembler.text("a", "Hi")
     assembler.provider_event("searching", None)
     begun = assembler.take()
