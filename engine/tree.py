@@ -234,7 +234,11 @@ class TreeNode:
             unknown += part.unknown
             if each is None:
                 pass
-            elif each.source is _REPORTED and each.reasoning_tokens is each.details is each.upstream_cost_nano_usd:
+            elif (
+                each.source is _REPORTED
+                and each.details is None
+                and each.reasoning_tokens is each.upstream_cost_nano_usd is None
+            ):
                 plain += 1
                 fresh += each.input_tokens
                 written += each.output_tokens
