@@ -96,7 +96,9 @@ class Client(ABC):
         return self.provider.asked[-1]
 
     def check_sent(self) -> None:
-        """The provider would take the last request."""
+        """The provider would take the last request, if that is not the client's own body."""
+        if self.wire.name == self.protocol:
+            return
         body = msgspec.json.encode(self.sent)
         assert self.wire.faults(body) == self.wire.judged(body) == []
 
