@@ -10,8 +10,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from tests.support.recordings import FOLDER, PROTOCOLS, needs_recordings
 from tests.support.wires import WIRES, Wire
 
 from .scripted_providers import EVENTS, JSON, Scripted, ScriptedProvider, serving_models
-from .vendors_sdks import anthropic_sdk, genai_sdk, openai_sdk
+from .vendors_sdks import CLIENTS, alone
 
 HERE = Path(__file__).parent
 BY_NAME = {wire.name: wire for wire in WIRES}
@@ -121,11 +120,11 @@ async def ask_gemini(sdk: genai.Client, body: JsonObject, streamed: bool) -> lis
     return [chunk async for chunk in await sdk.aio.models.generate_content_stream(**given)]
 
 
-SDKS: Mapping[str, tuple[Callable[[str], AbstractAsyncContextManager[Any]], Callable[..., Any]]] = {
-    "anthropic": (anthropic_sdk, ask_messages),
-    "openai": (openai_sdk, ask_responses),
-    "openai_compatible": (openai_sdk, ask_chat),
-    "gemini": (genai_sdk, ask_gemini),
+ASK: Mapping[str, Callable[[Any, JsonObject, bool], Awaitable[list[Any]]]] = {
+    "anthropic": ask_messages,
+    "openai": ask_responses,
+    "openai_compatible": ask_chat,
+    "gemini": ask_gemini,
 }
 
 
@@ -147,7 +146,7 @@ class Refusal(NamedTuple):
 async def asked(wire: Wire, sdk: Any, exchange: Exchange) -> list[Any] | Refusal:
     """The objects that an SDK makes of a reply."""
     try:
-        found = await SDKS[wire.name][1](sdk, exchange.body, exchange.streamed)
+        found = await ASK[wire.name](sdk, exchange.body, exchange.streamed)
     except (openai.APIError, anthropic.APIError, genai_errors.APIError) as error:
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
         body: Any = getattr(error, "body", None) or getattr(error, "details", None)
@@ -196,14 +195,15 @@ def sent(provider: ScriptedProvider, at: int) -> JsonObject:
 async def changed_by_the_gateway(wire: Wire, exchanges: Sequence[Exchange]) -> dict[str, set[str]]:
     """The differences that are in no table, by exchange."""
     models = {str(exchange.body["model"]): str(exchange.body["model"]) for exchange in exchanges}
-    new_sdk, found = SDKS[wire.name][0], {}
+    kind, found = CLIENTS[wire.name], {}
     async with serving_models(wire, models) as (url, provider):
-        async with new_sdk(provider.url) as alone, new_sdk(url) as through:
+        sdks = [kind(address, provider, wire).sdk for address in (provider.url, url)]
+        async with alone(sdks[0]) as direct, alone(sdks[1]) as through:
             provider.repeats = True
             for exchange in exchanges:
                 provider.replies[:] = [exchange.reply]
                 first = len(provider.asked)
-                expected = await asked(wire, alone, exchange)
+                expected = await asked(wire, direct, exchange)
                 assert len(provider.asked) == first + 1, exchange.id
                 got = await asked(wire, through, exchange)
                 wrong = set[str]()

@@ -1,0 +1,249 @@
+"""Each vendor's SDK as the client of a gateway over each provider: the whole way, there and back."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from callboard.adapters.conformance import CALLS
+from tests.support.wires import WIRES, Wire
+
+from .scripted_providers import EVENTS, Scripted, stream, whole
+from .vendors_sdks import CLIENTS, PICTURE, City, Client, client_of
+
+PROVIDERS = {wire.name: wire for wire in WIRES[:4]}
+FINISHES = {
+    "openai_compatible": ("stop", "tool_calls"), "openai": ("completed", "completed"),
+    "anthropic": ("end_turn", "tool_use"), "gemini": ("STOP", "STOP"),
+}  # fmt: skip
+"""The words for the end of a reply, and for one with calls, by the client's protocol."""
+
+each_pair = pytest.mark.parametrize(
+    ("kind", "wire"),
+    [(kind, wire) for kind in CLIENTS.values() for wire in PROVIDERS.values()],
+    ids=[f"{kind.protocol}-over-{wire}" for kind in CLIENTS.values() for wire in PROVIDERS],
+)
+both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+
+
+@each_pair
+@both_ways
+async def test_text(kind: type[Client], wire: Wire, streamed: bool) -> None:
+    async with client_of(kind, wire) as found:
+        found.says("It is warm.", 0, "end", streamed=streamed)
+        system = [] if found.brief else [{"role": "system", "content": "Be brief."}]
+        asked = [*system, found.user("How is it?")]
+        said = await found.ask(asked, streamed=streamed, **found.brief)
+    assert (said.text, said.finish) == ("It is warm.", FINISHES[kind.protocol][0])
+    if wire.name != kind.protocol:  # else the numbers are the provider's own
+        assert said.usage == (12, 4, 7)
+    assert all(text in str(found.sent) for text in ("How is it?", "Be brief."))
+    assert found.warnings == ""
+    found.check_sent()
+
+
+@each_pair
+@both_ways
+async def test_parallel_tools_over_three_turns(kind: type[Client], wire: Wire, streamed: bool) -> None:
+    async with client_of(kind, wire) as found:
+        history = [found.user("Look around.")]
+        for turn in range(3):
+            found.says("I will.", 2, "tools", streamed=streamed)
+            said = await found.ask(history, streamed=streamed, **found.tools)
+            assert [call[1:] for call in said.calls] == list(CALLS)
+            if wire.name != kind.protocol:  # else they are the provider's own, the same in each turn
+                assert len({call[0] for call in said.calls}) == 2
+            assert (said.text, said.finish) == ("I will.", FINISHES[kind.protocol][1])
+            history += [*said.again, *found.results(said, f"result {turn}")]
+        found.says("Done.", 0, "end", streamed=streamed)
+        assert (await found.ask(history, streamed=streamed, **found.tools)).text == "Done."
+    told = str(found.sent)
+    assert [told.count(f"result {turn}") for turn in range(3)] == [2, 2, 2]
+    assert "Does read_file." in told
+    if wire.name != kind.protocol:
+        assert told.count("I will.") == 3
+        calls_sent, results_sent = wire.ids(found.sent)
+        assert len(calls_sent) == len(set(calls_sent)) == 6
+        assert results_sent == calls_sent
+        assert ("cache_control" in found.warnings) == (kind.protocol == "anthropic")
+        found.check_sent()
+
+
+@each_pair
+@both_ways
+async def test_thinking_with_signatures(kind: type[Client], wire: Wire, streamed: bool) -> None:
+    """The reasoning is shown, and the provider gets its signature back, from the client or kept here."""
+    async with client_of(kind, wire) as found:
+        fields = {**found.tools, **found.thinks}
+        found.says("Yes.", 1, "tools", "Let me think.", streamed=streamed)
+        said = await found.ask([found.user("Sure?")], streamed=streamed, **fields)
+        assert (said.thoughts, said.text) == ("Let me think.", "Yes.")
+        found.says("Still yes.", 0, "end", streamed=streamed)
+        history = [found.user("Sure?"), *said.again, *found.results(said, "done")]
+        assert (await found.ask(history, streamed=streamed, **fields)).text == "Still yes."
+    assert all(secret in str(found.sent) for secret in wire.secrets[:1])
+    assert "callboard" not in str(found.sent)
+    found.check_sent()
+
+
+@each_pair
+@both_ways
+async def test_images_and_documents_go_in(kind: type[Client], wire: Wire, streamed: bool) -> None:
+    """Servers of Chat Completions accept texts as documents, and only OpenAI's own accepts PDFs."""
+    is_text = wire.name == "openai_compatible"
+    page, media_type = (b"A page.", "text/plain") if is_text else (b"%PDF-1.7 a page", "application/pdf")
+    async with client_of(kind, wire) as found:
+        found.says("A cat.", 0, "end", streamed=streamed)
+        said = await found.ask([found.media(page, media_type)], streamed=streamed)
+    assert said.text == "A cat."
+    sent = str(found.sent)
+    assert PICTURE in sent
+    assert b64encode(page).decode() in sent or page.decode() in sent
+    found.check_sent()
+
+
+def image_of(wire: Wire) -> Any:
+    """A reply with an image. Anthropic's models make none."""
+    body: Any = wire.body("Here.", 0, "end")
+    match wire.name:
+        case "openai":
+            item = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": PICTURE}
+            body["output"] = [*body["output"], item]
+        case "gemini":
+            part = {"inlineData": {"mimeType": "image/png", "data": PICTURE}}
+            body["candidates"][0]["content"]["parts"].append(part)
+        case _:
+            url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
+            body["choices"][0]["message"]["images"] = [url]
+    return body
+
+
+@each_pair
+async def test_images_come_out(kind: type[Client], wire: Wire) -> None:
+    """Anthropic's clients get them in words, which the model never sees."""
+    if wire.name == "anthropic":
+        return
+    async with client_of(kind, wire) as found:
+        found.provider.says(whole(image_of(wire)))
+        said = await found.ask([found.user("Draw a cat.")])
+        if kind.protocol == "anthropic":
+            assert said.text.startswith("Here.")
+            assert "image" in said.text
+            found.says("A cat.", 0, "end", streamed=False)
+            await found.ask([found.user("Draw a cat."), *said.again, found.user("What is it?")])
+            assert "The model made an image" not in str(found.sent)
+            found.check_sent()
+        else:
+            assert (said.text, said.images) == ("Here.", [PICTURE])
+
+
+@each_pair
+@both_ways
+async def test_structured_output(kind: type[Client], wire: Wire, streamed: bool) -> None:
+    async with client_of(kind, wire) as found:
+        found.says('{"name":"Rome","people":3}', 0, "end", streamed=streamed)
+        said = await found.ask([found.user("Which?")], streamed=streamed, **found.structured)
+    assert City.model_validate_json(said.text) == City(name="Rome", people=3)
+    assert "people" in str(found.sent)
+    found.check_sent()
+
+
+def refusal_of(wire: Wire) -> Any:
+    body: Any = wire.body("I can't.", 0, "end")
+    match wire.name:
+        case "anthropic":
+            body["stop_reason"] = "refusal"
+        case "openai":
+            body["output"][0]["content"] = [{"type": "refusal", "refusal": "I can't."}]
+        case "gemini":
+            body["candidates"][0]["finishReason"] = "SAFETY"
+        case _:
+            body["choices"][0]["message"] = {"role": "assistant", "content": None, "refusal": "I can't."}
+    return body
+
+
+@each_pair
+async def test_a_refusal(kind: type[Client], wire: Wire) -> None:
+    """Gemini's filter ends a reply, which OpenAI's protocols have a word for."""
+    filtered = wire.name == "gemini"
+    finishes = {
+        "openai_compatible": "content_filter" if filtered else "stop",
+        "openai": "content_filter" if filtered else "completed",
+        "anthropic": "refusal",
+        "gemini": "SAFETY",
+    }
+    async with client_of(kind, wire) as found:
+        found.provider.says(whole(refusal_of(wire)))
+        said = await found.ask([found.user("Do harm.")])
+    assert (said.text, said.finish) == ("I can't.", finishes[kind.protocol])
+
+
+def half_of(wire: Wire) -> list[Any]:
+    """The events of a stream up to the first half of its text."""
+    events = [event for _, event in wire.events("It is warm.", 0, "end")]
+    half = next(at for at, event in enumerate(events) if "warm" in str(event) or "is " in str(event))
+    return events[: half + 1]
+
+
+@each_pair
+async def test_a_cut_stream(kind: type[Client], wire: Wire) -> None:
+    """The client has what came, and then an error. An open block has no end."""
+    said = ""
+    async with client_of(kind, wire) as found:
+        found.provider.says(stream(wire, *half_of(wire), ends="cut"))
+        with pytest.raises(found.error):
+            async for text in found.deltas([found.user("Hi")]):
+                said += text
+    assert said
+    assert "It is warm.".startswith(said)
+    assert "content_block_stop" not in found.kinds
+
+
+@each_pair
+async def test_a_client_that_leaves_in_mid_stream(kind: type[Client], wire: Wire) -> None:
+    """The provider's connection is closed, so that it stops."""
+    async with client_of(kind, wire) as found:
+        found.provider.says(Scripted(wire.stream(*half_of(wire)), kind=EVENTS, ends="never"))
+        async with aclosing(found.deltas([found.user("Hi")])) as deltas:
+            assert await anext(deltas)
+        await asyncio.wait_for(found.provider.left.wait(), 5)
+
+
+OF_OPENAI = {
+    "rate limit": (429, "rate_limit_exceeded", "7"),
+    "overload": (503, "server_is_overloaded", "7"),
+    "overflow": (400, "context_length_exceeded", None),
+}
+ERRORS = {
+    "openai_compatible": OF_OPENAI,
+    "openai": OF_OPENAI,
+    "anthropic": {
+        "rate limit": (429, "rate_limit_error", "7"),
+        "overload": (529, "overloaded_error", "7"),
+        "overflow": (400, "invalid_request_error", None),
+    },
+    "gemini": {
+        "rate limit": (429, "RESOURCE_EXHAUSTED", "7"),
+        "overload": (503, "UNAVAILABLE", "7"),
+        "overflow": (400, "INVALID_ARGUMENT", None),
+    },
+}
+"""The status, the code and the wait, by the client's protocol."""
+
+
+@each_pair
+@both_ways
+@pytest.mark.parametrize("condition", OF_OPENAI)
+async def test_errors(kind: type[Client], wire: Wire, streamed: bool, condition: str) -> None:
+    refused, body = wire.error_body(condition)
+    async with client_of(kind, wire) as found:
+        found.provider.says(whole(body, refused, retry_after="7"))
+        with pytest.raises(found.error) as failed:
+            await found.ask([found.user("Hi")], streamed=streamed)
+    assert found.facts(failed.value) == ERRORS[kind.protocol][condition]
+    words = {"anthropic": "prompt is too long", "gemini": "exceeds the maximum number of tokens"}
+    assert condition != "overflow" or words.get(kind.protocol, "") in str(failed.value)
