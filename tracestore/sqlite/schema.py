@@ -1,8 +1,8 @@
 """The schema of a trace file: its steps, and the check of a file's version.
 
 Each step runs in one transaction together with its record. The steps are literal SQL in ``steps.sql``. No step is
-built from a query of today's code, because queries change, and upgraded files would then differ from new ones. A new
-file gets the tables that all steps lead to, from ``new_file.sql``. That takes an eighth of the time.
+built from a query of today's code, because queries change, and upgraded files would then differ from new ones. A
+new file gets the tables that all steps lead to, from ``new_file.sql``. That takes an eighth of the time.
 
 `application_id` marks the file as Callboard's, and `user_version` is its schema version. A released step is never
 changed: a correction is a further step. A file from a newer Callboard is refused. The tables:
