@@ -158,6 +158,8 @@ async def make_file_before(migration: str, path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:version])
         patch.setattr(migrations, "SCHEMA_VERSION", version)
+        steps = [statement for _, statements in migrations.MIGRATIONS for statement in statements]
+        patch.setattr(migrations, "_new_file", lambda: steps)
         async with TraceStore(path):
             pass
 
