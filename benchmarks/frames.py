@@ -38,7 +38,17 @@ class Node:
         self.streams = StreamChannel(clock=SYSTEM_CLOCK, retain_seconds=0, max_bytes=0)
         kept = BrokerFrames(self.broker, "bench", Subjects("bench").kept)
         cluster = Cluster(nats=url, name="bench")
-        self.frames = Frames(cluster, name, kept, self.streams, lambda _: 0, NoStoredTurns())
+        self.frames = Frames(
+            cluster.name,
+            name,
+            kept,
+            self.streams,
+            lambda _: 0,
+            NoStoredTurns(),
+            patience=cluster.lease_seconds + 5.0,
+            frame_seconds=cluster.frame_seconds,
+            frame_bytes=cluster.frame_bytes,
+        )
 
     async def ready(self) -> None:
         while not self.broker.connected or self.frames.mirrors._group is None:  # noqa: ASYNC110

@@ -137,7 +137,7 @@ class Node:
 
         def work() -> Claimed | HeldSession:
             self.tables.now = self.kernel.now
-            return result(self.tables.claim(session_id, run_id, wants=True))
+            return result(self.tables.claim(session_id, run_id, request_takeover=True))
 
         self.network.ask(
             self.host, work, partial(self._claimed, session_id), partial(self._claiming.discard, session_id)

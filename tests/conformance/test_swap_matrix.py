@@ -500,5 +500,5 @@ def test_a_request_is_the_same_however_its_history_is_taken(wire: Wire, data: st
     request = msgspec.structs.replace(request, messages=tuple(said))
     at_once = written(adapter, request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "_plain_beginning", lambda messages: ())
+        patch.setattr(history, "plain_beginning", lambda messages: ())
         assert at_once == written(adapter, request)

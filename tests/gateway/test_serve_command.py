@@ -115,7 +115,7 @@ def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: py
 )
 async def test_the_live_view_is_beside_the_gateway(path: str, status: int) -> None:
     async with Engine(models=registry(Say("x")), trace=False) as engine:
-        beside = serve.Beside(gateway(engine, keyless=True), serve._view(engine, parsed()))
+        beside = serve.CombinedApplication(gateway(engine, keyless=True), serve._view(engine, parsed()))
         asked = Asked()
         asked.body(b"")
         await beside(scope_of("GET", path), asked.receive, asked.send)

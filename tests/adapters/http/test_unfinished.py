@@ -95,7 +95,7 @@ def test_without_any_report_all_is_an_estimate() -> None:
     assert usage_until_now(None, estimate) is estimate
 
 
-@pytest.mark.parametrize(("error", "heard", "expected"), [
+@pytest.mark.parametrize(("error", "received", "expected"), [
     (CancelledError("x"), False, "used"),
     (StreamError("x"), False, "used"),
     (RequestTimeoutError("x"), False, "used"),
@@ -111,11 +111,11 @@ def test_without_any_report_all_is_an_estimate() -> None:
     (ContextOverflowError("x"), True, "used"),
 ], ids=str)  # fmt: skip
 def test_a_refusal_has_no_usage_and_what_was_never_sent_none_at_all(
-    error: AdapterError, heard: bool, expected: str | None
+    error: AdapterError, received: bool, expected: str | None
 ) -> None:
     """Everything else may have been worked on."""
     used = TokenUsage(5, source=ESTIMATED)
-    found = usage_of_failure(error, lambda: used, heard=heard)
+    found = usage_of_failure(error, lambda: used, received=received)
     assert found == {"used": used, "nothing": NOTHING_USED, None: None}[expected]
 
 
