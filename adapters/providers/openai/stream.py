@@ -44,7 +44,7 @@ class ResponsesNormaliser(SseNormaliser):
         super().__init__(assembler)
         self._quirks = quirks
         self._reply = Reply(assembler, quirks)
-        self._found: dict[tuple[str, int | None, str | None], OutputItem] = {}  # until items arrive or end
+        self._latest: tuple[str, int | None, str | None, OutputItem] | None = None  # until items arrive or end
         self._head = 0
         self._waiting: dict[int, list[tuple[Step, Event]]] = {}
 
@@ -92,15 +92,15 @@ class ResponsesNormaliser(SseNormaliser):
 
     def _find(self, event: Event, kind: str) -> OutputItem:
         index, item_id = event.output_index, event.item_id
-        item = self._found.get((kind, index, item_id))
-        if item is not None:
-            return item
+        latest = self._latest  # a comparison is cheaper than the hash of an id that each event brings anew
+        if latest is not None and latest[2] == item_id and latest[1] == index and latest[0] == kind:
+            return latest[3]
         item = self._at(kind, index, item_id) if index is not None else None
         item = item or self._of_id(kind, item_id)
         if item is None and index is None:
             item = self._last_open(kind)
         item = item or self._add(kind, index, item_id)
-        self._found[kind, index, item_id] = item
+        self._latest = kind, index, item_id, item
         return item
 
     def item_of(self, wire: Item, index: int | None) -> OutputItem:
@@ -144,7 +144,7 @@ class ResponsesNormaliser(SseNormaliser):
         return next((item for item in items if item.kind == kind and not item.is_done), None)
 
     def _add(self, kind: str, index: int | None, item_id: str | None, call_id: str | None = None) -> OutputItem:
-        self._found.clear()
+        self._latest = None
         item = self._reply.add(kind)
         item.index, item.wire_id, item.call_id = index, item_id, call_id
         return item
@@ -163,7 +163,7 @@ class ResponsesNormaliser(SseNormaliser):
 
     def _on_done(self, event: Event) -> None:
         wire = read_or_default(Item, event.item)
-        self._found.clear()
+        self._latest = None
         kind = wire.type or "unknown"
         item = self._announced(wire, event.output_index)
         if item is None:
