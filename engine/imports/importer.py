@@ -247,7 +247,7 @@ class Importer:
 
     async def _linked(self, links: Sequence[ImportedLink]) -> dict[str, Envelope]:
         """The stored calls, each by its latest event, that lack the place in the tree that a link gives."""
-        found: dict[str, Envelope] = {}
+        found: dict[str, tuple[Envelope, LlmCallImported]] = {}
         turns = {self._turn(link.turn) for link in links}
         for session in {link.session for link in links}:
             if self._store is None or session is None:
@@ -258,9 +258,9 @@ class Importer:
                 if not isinstance(event, LlmCallImported) or name is None or envelope.turn_id not in turns:
                     continue
                 before = found.get(name)
-                if before is None or before.data.revision < event.revision:  # type: ignore[attr-defined]
-                    found[name] = envelope
-        return {name: each for name, each in found.items() if each.data.parent_turn_id is None}  # type: ignore[attr-defined]
+                if before is None or before[1].revision < event.revision:
+                    found[name] = envelope, event
+        return {name: envelope for name, (envelope, event) in found.items() if event.parent_turn_id is None}
 
     def _add_session(self, plan: _Plan, name: str, call: ImportedCall) -> None:
         plan.revisions.append(Revision(name, None, 0))

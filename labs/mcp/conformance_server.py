@@ -98,7 +98,7 @@ def _echo(arguments: dict[str, object]) -> dict[str, object]:
 
 
 json_schema_2020_12_tool = Tool(
-    ToolDefinition("json_schema_2020_12_tool", "Return its arguments.", SCHEMA),  # type: ignore[arg-type]
+    ToolDefinition("json_schema_2020_12_tool", "Return its arguments.", SCHEMA),
     _echo,
 )
 

@@ -127,7 +127,7 @@ async def test_a_choice_of_tools_does_not_bind_the_other_agent() -> None:
 
 async def test_a_handoff_waits_until_all_calls_of_its_reply_are_answered() -> None:
     """The approved tool is still one of the agent before."""
-    careful = tool(look.function, name="careful", needs_approval=True)  # type: ignore[attr-defined]
+    careful = tool(look.function, name="careful", needs_approval=True)
     async with running(asks("transfer_to_a", "careful"), a=[Say("Here.")]) as (engine, _):
         session = engine.session("s:m", tools=[to_a(), careful])
         await session.send("Hi.")
@@ -156,13 +156,13 @@ async def test_a_handoff_may_need_an_approval(answer: object) -> None:
 async def test_a_stored_session_goes_on_with_the_agent_that_has_it(tmp_path: Path) -> None:
     """A host opens it with the settings of the first agent, whose handoffs lead to the others."""
     said = {"a": [asks("transfer_to_b")], "b": [Say("B here."), Say("B again."), Say("B at last.")]}
-    models = registry(asks("transfer_to_a"), **said)  # type: ignore[arg-type]
+    models = registry(asks("transfer_to_a"), **said)
     tools = [to_a(tools=[to_b(tools=[look])])]
     first = {"model": "s:m", "system_prompt": "You are s.", "tools": tools}
     async with keeping(tmp_path / "t.db", models=models) as engine:
-        session = await engine.open_session("one", **first)  # type: ignore[arg-type]
+        session = await engine.open_session("one", **first)
         assert (await session.send("Hi.", max_tool_rounds=2)).text == "B here."
-        session = await engine.open_session("one", **first)  # type: ignore[arg-type]
+        session = await engine.open_session("one", **first)
         assert (await session.send("And now?")).text == "B again."
     async with keeping(tmp_path / "t.db", models=registry(b=[Say("B at last."), Say("B?")])) as engine:
         session = await engine.resume("one", tools=tools)

@@ -100,7 +100,7 @@ def test_what_a_model_lacks_is_said_before_anything_is_sent(
     """Each kind of lack is a CapabilityError of its own words, and a model that has it all passes."""
     image = ImageBlock(data=b"x", media_type="image/webp")
     audio, document = AudioBlock(data=b"x", media_type="audio/flac"), DocumentBlock(data=b"%PDF-1.7")
-    request = TurnRequirements(new=(Message.user([image, audio, document, TextBlock("?")]),), **asked)  # type: ignore[arg-type]
+    request = TurnRequirements(new=(Message.user([image, audio, document, TextBlock("?")]),), **asked)
     full = capable(
         supports_thinking=True, supports_prompt_caching=True, supports_audio=True, supports_documents=True
     )

@@ -114,7 +114,7 @@ async def test_a_budget_reserves_all_that_the_clients_body_asks_for(
     wire: Wire, more: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider gets the client's own body, and bills each choice up to the highest limit in it."""
-    monkeypatch.setitem(BODIES, wire.type_name, BODIES[wire.type_name] | more)  # type: ignore[arg-type]
+    monkeypatch.setitem(BODIES, wire.type_name, BODIES[wire.type_name] | more)
     for room, admitted in ((needed, False), (needed + 1_000, True)):
         provider = Provider(wire, wire.whole("Hello"))
         async with provider.gateway(budgets=[Budget(max_tokens=room, unpriced="allow")]) as app:

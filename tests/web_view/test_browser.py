@@ -443,7 +443,7 @@ async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Pa
     prices = PriceTable.from_rows(
         [PriceRow(model=f"{name}:*", input=10**6, output=10**7) for name in "sab"], "three"
     )
-    models = registry(Say(calls=asked), Say("Done."), **script)  # type: ignore[arg-type]
+    models = registry(Say(calls=asked), Say("Done."), **script)
     async with keeping(tmp_path / "t.db", models=models, prices=prices) as engine:
         session = engine.session("s:m", tools=agents)
         async with looked_at(engine) as (page, _):

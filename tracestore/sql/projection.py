@@ -209,7 +209,7 @@ class Projection:
         for name, (model, tags, title) in self._session_fields.items():
             fields: Values = [model, tags, title]
             make_storable(fields, clean)
-            self._session_fields[name] = tuple(fields)  # type: ignore[assignment]
+            self._session_fields[name] = tuple(fields)  # type: ignore[assignment]  # still three
 
     def _note_session(
         self, session_id: str, model: str | None = None, tags: str | None = None, name: str | None = None

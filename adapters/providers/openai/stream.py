@@ -92,7 +92,7 @@ class ResponsesNormaliser(SseNormaliser):
 
     def _find(self, event: Event, kind: str) -> OutputItem:
         index, item_id = event.output_index, event.item_id
-        latest = self._latest  # a comparison is cheaper than the hash of an id that each event brings anew
+        latest = self._latest  # each event has a fresh copy of the id, so a comparison is cheaper than its hash
         if latest is not None and latest[2] == item_id and latest[1] == index and latest[0] == kind:
             return latest[3]
         item = self._at(kind, index, item_id) if index is not None else None

@@ -16,7 +16,7 @@ import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
-from callboard.tracestore.postgres.foreign import server_rows
+from callboard.tracestore.postgres.connection import server_rows
 
 from ..source import (
     LONGEST_LINE,

@@ -348,7 +348,7 @@ def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[objec
                 if session:
                     at[session] = name
             case ("fail", str(name), kind):
-                cooldowns.failed(name, "m", kind("x"), now)  # type: ignore[operator]
+                cooldowns.failed(name, "m", kind("x"), now)
             case ("taken", str(name)):
                 cooldowns.taken(name, "m")
             case ("wait", int(us)):

@@ -144,7 +144,7 @@ async def test_changed_tools_of_other_servers_are_announced_at_once(age: str) ->
     async with mcp_servers({"lib": settings}) as servers:
         async with client_of(mcp_service(servers), age, heard) as client:
             assert servers.tools[0].execute is not None
-            await servers.tools[0].execute({"name": "fresh"}, context=None)  # type: ignore[misc]
+            await servers.tools[0].execute({"name": "fresh"}, context=None)
             assert (await heard.at_least(1))[0] == EVENTS["ToolsListChanged"]
             assert "fresh" in [each.name for each in (await client.list_tools()).tools]
 
@@ -233,7 +233,7 @@ async def test_prompts_are_functions_whose_parameters_are_the_arguments(age: str
         assert (first.name, first.description) == ("review", "Review a book.")
         assert [(each.name, each.required) for each in first.arguments or ()] == [("book", True), ("tone", False)]
         (message,) = (await client.get_prompt("review", {"book": "Emma"})).messages
-        assert (message.role, message.content.text) == ("user", "Review Emma, kind.")  # type: ignore[union-attr]
+        assert (message.role, message.content.text) == ("user", "Review Emma, kind.")
         made = (await client.get_prompt("example")).messages
         assert [(each.role, each.content.type) for each in made] == [("user", "resource"), ("assistant", "text")]
         for wrong in ({}, {"book": "x", "tone": "sour"}):
@@ -259,7 +259,7 @@ async def test_a_client_that_cannot_ask_its_user_is_refused() -> None:
     async with client_of(service, OLD) as client:
         result = await client.call_tool("add", {"a": 1})
         assert result.is_error
-        assert "needs an approval" in result.content[0].text  # type: ignore[union-attr]
+        assert "needs an approval" in result.content[0].text
     async with client_of(service, NEW) as client:
         with pytest.raises(MCPError, match="needs an approval") as raised:
             await client.call_tool("add", {"a": 1})

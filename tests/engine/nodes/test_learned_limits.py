@@ -157,7 +157,7 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
     with own_nats_server() as server:
         async with node(refusal, server.url) as a, node(Say("Hello."), server.url) as b:
             for engine in (a, b):
-                broker = node_of(engine).broker  # type: ignore[union-attr]
+                broker = node_of(engine).broker
                 with anyio.fail_after(10):
                     while not broker.connected:  # noqa: ASYNC110
                         await anyio.sleep(0.005)

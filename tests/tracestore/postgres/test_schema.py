@@ -333,7 +333,7 @@ async def test_the_calls_of_a_tree_are_found_by_indexes(store: PostgresStore, ds
     options = "-c search_path=callboard -c enable_seqscan=off"  # few rows are read without any index
     with psycopg.connect(dsn, options=options) as connection:
         query = f"EXPLAIN SELECT * FROM calls AS c WHERE {which.replace('?', '%s')}"
-        plan = "\n".join(row[0] for row in connection.execute(query, values))  # type: ignore[arg-type]
+        plan = "\n".join(row[0] for row in connection.execute(query, values))
     assert "Seq Scan" not in plan
     assert "turn_id = 'trn_1'" in plan
     assert "root_turn_id = 'trn_1'" in plan

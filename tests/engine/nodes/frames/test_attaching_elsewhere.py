@@ -139,7 +139,7 @@ async def restart(nats: NatsServer, *engines: Engine) -> None:
     nats.stop()
     nats.wipe()
     with anyio.fail_after(10):
-        while any(node_of(engine).broker.connected for engine in engines):  # type: ignore[union-attr]  # noqa: ASYNC110
+        while any(node_of(engine).broker.connected for engine in engines):  # noqa: ASYNC110
             await anyio.sleep(0.005)
     nats.start()
     for engine in engines:

@@ -111,7 +111,7 @@ async def test_the_command_shows_who_has_been_granted_what(
     budget = Budget(max_cost_usd=limit, per="tag:tenant")
     async with node("a", postgres_dsn, tmp_path, budget, Say("x", pause=pause)) as a:
         call = asyncio.create_task(asked(a, tags={"tenant": "acme"}))
-        shared = node_of(a).shared  # type: ignore[union-attr]
+        shared = node_of(a).shared
         assert shared is not None
         await begun.wait()  # before that a slow node may give its slice back
         (row,) = map(json.loads, (await shown("--json")).splitlines())
@@ -170,7 +170,7 @@ async def test_without_the_shared_store_calls_are_refused_unless_the_host_says_o
             stopped.set()
             assert made([await under_way]) == 1
             await asyncio.to_thread(server.start)
-            used = [account.used(account.scope.slot(0)) for account in node_of(a).budgets._accounts]  # type: ignore[union-attr]
+            used = [account.used(account.scope.slot(0)) for account in node_of(a).budgets._accounts]
             for _ in range(600):
                 if await counted(dsn) == used:
                     break
@@ -218,7 +218,7 @@ async def test_requests_of_two_engines_together_stay_within_a_declared_limit(
         with anyio.fail_after(30):
             await all_sent.wait()
         for engine in (a, b):
-            shared = node_of(engine).shared  # type: ignore[union-attr]
+            shared = node_of(engine).shared
             ((granted,),) = await shared.statement("SELECT sum(nano) FROM ledger_slices")
             assert granted == LIMIT
             (provider,) = engine.statistics().providers
