@@ -253,6 +253,13 @@ DIFFERENCES: dict[str, str] = {
 _TOOLS_OF_ITEMS = ("additional_tools", "tool_search_call", "tool_search_output")
 """Items that become tools and calls, so that any provider can go on with them."""
 
+_MENTION_OF_JSON: JsonObject = {
+    "type": "message",
+    "role": "developer",
+    "content": [{"type": "input_text", "text": "Answer with a JSON object."}],
+}
+"""The adapter adds it where only a system message mentions JSON: the API looks for the word in the input."""
+
 
 @needs_recordings
 def test_recorded_requests_are_written_again_as_they_were_sent() -> None:
@@ -274,7 +281,8 @@ def test_recorded_requests_are_written_again_as_they_were_sent() -> None:
             continue  # see test_tools_among_the_items_are_tools_of_the_request
         assert _by_name(again.get("tools")) == _by_name(body.get("tools")), case["id"]
         kept = [_bare(item) for item in items_of(body) if not _is_alone(item, given)]
-        assert [_bare(item) for item in items_of(again)] == [item for item in kept if item is not None], case["id"]
+        written = [_bare(item) for item in items_of(again) if item != _MENTION_OF_JSON]
+        assert written == [item for item in kept if item is not None], case["id"]
         compared += 1
     assert compared > 100
 
