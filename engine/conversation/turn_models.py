@@ -22,15 +22,12 @@ from callboard.adapters import (
 )
 from callboard.adapters.contract import ProviderAdapter, SendsClientRequests
 from callboard.adapters.requests.content import current_turn
-from callboard.bus import (
-    ContextOverflowError,
-    PromptTooLongError,
-)
+from callboard.bus import ContextOverflowError, PromptTooLongError
 from callboard.bus.errors import WarningCode
 
 from ..budgets.ledger import Amount, Refusal
 from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
-from ..calls.events import payer_of
+from ..calls.call_context import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
