@@ -202,7 +202,7 @@ class Importer:
             self._sessions |= plan.sessions
             plan.count(report)
             return
-        raise StoreError("other importers write the same calls all the time")
+        raise StoreError(f"the import gave up after {_TRIES} conflicts with other writers")
 
     async def _plan(self, chunk: Chunk) -> _Plan:
         """What to write of a chunk, as the ledger of imports is now."""
