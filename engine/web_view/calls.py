@@ -219,7 +219,8 @@ def waterfall(turn_id: str, calls: Sequence[CallRow], events: Sequence[Envelope]
     ordered = sorted(calls, key=lambda row: (row.request_id or "", row.attempt))
     bars = [_call_bar(list(group)) for _, group in groupby(ordered, key=lambda row: row.request_id)]
     bars = sorted(bars + _tool_bars(events), key=lambda bar: bar.start_us)
-    start_us, end_us, status = bars[0].start_us, None, None
+    start_us, end_us = bars[0].start_us, None
+    status: str | None = None
     for each in events:
         match each.data:
             case SessionTurnStarted():

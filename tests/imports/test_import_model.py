@@ -357,7 +357,7 @@ class Story:
             call, session = self.calls[row.request_id], str(row.session_id)
             if row.session_id in self.deleted:
                 assert not row.tags
-                assert row.origin_file is None
+                assert not row.origin_file
             elif call.agent is not None and row.session_id is not None:
                 assert row.parent_call_id == self.parents.get((session, call.agent))
         assert not self.deleted & {row.session_id for row in await store.sessions(limit=None)}
@@ -465,6 +465,7 @@ def test_a_trace_on_a_server_has_it_too(
 
 
 STORIES = [
+    [("new", 0, 5, 0), ("task", 0, 5), ("imported", 0), ("result", 0), ("rewrite", 0, 1), ("killed", 1, False)],
     [("task", 0, 5), ("imported", 0), ("result", 0), ("read",), ("delete_one", 0), ("new", 0, 5, 0), ("read",)],
     [("new", 0, 5, 0), ("imported", 0), ("reprice", 0, 0), ("grow", 0, 7), ("imported", 0), ("undo",)],
     [
