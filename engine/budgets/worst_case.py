@@ -7,7 +7,9 @@ often as the request allows them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -149,8 +151,16 @@ def _options_for(
             yield options
 
 
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
+UNLIMITED = 2**31 - 1
+"""The output tokens of a request with a negative limit, which llama.cpp and Ollama take as none."""
+
+_LIMITS = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"),
+    *("n_predict", "num_predict", "max_new_tokens"),  # of llama.cpp, Ollama and TGI
+)
 _CHOICES = ("n", "best_of", "candidateCount", "candidate_count")
+_SETTINGS = ("generationConfig", "generation_config", "options", "parameters")
+"""The fields of a body that may contain its limits."""
 
 
 def most_output(
@@ -172,11 +182,21 @@ def most_output(
 def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
     """The same for the body of a provider's own request. It may ask for several choices."""
     choices = 1
-    for fields in (body, body.get("generationConfig"), body.get("generation_config")):
+    for fields in (body, *map(body.get, _SETTINGS)):
         if isinstance(fields, Mapping):
-            limit = max([limit, *(value for name in _LIMITS if isinstance(value := fields.get(name), int))])
-            choices = max([choices, *(value for name in _CHOICES if isinstance(value := fields.get(name), int))])
+            limits = [UNLIMITED if number < 0 else number for number in _numbers(fields, _LIMITS)]
+            limit = max([limit, *limits])
+            choices = max([choices, *_numbers(fields, _CHOICES)])
     return limit * choices
+
+
+def _numbers(fields: Mapping[str, Json], names: Sequence[str]) -> Iterator[int]:
+    """The numbers under some names. Some servers read 80.0 and "80", too."""
+    for name in names:
+        value = fields.get(name)
+        if isinstance(value, int | float | str):
+            with contextlib.suppress(ValueError, OverflowError):
+                yield math.ceil(float(value))
 
 
 def tool_fees(

@@ -24,6 +24,7 @@ from callboard.engine.budgets.budget import FOREVER, Budget, Payer, Window
 from callboard.engine.budgets.budgets import Budgets, Counted
 from callboard.engine.budgets.ledger import Account, Amount, Ledger
 from callboard.engine.budgets.worst_case import (
+    UNLIMITED,
     Priced,
     most_of_images,
     most_output,
@@ -468,7 +469,9 @@ def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: s
 
 @pytest.mark.parametrize(("options", "most"), [
     ({}, 50), ({"temperature": 3}, 50), ({"n": 3}, 150), ({"max_completion_tokens": 80, "max_tokens": 20}, 80),
-    ({"generationConfig": {"candidateCount": 2, "maxOutputTokens": 60}}, 120), ({"n": None, "max_tokens": -1}, 50),
+    ({"generationConfig": {"candidateCount": 2, "maxOutputTokens": 60}}, 120), ({"n": None, "max_tokens": 0}, 50),
+    ({"options": {"num_predict": 80}}, 80), ({"parameters": {"max_new_tokens": 80}}, 80), ({"n_predict": 80}, 80),
+    ({"max_tokens": 8e1, "n": "2"}, 160), ({"max_tokens": "many"}, 50), ({"max_tokens": -1}, UNLIMITED),
 ])  # fmt: skip
 def test_options_of_the_provider_may_raise_the_output(options: dict[str, Any], most: int) -> None:
     """The provider bills each choice up to the highest limit that the request names."""
