@@ -16,7 +16,7 @@ import msgspec
 
 from callboard.adapters.requests.estimate import upper_end
 from callboard.bus.values.base import Json
-from callboard.bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage, unusual_tier
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.prices.table import Segment
 
@@ -37,8 +37,8 @@ class Priced(msgspec.Struct, frozen=True):
     """The time of the call, in microseconds since the Unix epoch."""
     priced_as: str | None = None
     """The provider that publishes the model's prices."""
-    service_tier: str | None = None
-    """The service tier; None means the default one."""
+    tiers: tuple[str | None, ...] = (None,)
+    """The service tiers that may serve the call; None is the default one."""
 
     def nano_usd(self, usage: TokenUsage) -> int | None:
         """The cost of a usage in nano-USD; None if it is unknown."""
@@ -97,12 +97,16 @@ _DAY_US = 86_400_000_000
 def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
     """The highest price of at most this many tokens, in nano-USD, rounded up; None if it is unknown."""
     most: int | None = None
-    for rates in _rates(priced.table, priced.model, priced.priced_as, priced.service_tier):
-        if rates.applies(priced.at_us, sent):
-            pico = rates.most_pico(sent, said)
-            if pico is None:
-                return None
-            most = pico if most is None else max(most, pico)
+    for tier in priced.tiers:
+        found = _rates(priced.table, priced.model, priced.priced_as, tier)
+        if not found:
+            return None
+        for rates in found:
+            if rates.applies(priced.at_us, sent):
+                pico = rates.most_pico(sent, said)
+                if pico is None:
+                    return None
+                most = pico if most is None else max(most, pico)
     return None if most is None else -(-most // 1000)
 
 
@@ -197,6 +201,23 @@ def _numbers(fields: Mapping[str, Json], names: Sequence[str]) -> Iterator[int]:
         if isinstance(value, int | float | str):
             with contextlib.suppress(ValueError, OverflowError):
                 yield math.ceil(float(value))
+
+
+def tiers_of(
+    provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
+) -> tuple[str | None, ...]:
+    """The service tiers that may serve a request with these options.
+
+    The default one is among them, because a provider may have no room in another. The arguments are those of
+    `most_output`.
+    """
+    found: dict[str | None, None] = {None: None}
+    for options in _options_for(provider_options, adapter, adapter_type):
+        found.update(dict.fromkeys(unusual_tier(options.get(name)) for name in _TIERS))
+    return tuple(found)
+
+
+_TIERS = ("service_tier", "serviceTier", "speed")
 
 
 def tool_fees(

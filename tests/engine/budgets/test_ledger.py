@@ -28,6 +28,7 @@ from callboard.engine.budgets.worst_case import (
     Priced,
     most_of_images,
     most_output,
+    tiers_of,
     tool_fees,
     worst_case,
     worst_case_of_reply,
@@ -477,6 +478,21 @@ def test_options_of_the_provider_may_raise_the_output(options: dict[str, Any], m
     """The provider bills each choice up to the highest limit that the request names."""
     assert most_output(50, {"mine": options}, adapter="mine", adapter_type="gemini") == most
     assert most_output(50, {"anthropic": options}, adapter="mine", adapter_type="gemini") == 50
+
+
+@pytest.mark.parametrize(("options", "cost"), [
+    ({}, 20), ({"service_tier": "auto"}, 20), ({"service_tier": "flex"}, 20), ({"speed": "fast"}, None),
+    ({"service_tier": "Priority"}, 40), ({"serviceTier": "priority"}, 40),
+])  # fmt: skip
+def test_the_worst_case_is_that_of_the_dearest_service_tier_asked_for(
+    options: dict[str, Any], cost: int | None
+) -> None:
+    """A provider may serve the call by its default tier, too. A tier without a price has no worst case."""
+    tiers = {"": 10, "priority": 20, "flex": 5}
+    rows = [PriceRow(model="s:m", input=0, output=rate, service_tier=tier) for tier, rate in tiers.items()]
+    asked = tiers_of({"mine": options, "anthropic": {"speed": "fast"}}, adapter="mine", adapter_type="openai")
+    priced = Priced(PriceTable(rows, "t"), "s:m", 0, tiers=asked)
+    assert worst_case_of_reply(priced, 1, 2000, {}).nano_usd == cost
 
 
 def test_fees_of_tools_are_in_the_worst_case() -> None:
