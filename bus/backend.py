@@ -37,8 +37,8 @@ class Signal(Protocol):
 class LoopSignal:
     """A signal on asyncio.
 
-    anyio's event costs 2 µs more for every wait, and a call waits several times, and once per token. asyncio's
-    event contains a deque, which is larger than the rest of a waiting stream.
+    anyio's event costs 2 µs more for every wait. A call waits several times, and once per token. asyncio's event
+    contains a deque, which is larger than the rest of a waiting stream.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiters")

@@ -1,7 +1,7 @@
 """The conformance kit: checks of the contract for any adapter.
 
-Describe the adapter by a kit. Then run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or let
-pytest run it:
+Describe the adapter with a kit. Then run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or
+let pytest run it:
 
     from callboard.adapters.conformance import checks_of
 
