@@ -160,7 +160,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
 
 
 def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:
-    """The reason for a missing image, if it is the image's content."""
+    """The error for an image that was blocked because of its content; None otherwise."""
     if feedback is not None and feedback.blockReason:
         reasons = [(feedback.blockReason, feedback.blockReasonMessage or "")]
     for reason, message in reasons:

@@ -110,7 +110,7 @@ class OllamaWire(ChatWire):
     # --- Models ---
 
     async def initialize(self, look_up: LookUp) -> None:
-        """Look up the models and their abilities. A server that doesn't answer is tried again later."""
+        """Look up the models and their abilities. If the server doesn't answer, the lookup is repeated later."""
         if not self.options.discover:
             return
         with anyio.move_on_after(LOOK_UP_SECONDS):
@@ -134,7 +134,7 @@ class OllamaWire(ChatWire):
         self._catalogue.learn(model, read_show(answer), self._seconds())
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """The server's facts about a model; the adapter's `capabilities` until it was looked up."""
+        """The capabilities that the server reports; the adapter's `capabilities` until the model was looked up."""
         facts = self._catalogue.facts(model)
         known = facts.capabilities() if facts is not None else self.capabilities
         if not self.emulates_tools:

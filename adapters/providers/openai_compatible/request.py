@@ -248,7 +248,7 @@ class _Builder:
         if self.quirks.structured == "json_object":
             text = encode_json(schema).decode()
             return {"type": "json_object"}, f"Reply with a JSON object that follows this JSON Schema:\n{text}"
-        if self.quirks.strict:  # other servers enforce a grammar, in which a union is useful
+        if self.quirks.strict:  # other servers compile the schema to a grammar, which supports unions
             folded = fold_root(schema)
             self.warnings += folded.warnings("the reply")
             schema = folded.schema
