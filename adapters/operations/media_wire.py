@@ -12,18 +12,20 @@ import binascii
 import math
 import re
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
 
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..requests.content import image_size, media_bytes, media_type_of
 from ..requests.fitted import WireCall
+from ..requests.settings import merge_own_options, own_options
 from ..videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
@@ -285,6 +287,35 @@ def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
             raise CapabilityError(
                 f"{model} does not accept a first frame of {media_type or 'that kind'}. It accepts {offer}"
             )
+
+
+def merge_unpriced_options(
+    fields: JsonObject,
+    request: ImageRequest | VideoRequest,
+    protocol: str,
+    provider: str,
+    priced: Mapping[str, str],
+) -> None:
+    """Merge the request's `provider_options` for one protocol into a body, in place.
+
+    Args:
+        fields: The body.
+        request: The request.
+        protocol: The key of `provider_options` for all servers of the protocol.
+        provider: The adapter's name, another key.
+        priced: The fields that change the price, and for each the advice for the caller. They are refused: budgets
+            and costs count the request's own arguments.
+
+    Raises:
+        InvalidRequestError: The options have such a field.
+    """
+    for options in own_options(request, protocol, provider):
+        for name in options:
+            if name in priced:
+                raise InvalidRequestError(
+                    f"provider_options can't set {name!r}, because the price depends on it: {priced[name]}"
+                )
+    merge_own_options(fields, request, protocol, provider)
 
 
 def known_terms(terms: VideoTerms, can: VideoCapabilities) -> VideoTerms:

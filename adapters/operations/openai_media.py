@@ -25,7 +25,6 @@ from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..replies.usage import has_negative, reported_cost, reported_count, source_of
 from ..requests.content import encode_json
 from ..requests.fitted import WireCall
-from ..requests.settings import merge_own_options
 from ..transport.transport import FormPart, write_form
 from ..videos import (
     VIDEO_VARIANTS,
@@ -36,7 +35,7 @@ from ..videos import (
     VideoTerms,
     VideoVariant,
 )
-from .media_wire import ImageReply, from_base64, input_bytes, known_terms, video_usage
+from .media_wire import ImageReply, from_base64, input_bytes, known_terms, merge_unpriced_options, video_usage
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 
@@ -116,7 +115,7 @@ class OpenAIImages(msgspec.Struct, frozen=True):
                 fields[name] = value
         if request.aspect_ratio is not None:  # only unlisted models get here; OpenAI's own have only sizes
             fields["aspect_ratio"] = request.aspect_ratio
-        merge_own_options(fields, request, self.protocol, provider)
+        merge_unpriced_options(fields, request, self.protocol, provider, {"n": "use n="})
         if not request.images:
             return WireCall(f"{self.folder}/generations{self.query}", encode_json(fields), once=True)
         return form_call(f"{self.folder}/edits{self.query}", fields, _files(request))
@@ -270,6 +269,9 @@ _decode_video = msgspec.json.Decoder(_Video).decode
 _decode_list = msgspec.json.Decoder(_List).decode
 
 
+_PRICED = {"seconds": "use seconds=", "size": "use size=", "audio": "use audio=", "n": "one call makes one video"}
+
+
 class OpenAIVideos(msgspec.Struct, frozen=True):
     """OpenAI's videos API, and compatible servers."""
 
@@ -293,7 +295,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
             fields["size"] = request.size
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
             fields["audio"] = request.audio  # only gateways have this field
-        merge_own_options(fields, request, self.protocol, provider)
+        merge_unpriced_options(fields, request, self.protocol, provider, _PRICED)
         if request.first_frame is None:
             return WireCall(self.path, encode_json(fields), once=True)
         frame = file_part("input_reference", request.first_frame, "first-frame")

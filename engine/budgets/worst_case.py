@@ -7,14 +7,16 @@ often as the request allows them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from callboard.adapters.requests.estimate import upper_end
 from callboard.bus.values.base import Json
-from callboard.bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage, unusual_tier
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.prices.table import Segment
 
@@ -35,8 +37,8 @@ class Priced(msgspec.Struct, frozen=True):
     """The time of the call, in microseconds since the Unix epoch."""
     priced_as: str | None = None
     """The provider that publishes the model's prices."""
-    service_tier: str | None = None
-    """The service tier; None means the default one."""
+    tiers: tuple[str | None, ...] = (None,)
+    """The service tiers that may serve the call; None is the default one."""
 
     def nano_usd(self, usage: TokenUsage) -> int | None:
         """The cost of a usage in nano-USD; None if it is unknown."""
@@ -95,12 +97,16 @@ _DAY_US = 86_400_000_000
 def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
     """The highest price of at most this many tokens, in nano-USD, rounded up; None if it is unknown."""
     most: int | None = None
-    for rates in _rates(priced.table, priced.model, priced.priced_as, priced.service_tier):
-        if rates.applies(priced.at_us, sent):
-            pico = rates.most_pico(sent, said)
-            if pico is None:
-                return None
-            most = pico if most is None else max(most, pico)
+    for tier in priced.tiers:
+        found = _rates(priced.table, priced.model, priced.priced_as, tier)
+        if not found:
+            return None
+        for rates in found:
+            if rates.applies(priced.at_us, sent):
+                pico = rates.most_pico(sent, said)
+                if pico is None:
+                    return None
+                most = pico if most is None else max(most, pico)
     return None if most is None else -(-most // 1000)
 
 
@@ -149,8 +155,16 @@ def _options_for(
             yield options
 
 
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
+UNLIMITED = 2**31 - 1
+"""The output tokens of a request with a negative limit, which llama.cpp and Ollama take as none."""
+
+_LIMITS = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"),
+    *("n_predict", "num_predict", "max_new_tokens"),  # of llama.cpp, Ollama and TGI
+)
 _CHOICES = ("n", "best_of", "candidateCount", "candidate_count")
+_SETTINGS = ("generationConfig", "generation_config", "options", "parameters")
+"""The fields of a body that may contain its limits."""
 
 
 def most_output(
@@ -172,11 +186,38 @@ def most_output(
 def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
     """The same for the body of a provider's own request. It may ask for several choices."""
     choices = 1
-    for fields in (body, body.get("generationConfig"), body.get("generation_config")):
+    for fields in (body, *map(body.get, _SETTINGS)):
         if isinstance(fields, Mapping):
-            limit = max([limit, *(value for name in _LIMITS if isinstance(value := fields.get(name), int))])
-            choices = max([choices, *(value for name in _CHOICES if isinstance(value := fields.get(name), int))])
+            limits = [UNLIMITED if number < 0 else number for number in _numbers(fields, _LIMITS)]
+            limit = max([limit, *limits])
+            choices = max([choices, *_numbers(fields, _CHOICES)])
     return limit * choices
+
+
+def _numbers(fields: Mapping[str, Json], names: Sequence[str]) -> Iterator[int]:
+    """The numbers under some names. Some servers read 80.0 and "80", too."""
+    for name in names:
+        value = fields.get(name)
+        if isinstance(value, int | float | str):
+            with contextlib.suppress(ValueError, OverflowError):
+                yield math.ceil(float(value))
+
+
+def tiers_of(
+    provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
+) -> tuple[str | None, ...]:
+    """The service tiers that may serve a request with these options.
+
+    The default one is among them, because a provider may have no room in another. The arguments are those of
+    `most_output`.
+    """
+    found: dict[str | None, None] = {None: None}
+    for options in _options_for(provider_options, adapter, adapter_type):
+        found.update(dict.fromkeys(unusual_tier(options.get(name)) for name in _TIERS))
+    return tuple(found)
+
+
+_TIERS = ("service_tier", "serviceTier", "speed")
 
 
 def tool_fees(

@@ -46,7 +46,7 @@ from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
 from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
@@ -543,8 +543,9 @@ class TurnModels:
         payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
-        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         options = turn.options.get("provider_options", {})
+        tiers = tiers_of(options, adapter=adapter.name, adapter_type=adapter.type)
+        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as, tiers)
         fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
