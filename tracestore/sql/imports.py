@@ -66,7 +66,7 @@ def note_import(statements: Statements, revisions: Sequence[Revision], files: Se
 
     Call it in a transaction. Raises ImportConflict if the ledger has changed since the caller read it.
     """
-    ordered = sorted(revisions)  # so that two importers wait for each other in one direction only
+    ordered = sorted(revisions)  # sorted, so that two importers can't deadlock
     new = [each for each in ordered if each.before is None]
     for place in range(0, len(new), _AT_ONCE):
         some = new[place : place + _AT_ONCE]

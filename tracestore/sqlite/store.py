@@ -66,7 +66,8 @@ class TraceStore(SqlStore):
         self._waiting = NOTHING_WAITS
         self._clock = clock
         self._file = TraceFile(self._database, clock)
-        self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
+        # One repricing at a time, because a connection has only one set of temporary tables.
+        self._repricing = anyio.Lock()
 
     @classmethod
     def open_readonly(cls, path: Path | str, *, take_in: bool = True) -> Self:
