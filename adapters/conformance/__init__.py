@@ -11,7 +11,7 @@ See docs/adding-a-provider.md for a worked example. Nothing else imports this pa
 """
 
 from . import lifecycle, streams, requests, failures  # noqa: I001  (they fill CHECKS, in this order)
-from .asking import check_stream
+from .assertions import check_stream
 from .checking import CHECKS, SECTIONS, Check, Outcome, checklist, run_check, run_checks, table
 from .http_kit import HANG, FakeReply, FakeTransport, HttpKit, ServedKit, arguments, halves, write_event
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable

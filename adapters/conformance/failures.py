@@ -18,7 +18,17 @@ from callboard.bus.values.usage import StopReason
 
 from ..config import RetryPolicy
 from ..contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
-from .asking import SOON, check_stream, failure, over_http, read_events, read_stream, require, streaming, waiting
+from .assertions import (
+    SOON,
+    check_stream,
+    failure,
+    over_http,
+    read_events,
+    read_stream,
+    require,
+    streaming,
+    waiting,
+)
 from .checking import check
 from .http_kit import FakeReply
 from .kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable

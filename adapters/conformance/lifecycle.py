@@ -20,7 +20,7 @@ from callboard.bus.values.usage import StopReason, UsageSource
 
 from ..contract import AdapterCapabilities, AttemptReport, ProviderAdapter
 from ..health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
-from .asking import (
+from .assertions import (
     SOON,
     StreamOutcome,
     calling,

@@ -22,7 +22,7 @@ from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from ..contract import CanonicalRequest
 from ..requests.settings import EFFORTS
 from ..transport.transport import HttpRequest
-from .asking import calling, check_stream, content_in_short, over_http, read_events, require
+from .assertions import calling, check_stream, content_in_short, over_http, read_events, require
 from .checking import check
 from .kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
 

@@ -13,7 +13,7 @@ from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDel
 from callboard.bus.values.content import ThinkingBlock
 from callboard.bus.values.usage import StopReason
 
-from .asking import (
+from .assertions import (
     calling,
     check_blocks,
     check_indexes,
