@@ -29,7 +29,7 @@ from .assertions import (
     streaming,
     waiting,
 )
-from .checking import check
+from .checks import check
 from .http_kit import FakeReply
 from .kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 

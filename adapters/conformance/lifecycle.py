@@ -36,7 +36,7 @@ from .assertions import (
     streaming,
     within,
 )
-from .checking import check
+from .checks import check
 from .kit import KEY, TOOLS, Fails, Kit, Says, Scene, Silent, Stage, Unreachable
 
 

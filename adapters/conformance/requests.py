@@ -23,7 +23,7 @@ from ..contract import CanonicalRequest
 from ..requests.settings import EFFORTS
 from ..transport.transport import HttpRequest
 from .assertions import calling, check_stream, content_in_short, over_http, read_events, require
-from .checking import check
+from .checks import check
 from .kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
 
 TOOL_FORMAT = "Tool definition format implemented and tested"

@@ -33,7 +33,7 @@ from .assertions import (
     streaming,
     with_one_id,
 )
-from .checking import check
+from .checks import check
 from .http_kit import HttpKit, arguments, halves, pieces
 from .kit import CALLS, STOPS, Kit, NotShown, Says
 
