@@ -179,7 +179,7 @@ def spill_path(database: Path, run_id: str) -> Path:
 
 
 def journal_paths(spill: Path) -> tuple[Path, Path]:
-    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.waiting`."""
+    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.journal`."""
     first, second = (spill.with_name(f"{spill.name.removesuffix('.jsonl')}.{part}.jsonl") for part in "ab")
     return first, second
 

@@ -36,8 +36,8 @@ from ..reports import StoreState, WriterOptions, WriterStatistics, after_failure
 from ..sql.batches import Delivered
 from ..store import Store
 from .content import Capture
+from .journal import EVENT_BYTES, Journal, Waiting
 from .overflow import SpillFile, adopt_leftovers, journal_paths, spill_path
-from .waiting import EVENT_BYTES, Journal, Waiting
 
 _log = Log("tracestore.writer")
 
