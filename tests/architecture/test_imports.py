@@ -81,7 +81,7 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("http.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reading"),
+        *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"),
         *("replay", "sql.listing"),
         *("sqlite.store", "sqlite.database", "writing.writer"),
     ),

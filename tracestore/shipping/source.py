@@ -20,7 +20,7 @@ from ..sql.connection import Row, Statements, placeholders
 from ..sql.expiry import erased_since, erasures_after, next_boundary, references_in
 from ..sql.projection import Projection, joined
 from ..sqlite.database import Database
-from ..sqlite.reading import WholeTrace
+from ..sqlite.reader import WholeTrace
 from ..sqlite.schema import migrate
 from .shipment import (
     EVENT_COLUMNS,

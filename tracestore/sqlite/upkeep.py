@@ -19,7 +19,7 @@ from ..sql import pruning
 from ..writing.overflow import leftovers
 from .database import Database
 from .files import escaped, free_run_lock, is_immutable, refuse_missing
-from .reading import copy_snapshot
+from .reader import copy_snapshot
 from .trace_file import open_runs
 
 # --- Retention in a trace file ---
