@@ -38,7 +38,7 @@ from ..replies.whole import WholeStream
 from ..requests import emulation
 from ..requests.emulation import read_response
 from ..requests.estimate import estimate_tokens
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..requests.settings import read_options
 from ..transport.addresses import check_key_goes_home, checked_base_url, normalise_base_url
 from ..transport.client import new_transport

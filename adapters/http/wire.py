@@ -30,7 +30,7 @@ from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for
-from ..requests.fitted import WireCall, get
+from ..requests.fitted_history import WireCall, get
 from ..requests.settings import SharedOptions
 from ..transport.client import HttpTransport
 from ..transport.http1_connection import WaitScopes

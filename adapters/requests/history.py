@@ -27,7 +27,7 @@ from callboard.bus.values.messages import Message, Role, plain_beginning
 
 from ..contract import CanonicalRequest
 from .content import repair_object, repair_text, tools_as_text
-from .fitted import (
+from .fitted_history import (
     FittedHistory,
     Home,
     Loss,

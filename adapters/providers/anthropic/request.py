@@ -20,7 +20,7 @@ from callboard.bus.values.messages import CallWarning, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
 from ...requests.content import encode_json
-from ...requests.fitted import Loss, Target, ToolIdRule, WireCall
+from ...requests.fitted_history import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
 from ...requests.schemas import instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options

@@ -16,7 +16,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...requests.fitted import FittedHistory
+from ...requests.fitted_history import FittedHistory
 from ...requests.history import fit_history
 from ...requests.schemas import (
     describe,

@@ -15,7 +15,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
-from ...requests.fitted import FittedHistory, Target
+from ...requests.fitted_history import FittedHistory, Target
 from ...requests.history import fit_history
 from ...requests.settings import (
     CUSTOM,

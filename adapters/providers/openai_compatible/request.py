@@ -19,7 +19,7 @@ from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json
-from ...requests.fitted import FittedHistory, Target, ToolIdRule
+from ...requests.fitted_history import FittedHistory, Target, ToolIdRule
 from ...requests.history import fit_history
 from ...requests.schemas import moonshot_schema
 from ...requests.settings import (

@@ -49,7 +49,7 @@ from ...http.call import HttpCall
 from ...http.wire import ChatWire
 from ...replies.assembler import Assembler
 from ...requests import settings
-from ...requests.fitted import WireCall
+from ...requests.fitted_history import WireCall
 from ...requests.settings import check_demands
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 
