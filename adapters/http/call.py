@@ -301,19 +301,19 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
     )
 
 
-def continued(wire: ChatWire, request: CanonicalRequest, said: str | None) -> CanonicalRequest | None:
+def continued(wire: ChatWire, request: CanonicalRequest, received: str | None) -> CanonicalRequest | None:
     """A request for the rest of a broken reply; None if the reply can't be continued."""
-    if partial is None or not request.continue_broken or request.output_schema is not None:
+    if received is None or not request.continue_broken or request.output_schema is not None:
         return None
     if wire.client_request(request) is not None:
         return None
     choice = request.tool_choice
     if (choice is not None and choice.mode in ("required", "named")) or not wire.takes_beginning(request):
         return None
-    left = request.max_output_tokens - at_most(estimate_tokens(partial, wire.token_rates(request.model)))
+    left = request.max_output_tokens - at_most(estimate_tokens(received, wire.token_rates(request.model)))
     if left < 1:
         return None
-    beginning = partial.rstrip()
+    beginning = received.rstrip()
     if not beginning:
         return request
     messages = (*request.messages, Message.assistant(beginning))

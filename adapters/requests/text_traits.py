@@ -282,7 +282,7 @@ def vocabulary_of(protocol: str, model: str) -> str:
 
 
 def tokens_of_all(texts: Iterable[str], vocabulary: str) -> float:
-    """Tokens of all texts together, by a vocabulary of VOCABULARIES."""
+    """The estimated tokens of all texts together, in a vocabulary of `VOCABULARIES`."""
     known, texts = _known[vocabulary], list(texts)
     try:
         return sum(map(known.__getitem__, map(hash, texts)))
@@ -291,7 +291,7 @@ def tokens_of_all(texts: Iterable[str], vocabulary: str) -> float:
 
 
 def text_tokens(text: str, vocabulary: str) -> float:
-    """Tokens of a text, by a vocabulary of VOCABULARIES."""
+    """The estimated tokens of a text, in a vocabulary of `VOCABULARIES`."""
     known = _known[vocabulary]
     key = hash(text)
     tokens = known.get(key)

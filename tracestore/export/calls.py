@@ -90,7 +90,7 @@ def _column(name: str) -> Column:
 
 
 def _at(path: str) -> Callable[[CallRow], Cell]:
-    """The function that reads a field of the row, or of its usage or costs if it has them."""
+    """A function that reads a value from a row by its path. It returns None if a part of the path is missing."""
     outer, _, inner = path.partition(".")
     if not inner:
         return attrgetter(outer)

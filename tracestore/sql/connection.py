@@ -91,7 +91,7 @@ class PricingDialect(Protocol):
         ...
 
     def part(self, details: str, name: str) -> str:
-        """The count of one name in a column of details; NULL if there is none."""
+        """The SQL for one count, by its name, in a JSON column of usage details; NULL if there is none."""
         ...
 
     def each(self, details: str) -> str:

@@ -246,7 +246,7 @@ _ASKED = """
 """
 """Finds a call that was answered since the session was set up.
 
-A call that was in progress when its process was killed doesn't count, because its turn has left nothing.
+A call that was in progress when its process was killed doesn't count, because its turn added no message.
 """
 
 

@@ -104,7 +104,7 @@ class CallRows(NamedTuple):
     rows: list[Values]
     """The rows. They have a placeholder for the run's number."""
     begin: bool
-    """Whether these calls start here, and so have no row yet if their events are new."""
+    """Whether these rows are from start events. If the events are new, the calls have no row yet."""
 
 
 class Projection:
