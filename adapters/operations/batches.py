@@ -24,6 +24,7 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     StreamError,
 )
+from callboard.bus.values.usage import tier_in
 
 from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
@@ -246,7 +247,7 @@ MOST_LINE_BYTES = 128 * 1024 * 1024
 """The largest number of bytes of one result. A larger one is a server error."""
 
 BATCH_TIER = "batch"
-"""The service tier of every batch reply, for its price. Any tier in the reply is ignored."""
+"""The service tier of every batch reply. The reply itself only names its geography."""
 
 
 class Downloads:
@@ -334,7 +335,8 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
     response = call.response(written, None)
     if client.wire.emulates_tools and emulation.is_constrained(client.wire, request):
         response = read_response(response, client.clock)
-    usage = msgspec.structs.replace(response.usage, service_tier=BATCH_TIER)
+    geography = (response.usage.service_tier or "").partition("geo-")[2]
+    usage = msgspec.structs.replace(response.usage, service_tier=tier_in(BATCH_TIER, geography))
     return msgspec.structs.replace(response, usage=usage, latency_ms=0)
 
 

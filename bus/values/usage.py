@@ -66,6 +66,21 @@ def unusual_tier(service_tier: object) -> str | None:
     return None if name in _USUAL_TIERS else name
 
 
+_USUAL_GEOGRAPHIES = frozenset({"", "global", "not_available"})
+
+
+def tier_in(tier: str | None, geography: object) -> str | None:
+    """A service tier with the geography that inference was limited to, which has a price of its own.
+
+    Anthropic reports the geography as ``inference_geo``. ``us`` at the default tier is ``geo-us``, and at another
+    one ``fast+geo-us``.
+    """
+    name = geography.strip().lower() if isinstance(geography, str) else ""
+    if name in _USUAL_GEOGRAPHIES:
+        return tier
+    return f"{tier}+geo-{name}" if tier else f"geo-{name}"
+
+
 def details_of(**counts: int | None) -> dict[str, int] | None:
     """The counts above zero, in the form of `TokenUsage.details`; None if there are none."""
     return {name: count for name, count in counts.items() if count} or None

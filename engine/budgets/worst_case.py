@@ -16,7 +16,7 @@ import msgspec
 
 from callboard.adapters.requests.estimate import upper_end
 from callboard.bus.values.base import Json
-from callboard.bus.values.usage import TokenUsage, unusual_tier
+from callboard.bus.values.usage import TokenUsage, tier_in, unusual_tier
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.prices.table import Segment
 
@@ -214,6 +214,7 @@ def tiers_of(
     found: dict[str | None, None] = {None: None}
     for options in _options_for(provider_options, adapter, adapter_type):
         found.update(dict.fromkeys(unusual_tier(options.get(name)) for name in _TIERS))
+        found.update(dict.fromkeys(tier_in(tier, options.get("inference_geo")) for tier in list(found)))
     return tuple(found)
 
 

@@ -27,9 +27,10 @@ from callboard.adapters.provider import published_vendor
 from callboard.bus.clock import to_us
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import tier_in
 
 from .files import FORMAT, Snapshot, SnapshotModel
-from .rows import DAY_SECONDS
+from .rows import BUCKETS, DAY_SECONDS
 
 _Fields: TypeAlias = dict[str, int | str | dict[str, int]]
 _Rates: TypeAlias = dict[str, Decimal | list[tuple[int, Decimal]]]
@@ -73,6 +74,8 @@ _TIERS = {
 }
 _DATE_AT_END = re.compile(r"(?:\[-@\]|-)(?:\\d\{8\}|\\d\{4\}-\\d\{2\}-\\d\{2\})\$$")
 _PLAIN = re.compile(r"(?:[\w/@:=-]|\\\W)+")
+_RUNS_ANYWHERE = re.compile(r"claude-(?:v?[123]\b|(?:opus|sonnet|haiku)-4-[015]\b)")
+"""Anthropic's models before Claude Opus 4.6. They can't be limited to one geography."""
 _NOT_SPEECH = "^(?!.*-[tT][tT][sS](?:$|-))"
 
 
@@ -139,6 +142,8 @@ def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[Snapshot
     for model in _objects(provider["models"]):
         notes: set[str] = set()
         rows = list(_model_rows(model, notes))
+        if name == "anthropic" and not _RUNS_ANYWHERE.match(str(model["id"])):
+            rows += [_in_the_us(row) for row in rows]
         names = dict.fromkeys(_patterns(_object(model["match"]), notes))
         left_out.update(notes)
         if not rows:
@@ -244,6 +249,19 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
         elif tier:
             found.append((tier, _start(variant), _rates(_object(variant["prices"]), left_out)))
     return found
+
+
+def _in_the_us(row: _Fields) -> _Fields:
+    """The rates of inference in the US only, which the data does not have: 1.1 times all rates of tokens.
+
+    The source is Anthropic's page on data residency.
+    """
+    rates = {
+        name: value * 11 // 10 if name in BUCKETS and isinstance(value, int) else value
+        for name, value in row.items()
+    }
+    tier = row.get("service_tier")
+    return {**rates, "service_tier": tier_in(tier if isinstance(tier, str) else None, "us") or ""}
 
 
 def _in_force(dated: list[JsonObject], at: int) -> JsonObject:

@@ -15,7 +15,7 @@ import msgspec
 
 from callboard.bus.errors import AdapterError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, tier_in, unusual_tier
 
 from ...http.classify import error_without_status, read_error_value
 from ...replies.assembler import Assembler
@@ -364,7 +364,10 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         details=details_of(
             web_search=reported_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0
         ),
-        service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
+        service_tier=tier_in(
+            "fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
+            usage.get("inference_geo"),
+        ),
     )
 
 

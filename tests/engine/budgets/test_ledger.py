@@ -482,13 +482,14 @@ def test_options_of_the_provider_may_raise_the_output(options: dict[str, Any], m
 
 @pytest.mark.parametrize(("options", "cost"), [
     ({}, 20), ({"service_tier": "auto"}, 20), ({"service_tier": "flex"}, 20), ({"speed": "fast"}, None),
+    ({"inference_geo": "global"}, 20), ({"inference_geo": "us"}, 22), ({"inference_geo": "mars"}, None),
     ({"service_tier": "Priority"}, 40), ({"serviceTier": "priority"}, 40),
 ])  # fmt: skip
 def test_the_worst_case_is_that_of_the_dearest_service_tier_asked_for(
     options: dict[str, Any], cost: int | None
 ) -> None:
     """A provider may serve the call by its default tier, too. A tier without a price has no worst case."""
-    tiers = {"": 10, "priority": 20, "flex": 5}
+    tiers = {"": 10, "priority": 20, "flex": 5, "geo-us": 11}
     rows = [PriceRow(model="s:m", input=0, output=rate, service_tier=tier) for tier, rate in tiers.items()]
     asked = tiers_of({"mine": options, "anthropic": {"speed": "fast"}}, adapter="mine", adapter_type="openai")
     priced = Priced(PriceTable(rows, "t"), "s:m", 0, tiers=asked)
