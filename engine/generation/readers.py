@@ -142,8 +142,8 @@ class StreamedTurn:
         """A reader of a child's stream on another node; None outside of a cluster. Its first read may fail."""
         return self._runtime.cluster.streams.attach(
             stream_id,
-            0,
             self._runtime.host.start,
+            from_seq=0,
             coalesce=False,
             min_interval=0.0,
             owner=None,
