@@ -34,7 +34,7 @@ gc.set_threshold(10_000, 20, 20)
 
 # A client's TLS context reads the certificates of all authorities, which takes 50 ms each time. Here it reads one,
 # which signs for nobody: its key was thrown away.
-os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "support" / "authority.pem"))
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "authority.pem")
 
 # Their assertions are those of the tests that share them; before any test imports them.
 pytest.register_assert_rewrite("tests.conformance.replies.cases", "tests.support.wires.reading")

@@ -50,7 +50,7 @@ SLOWEST = 5.0
 """Seconds of CPU for one case; a good one takes a few milliseconds."""
 CASSETTES = Path(__file__).parent.parent.parent / "cassettes" / "local"
 LARGEST = 40_000
-SAMPLE = 200
+QUICK_SAMPLE, SAMPLE = 30, 200
 """Of the recorded replies, so many of each protocol, none of them with more bytes than LARGEST."""
 ASKED = CanonicalRequest(
     request_id="req_1", messages=(Message.user("Hi"),), model="x:some-model", max_output_tokens=64, max_retries=0
@@ -106,7 +106,7 @@ def _found() -> list[Body]:
             for body in [exchange["response_body"]]
         ]
         small = [body for body in found if len(body.data) <= LARGEST]
-        bodies += random.Random(7).sample(small, min(SAMPLE, len(small)))
+        bodies += random.Random(7).sample(small, min(QUICK_SAMPLE if is_quick() else SAMPLE, len(small)))
     return bodies
 
 

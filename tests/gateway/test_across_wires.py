@@ -27,6 +27,7 @@ each_pair = pytest.mark.parametrize(
     [(kind, wire) for kind in CLIENTS.values() for wire in PROVIDERS.values()],
     ids=[f"{kind.protocol}-over-{wire}" for kind in CLIENTS.values() for wire in PROVIDERS],
 )
+both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 each_pair_both_ways = pytest.mark.parametrize(
     ("kind", "wire", "streamed"),
     [

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -45,22 +46,23 @@ class Program(msgspec.Struct):
     environment: Mapping[str, str]
 
 
-class Forked(subprocess.Popen[str]):
+class Forked(subprocess.Popen[Any]):
     """The process of a program.
 
     It is a grandchild of the process that forks. Its parent ends immediately, so it becomes a child of this one.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, stdout: int = subprocess.PIPE, text: bool = True) -> None:
         self._program = program
         pipe = subprocess.PIPE
-        super().__init__([sys.executable, "-c", program.text], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        command = [sys.executable, "-c", program.text, *program.arguments]
+        super().__init__(command, stdin=pipe, stdout=stdout, stderr=pipe, text=text)
 
     def _execute_child(self, *arguments: Any) -> None:
-        reads, _, _, writes, _, complains = arguments[STREAMS]
+        reads, _, heard, writes, _, complains = arguments[STREAMS]
         self.pid = _forking().fork(self._program, [reads, writes, complains])
         self._child_created = True
-        for end in (reads, writes, complains):
+        for end in (reads, complains, *([writes] if heard >= 0 else [])):  # else it is the caller's file
             os.close(end)
 
 
@@ -76,6 +78,7 @@ class _Forking:
                 cwd=CHECKOUT,
                 stdin=subprocess.PIPE,  # so that the streams are what they are for a program: pipes
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -85,7 +88,7 @@ class _Forking:
         with self._lock, _taking_orphans():
             socket.send_fds(self._socket, [msgspec.json.encode(program) + b"\n"], streams)
             answer = self._socket.recv(16)
-            assert answer, "the forking process has ended"
+            assert answer, self._process.communicate()[1].decode()
             return int(answer)
 
     def close(self) -> None:
@@ -165,6 +168,7 @@ def be(program: Program) -> NoReturn:
     """Run the program in this process."""
     os.environ.clear()
     os.environ.update(program.environment)
+    time.tzset()
     sys.argv = ["-c", *program.arguments]
     module = sys.modules["__main__"] = ModuleType("__main__")
     status = 1
