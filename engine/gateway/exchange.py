@@ -458,6 +458,8 @@ async def send_failure(
 ) -> None:
     """Answer with a failure, in the words of the client's wire."""
     own, body = wire.write_failure(failure)
+    if failure.allow:
+        headers = [*headers, (b"allow", ", ".join(failure.allow).encode())]
     headers = [*headers, *retry_headers(failure, may_retry=may_retry if (status or own) >= 429 else None)]
     await answer(request.send, status or own, msgspec.json.encode(body), headers)
 

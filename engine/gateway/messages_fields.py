@@ -80,6 +80,8 @@ _FAILURES: Mapping[FailureKind, tuple[int, str]] = {
     "budget": (402, "billing_error"),
     "permission": (403, "permission_error"),
     "not_found": (404, "not_found_error"),
+    "missing": (404, "not_found_error"),
+    "wrong_method": (405, "invalid_request_error"),
     "too_large": (413, "request_too_large"),
     "rate_limit": (429, "rate_limit_error"),
     "server": (500, "api_error"),

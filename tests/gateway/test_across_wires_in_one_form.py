@@ -16,17 +16,9 @@ from tests.support.wires import WIRES, Wire, anthropic, chat, gemini
 
 from .responses_cases import APPLY_PATCH, PATCH
 from .scripted_providers import stream, whole
+from .sdk_client import PICTURE, City, picture
 from .test_across_wires import both_ways, image_of
-from .vendors_sdks import (
-    PICTURE,
-    ChatClient,
-    City,
-    GeminiClient,
-    MessagesClient,
-    ResponsesClient,
-    client_of,
-    picture,
-)
+from .vendors_sdks import ChatClient, GeminiClient, MessagesClient, ResponsesClient, client_of
 
 ANTHROPIC, RESPONSES, CHAT, GEMINI = WIRES[:4]
 
