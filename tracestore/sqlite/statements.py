@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -187,10 +188,12 @@ SQLITE = SqliteDialect()
 # repeating the last row, which the ON CONFLICT clause makes harmless.
 #
 # A statement has only the columns that had a value since the connection was opened. Most columns of a call are
-# never filled, and sqlite3 looks for an adapter of each None, which takes longer than to store a number.
+# never filled, and sqlite3 looks for an adapter of each None, which takes longer than to store a number. A None
+# between values is passed as not-a-number: sqlite3 passes a float on as it is, and SQLite stores NULL for it.
 
 
 _ROWS_AT_ONCE = 64
+_NULL = math.nan
 
 
 class FilledColumns:
@@ -212,12 +215,12 @@ class FilledColumns:
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
                 self._known[insert] = narrow, places
-        if not places or len(places) == width:
+        if not places:
             return insert, values
         kept: list[SqlValue] = [None] * (rows * len(places))
         for at, place in enumerate(places):
             kept[at :: len(places)] = values[place::width]
-        return narrow, kept
+        return narrow, [_NULL if value is None else value for value in kept]
 
 
 def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:
