@@ -110,7 +110,7 @@ def _without_content(event: SessionMessageAppended | SessionConfigured | ToolPro
 
 
 def storable_text(value: str) -> str:
-    """Half a surrogate pair, which SQLite doesn't take, becomes a question mark."""
+    """Replace half surrogate pairs, which SQLite rejects, by question marks."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
@@ -119,7 +119,8 @@ def encode_line(envelope: Envelope) -> bytes:
     event = envelope.data
     stored = StoredEnvelope(
         **fields_of(envelope),
-        data=msgspec.Raw(encode_event(event).replace(b"\n", b" ")),  # between values; in a text it is escaped
+        # Line breaks occur only between values; in strings they are escaped.
+        data=msgspec.Raw(encode_event(event).replace(b"\n", b" ")),
         content=_spilled(event) if isinstance(event, CapturedMessage | CapturedSetup) else None,
     )
     try:
@@ -144,7 +145,7 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
         if len(lines.split(b"\n")) == len(envelopes) + 1:
             return lines
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
-        pass  # one of them needs care, and has it below
+        pass  # one event can't be encoded in one pass; each is encoded below
     return b"".join(map(encode_line, envelopes))
 
 
@@ -179,11 +180,11 @@ def _spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent | None:
     try:
         return spilled(event)
     except (TypeError, ValueError, RecursionError):
-        return None  # the store could not have taken it either; the event itself goes on
+        return None  # the store could not store the content either; the event is written without it
 
 
 def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
-    # Only the standard library reads escaped half surrogate pairs. The result has them escaped again.
+    # Only the standard library reads escaped half surrogate pairs. They are escaped again in the result.
     try:
         fields = json.loads(line)
         fields["data"] = msgspec.Raw(json.dumps(fields["data"]))
@@ -211,9 +212,9 @@ def decode_line(line: bytes) -> Envelope:
             return envelope
 
 
-# --- Erasing the content of events ---
-# A name, a tag, the text of an error and the name of a tool may each quote content. So only listed texts stay:
-# figures, ids, and the names of models and providers. A new field is erased until it is listed.
+# --- Erasing the content of events --- Names, tags, texts of errors and names of tools may quote content. So only
+# numbers and the listed text fields stay: ids, and names of models and providers. A new field is erased unless it
+# is added to the list.
 
 
 KEPT = frozenset(
@@ -265,7 +266,7 @@ _BARE = (SessionMessageAppended, SessionConfigured)
 
 
 def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:
-    """An event without anything that may quote content."""
+    """The event without all fields that may quote content."""
     if isinstance(event, UnknownEvent):
         return UnknownEvent(topic=event.topic, raw=msgspec.Raw(msgspec.json.encode({"type": event.topic})))
     if isinstance(event, _BARE):

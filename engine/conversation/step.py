@@ -1,7 +1,7 @@
 """One reply of the model within a turn: its request, its call, and its fallbacks.
 
-A fallback is tried if the call fails before any content arrived. It is a separate call, with the failed call as
-its cause, and produces the same message.
+A fallback is tried if the call fails before any content arrived. It is a separate call for the same message, and
+its `caused_by` is the failed call.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def request_for(
 ) -> CanonicalRequest:
     options, option, entry = turn.options, route.option, route.option.named.entry
     capabilities, given = option.capabilities, option.input
-    assert capabilities is not None  # an option without them is never taken
+    assert capabilities is not None  # a chosen option always has capabilities
     assert given is not None
     choice = given.forced
     if first and choice is None:
@@ -99,7 +99,7 @@ def request_for(
 def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -> bool:
     """Whether the configuration or a budget changes the request for this model.
 
-    Default settings of the model don't count. If a client leaves a setting out, it means the provider's default.
+    Default settings of the model are ignored: a client that leaves a setting out wants the provider's default.
     """
     given, options = option.input, turn.options
     assert given is not None
@@ -124,7 +124,7 @@ def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOpt
 def carried_over(
     original: CanonicalRequest, changed: CanonicalRequest, fitted: CanonicalRequest
 ) -> CanonicalRequest:
-    """A request fitted to another model, with everything that middleware has changed besides the model."""
+    """A request fitted to another model, with all other changes of middleware applied again."""
     changes = {
         name: getattr(changed, name)
         for name in CanonicalRequest.__struct_fields__
@@ -138,18 +138,18 @@ _SAID_BY_WIRE = frozenset(
     | {"frequency_penalty", "presence_penalty", "seed", "verbosity", "user", "output_schema", "tool_choice"}
     | {"parallel_tool_calls", "reasoning_effort", "provider_options"}
 )
-"""The fields of a request that a client's own body has in its native form."""
+"""The fields of a request that a client's own body contains in its own form."""
 
 
 def _asks_otherwise(original: CanonicalRequest, changed: CanonicalRequest) -> bool:
-    """Whether middleware changed a field that a client's own body still has unchanged."""
+    """Whether middleware changed a field that the client's own body contains, so that the body is outdated."""
     return changed is not original and any(
         getattr(changed, name) != getattr(original, name) for name in _SAID_BY_WIRE
     )
 
 
 class _HeldReply:
-    """Keeps a provider's whole reply back until the middleware has let the outcome pass unchanged."""
+    """Holds a provider's whole reply back until it is certain that the middleware does not change it."""
 
     def __init__(self, request: CanonicalRequest) -> None:
         assert request.wire is not None
@@ -205,14 +205,15 @@ class Step:
         self._caused_by = caused_by
         self._message_id = first_ids.message_id or turn.runtime.clock.new_id("msg")
         self._request_id = first_ids.request_id  # until the first call
-        if not first_ids.request_id and not first_ids.message_id:  # call and message share the id's rest
+        # Make the ids of call and message share their ULID.
+        if not first_ids.request_id and not first_ids.message_id:
             self._request_id = "req" + self._message_id.removeprefix("msg")
-        self._sent: list[Route] = []  # of the calls that one attempt has made
-        self._outcome: CallOutcome | None = None  # of the last of them
+        self._sent: list[Route] = []  # the routes of the calls of one attempt
+        self._outcome: CallOutcome | None = None  # the outcome of the last call
         self._first_seq = turn.log.next_seq
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
-        """The assistant's message, and the outcome of its call. Raises CallboardError."""
+        """Run the step. Returns the assistant's message and the outcome of its call. Raises CallboardError."""
         return self._models.first_that_works(self._messages, self._attempt, self._may_retry_elsewhere)
 
     def _may_retry_elsewhere(self, error: AdapterError) -> bool:
@@ -225,7 +226,7 @@ class Step:
         return self._turn.log.next_seq != self._first_seq
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
-        """The reply of a model. An empty one is requested again, as often as the caller wants.
+        """Request a reply of a model. An empty reply is requested again, up to `retry_empty` times.
 
         Each request is a separate call with its own message.
         """
@@ -264,7 +265,7 @@ class Step:
         """Whether the reply is empty, and the turn may ask for another."""
         turn = self._turn
         empty = is_empty(response.content, response.stop_reason)
-        if turn.of_client:  # it may have the provider's own reply by now, and asks again itself
+        if turn.of_client:  # the client may already have the provider's reply, and can retry itself
             return False
         return empty and turn.takes_up is None and not turn.scope.cancelled
 
@@ -360,7 +361,7 @@ class Step:
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:
-    """The outcome, without its tool calls if the reply did not end well."""
+    """The outcome. If the reply did not end well, its tool calls are marked as incomplete."""
     response = outcome.response
     content = with_whole_calls(response.content, response.stop_reason)
     if content is response.content:
@@ -388,7 +389,7 @@ def _reply(request: CanonicalRequest, route: Route, outcome: CallOutcome) -> Rep
 
 
 def _partial_reply(request: CanonicalRequest, route: Route, error: AdapterError) -> Reply:
-    """The part of a reply that had arrived, marked with the way it ended."""
+    """The part of a reply that had arrived, with the stop reason ``error`` or ``cancelled``."""
     cancelled = isinstance(error, CancelledError)
     metadata = MessageMetadata(
         provider=route.decision.provider,
@@ -414,7 +415,7 @@ class TurnTools:
 
     Args:
         turn: The turn. Each tool is published on its stream and on the bus.
-        keep: Receives the results, also the results of a cancelled round.
+        keep: A function that gets the results, even those of a cancelled round.
     """
 
     def __init__(self, turn: TurnContext, keep: Keep) -> None:
@@ -425,7 +426,7 @@ class TurnTools:
         """The agent that takes over the conversation, after a call of `handoff` has run."""
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
-        """How the turn ends if none of the reply's calls is run; None if they run.
+        """The status of the turn if none of the reply's calls is run; None if they are run.
 
         The calls of a reply that did not end well are not run. There is one exception: a reply that used all its
         tokens. The model gets a result that explains this and may call again.
@@ -437,7 +438,7 @@ class TurnTools:
             return "completed"
         passive = {tool.name for tool in self._turn.state.tools if tool.handler is None}
         if all(call.name in passive and not call.incomplete for call in calls):
-            return "awaiting_tools"  # the host answers
+            return "awaiting_tools"  # the host runs the calls itself
         return "max_tool_rounds" if self._rounds >= self._turn.options["max_tool_rounds"] else None
 
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
@@ -454,7 +455,7 @@ class TurnTools:
         return handoff_in(last_reply(history), self._turn.state.tools, ran | results_in(history).keys())
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Give each of these calls a result that reports that it was not run, because the turn has ended."""
+        """Add a result to each of these calls: it was not run, because the turn has ended."""
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
@@ -469,7 +470,7 @@ class TurnTools:
             raise CallboardError(f"stop_when failed: {type(error).__name__}: {error}") from error
 
     async def take(self, answers: Mapping[str, Answer], history: tuple[Message, ...]) -> ToolRound:
-        """Take the host's answers to the open calls, and run the calls that it approved. Raises CallboardError."""
+        """Process the host's answers to open calls, and run the calls that it approved. Raises CallboardError."""
         calls = open_calls(history)
         sorted_out = answers_to(history, answers, self._turn.state.tools)
         results = dict(sorted_out.results)
@@ -493,7 +494,7 @@ class TurnTools:
         cut_off: bool = False,
         approved: frozenset[str] = frozenset(),
     ) -> ToolRound:
-        from ..tools import run_tools  # many turns have no tools
+        from ..tools import run_tools  # lazy, because many turns have no tools
 
         shared = ToolRoundContext(
             clock=self._turn.runtime.clock,
@@ -513,7 +514,7 @@ class TurnTools:
         return made
 
     def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
-        """The run of a tool, for the calls that the tool makes."""
+        """The context of a tool's run, for calls that the tool makes."""
         turn = self._turn
         asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
         return Caller(

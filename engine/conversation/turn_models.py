@@ -1,6 +1,6 @@
-"""The models that a turn may use: which can serve, which have failed, and which one answers.
+"""The models that a turn may use, and the parts of a turn that its steps share.
 
-A turn keeps its configuration and its adapters to its end, also when a reload replaces them. If a conversation is
+A turn keeps its configuration and its adapters until its end, even if a reload replaces them. If a conversation is
 too long for the model, the session's context policy shortens it.
 """
 
@@ -46,7 +46,7 @@ from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
 from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
@@ -87,7 +87,7 @@ OWN_IDS = FirstIds("", "")
 
 
 class TurnContext:
-    """The facts of a turn that are fixed at its start.
+    """The data of a turn that its steps and tools share.
 
     Args:
         runtime: The parts of the engine.
@@ -98,9 +98,9 @@ class TurnContext:
     """
 
     log: StreamLog[TurnEvent]
-    """The turn's stream, from the moment at which the turn is queued."""
+    """The turn's stream. It exists from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
-    """The background reply with which the turn starts, in place of a new reply."""
+    """The background reply that the turn resumes instead of requesting a new one."""
     given: CanonicalRequest | None = None
     """The request that the caller gave; None if it gave messages and options."""
     on_accepted: Callable[[bool], object] | None = None
@@ -153,7 +153,7 @@ class TurnContext:
         return self.given is not None and self.given.wire is not None
 
     def in_tree(self) -> TreeNode:
-        """The turn's place in its tree, made now if needed."""
+        """Return the turn's place in its tree, creating it if needed."""
         if self.node is None:
             self.node = TreeNode(self.id)
         self.node.deadline = self.scope.deadline
@@ -190,19 +190,19 @@ class SteeringQueue:
 
     def take(self) -> tuple[Message, ...]:
         """Remove and return all waiting messages."""
-        if not self._waiting:  # nearly always: without the lock
+        if not self._waiting:  # the usual case, without taking the lock
             return ()
         with self._lock:
             taken, self._waiting = tuple(self._waiting), []
             return taken
 
     def close(self, why: str) -> None:
-        """Take no more messages."""
+        """Reject further messages. They raise NoTurnRunning with this text."""
         with self._lock:
             self._closed = self._closed or why
 
     def close_if_empty(self, why: str) -> bool:
-        """Close the queue if it is empty: further messages are refused. Returns whether it is closed."""
+        """Close the queue if it is empty, so that further messages are rejected. Return whether it is closed."""
         with self._lock:
             if not self._waiting:
                 self._closed = self._closed or why
@@ -220,7 +220,7 @@ def steering_message(content: str | Sequence[ContentBlock], message_id: str) -> 
 def provider_waits(reply: Message) -> bool:
     """Whether a tool of the provider has started in a reply and has no result yet.
 
-    The provider continues when it gets the results of the host's tools. Before that it accepts no other message.
+    The provider continues when it gets the results of the host's tools. Until then it accepts no other message.
     """
     kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
     started = sum(kind.endswith("tool_use") for kind in kinds)
@@ -233,14 +233,15 @@ def provider_waits(reply: Message) -> bool:
 class TurnHistory:
     """The conversation as one turn sees it and adds to it.
 
-    It must not refer to the turn, because the turn refers to it. A session without references must be freed
+    It must not refer to the turn, because that would be a reference cycle: a dropped session must be freed
     immediately, not by the garbage collector.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
         self.pending: list[Message] = []
         """The messages of the turn that have not entered the session's history yet."""
-        self._kept_ahead = 0  # The number of pending messages that are stored for a reply that is taken up later.
+        # The number of pending messages that were stored early, for a reply that is resumed later.
+        self._kept_ahead = 0
         self._runtime = runtime
         self._state = state
         self._turn_id = turn_id
@@ -333,7 +334,7 @@ def _own_id(turn_id: str) -> str:
 T = TypeVar("T")
 
 MAX_TRIES = 4
-"""The number of times that a policy may try to make a prompt short enough."""
+"""The number of attempts of a policy to make a prompt short enough."""
 
 ADVICE = (
     "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
@@ -350,7 +351,7 @@ async def within_window(
     ask: Callable[[str], Awaitable[str]],
     call: Callable[[tuple[Message, ...]], Awaitable[T]],
 ) -> T:
-    """The result of a call with the part of the history that the policy selects.
+    """Make a call with the part of the history that the policy selects.
 
     If that part is too long for the model, the policy is called again.
 
@@ -377,7 +378,7 @@ async def within_window(
             if error.content:
                 raise
             failure = error
-            models.failed = dict(failed)  # a model for which it was too long gets another chance
+            models.failed = dict(failed)  # models that rejected the longer prompt may be tried again
     assert failure is not None
     failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
     raise failure
@@ -393,7 +394,7 @@ class TurnModels:
 
     Raises:
         ConfigurationError: The model does not exist.
-        UnsupportedToolChoiceError: The choice of tools makes no sense for any model.
+        UnsupportedToolChoiceError: The tool choice does not match the turn's tools.
     """
 
     def __init__(self, turn: TurnContext, model: Model, said: Sequence[Message]) -> None:
@@ -404,7 +405,7 @@ class TurnModels:
         self.adapters = BorrowedAdapters(turn.runtime)
         """The adapters, until the turn's end."""
         self.failed: dict[str, str] = {}
-        """The models that can't serve this turn, each with the reason."""
+        """The models that have failed in this turn or can't be used, each with the reason."""
         self.answered_by: str | None = None
         """The model that has answered in this turn. It is tried before all others."""
         self._turn = turn
@@ -413,7 +414,7 @@ class TurnModels:
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
-        """Add messages that steer the turn: its models must be able to take them, too."""
+        """Add steering messages: the turn's models must support their content, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
     def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
@@ -426,7 +427,7 @@ class TurnModels:
         attempt: Callable[[Route], Awaitable[T]],
         may_retry_elsewhere: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
-        """The result of the first model that can and does answer, see `calls.fallback`."""
+        """Try the models in order until one answers; see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
@@ -468,7 +469,7 @@ class TurnModels:
     def _judged(
         self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, readiness: Readiness
     ) -> Option:
-        """A model and whether it can answer these messages."""
+        """Check whether a model can answer these messages."""
         entry, asked = named.entry, self._asked
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
         reasons = capabilities.supports_thinking and (asked.reasoning_effort or entry.defaults.effort)
@@ -519,7 +520,8 @@ class TurnModels:
                 )
             )
         except CapabilityError as error:
-            # A client's own body may say more than our tables know, and there is no other model to choose.
+            # A client's own body may use abilities that the tables don't list, and there is no other model to
+            # choose.
             if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
         return Option(
@@ -537,14 +539,15 @@ class TurnModels:
         )
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
-        """The output that fits into the budgets, and the refusal that asks for a cheaper model."""
+        """The largest output that fits into the budgets, and the refusal if only a cheaper model fits."""
         turn = self._turn
         budgets = turn.runtime.budgets
         payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
-        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         options = turn.options.get("provider_options", {})
+        tiers = tiers_of(options, adapter=adapter.name, adapter_type=adapter.type)
+        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as, tiers)
         fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
@@ -562,7 +565,7 @@ class TurnModels:
 
 
 def _speaks_as_client(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
-    """Whether a client's own body may be sent, which the provider judges by itself."""
+    """Whether the client's own body is sent, so that the provider itself checks it."""
     return given is not None and isinstance(adapter, SendsClientRequests) and adapter.sends_client_request(given)
 
 

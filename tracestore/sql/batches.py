@@ -1,4 +1,4 @@
-"""Batches of envelopes for a store, each built in parts, so that other tasks get their turn."""
+"""Batches of envelopes for a store. Each is built in parts, so that other tasks can run in between."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ _MADE_AT_ONCE = 32
 
 _MOST_MADE_AT_ONCE = 256
 _MADE_PER_SECOND = 40_000
-"""The number of further events for each second of the other tasks: about a quarter of their time."""
+"""For each second that other tasks ran, this many more events are processed, which takes about a quarter of that
+time.
+"""
 
 
 class Batch:
     """Envelopes, encoded and sorted by the statement that stores them.
 
-    It is made outside of the transaction: `add` takes as many at a time as the event loop can spare, and
-    `complete` ends it.
+    It is built outside of the transaction: call `add` for some events at a time, and then `complete`.
     """
 
     def __init__(self) -> None:
@@ -140,7 +141,7 @@ async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | 
 
 
 def made_at_once(others_seconds: float) -> int:
-    """The number of events to make into rows next, by the time that the other tasks took.
+    """The number of events to process next. It grows with the time that other tasks took.
 
     With thousands of other tasks, a fixed small number would let the writer fall behind.
     """
@@ -264,7 +265,7 @@ def _end_of(
         retry_count=attempt - 1,
         usage=usage,
         cost=cost,
-        latency_ms=max(0, last_us - began_us) // 1000,  # as long as it was seen alive
+        latency_ms=max(0, last_us - began_us) // 1000,  # up to the last sign of life
     )
     return Envelope(
         seq=seq,

@@ -352,6 +352,10 @@ def raw(value: JsonObject) -> msgspec.Raw:
     ({"service_tier": "standard"}, None),
     ({"service_tier": "batch"}, "batch"),
     ({"service_tier": "standard", "speed": "fast"}, "fast"),
+    ({"service_tier": "standard", "inference_geo": "global"}, None),
+    ({"service_tier": "standard", "inference_geo": "not_available"}, None),
+    ({"service_tier": "standard", "inference_geo": "us"}, "geo-us"),
+    ({"service_tier": "batch", "speed": "fast", "inference_geo": "us"}, "fast+geo-us"),
 ])  # fmt: skip
 def test_anthropic_says_its_tier_speed_and_searches(said: JsonObject, tier: str | None) -> None:
     """The usual tier is none; fast is a tier of its own."""
