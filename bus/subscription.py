@@ -274,6 +274,9 @@ class Subscription:
         """
         buffer = self._buffer
         taken: list[Envelope] = []
+        if isinstance(buffer, _LosslessBuffer) and (limit is None or len(buffer) <= limit):
+            taken = list(buffer)
+            buffer.clear()
         while buffer and len(taken) != limit:
             taken.append(buffer.pop())
         self._delivered += len(taken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -113,6 +113,10 @@ def after_failure(state: StoreState, failures: int, options: WriterOptions, *, m
         case _:
             return state
 
+
+Delivered: TypeAlias = Callable[[str, str], Awaitable[int]]
+"""Returns the output tokens of a message that readers in other processes have, by the ids of its turn and of the
+message; 0 if there are none."""
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """A function that is called between chunks with the number of the last priced call, and of the last call.

@@ -18,7 +18,16 @@ from callboard.bus.values.messages import Message
 
 from .call_columns import CallFilter, CallRow, SearchFilter
 from .prices.table import PriceTable
-from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
+from .reports import (
+    CurrentPrices,
+    Delivered,
+    OnProgress,
+    PruneReport,
+    RepriceReport,
+    RepriceRun,
+    SqlResult,
+    StoreCondition,
+)
 from .rows import (
     CostRow,
     CountedCall,
@@ -36,7 +45,6 @@ from .rows import (
     StoredBatch,
     StoredJob,
 )
-from .sql.batches import Delivered
 
 
 class Opening(Protocol):

@@ -128,6 +128,9 @@ CatalogueEvent: TypeAlias = (
 )
 """Every event of the bus that Callboard itself publishes."""
 
+CATALOGUE: tuple[type[Event], ...] = get_args(CatalogueEvent)
+"""Their types."""
+
 
 # --- Upcasts of stored events ---
 #
@@ -174,7 +177,8 @@ def _has_schema(data: bytes | str) -> bool:
 
 
 _encoder = msgspec.json.Encoder()
-_SCHEMAS = {kind.topic_of(): kind.SCHEMA for kind in get_args(CatalogueEvent)}
+_TOPICS = {kind: kind.topic_of() for kind in CATALOGUE}
+_SCHEMAS = {topic: kind.SCHEMA for kind, topic in _TOPICS.items()}
 
 EventT = TypeVar("EventT", bound=Event)
 
@@ -189,7 +193,10 @@ def _event_decoder() -> msgspec.json.Decoder[CatalogueEvent]:
 
 def topic_of(event: Event) -> str:
     """The topic of an event. An `UnknownEvent` keeps the topic that it was stored with."""
-    return event.topic if isinstance(event, UnknownEvent) else _topic_of_type(type(event))
+    kind = type(event)
+    if kind in _TOPICS:
+        return _TOPICS[kind]
+    return event.topic if isinstance(event, UnknownEvent) else _topic_of_type(kind)
 
 
 @functools.lru_cache(maxsize=1024)

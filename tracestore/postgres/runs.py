@@ -23,7 +23,8 @@ from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sql.batches import END_IN_ORDER, Delivered, close_run, delivered_of
+from ..reports import Delivered
+from ..sql.batches import END_IN_ORDER, close_run, delivered_of
 from ..sql.connection import SqlValue, Statements
 from ..writing.overflow import is_unwritten
 from .database import Database

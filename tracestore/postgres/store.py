@@ -21,9 +21,9 @@ from ..gateway import GatewayTables
 from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
-from ..reports import Check, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..reports import Check, Delivered, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage, ImportedFile, Revision
-from ..sql.batches import Batch, Delivered, batch_of
+from ..sql.batches import Batch, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.events import RunNumbers, RunSpan, claim
 from ..sql.gateway import SqlGateway

@@ -19,8 +19,7 @@ from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError
 
 from ..prices.table import PriceTable
-from ..reports import Check
-from ..sql.batches import Delivered
+from ..reports import Check, Delivered
 from ..sqlite.files import HeldFile, escaped, remove_quietly
 from ..sqlite.store import TraceStore
 from ..store import Store

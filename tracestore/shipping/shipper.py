@@ -18,7 +18,7 @@ from callboard.bus.events.operation import StoreShippingChanged
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sql.batches import Delivered
+from ..reports import Delivered
 from ..sql.connection import Unstorable
 from ..sqlite.store import TraceStore
 from .marks import Mark, RegisteredFiles, Turn, first_mark, mark_path, write_mark

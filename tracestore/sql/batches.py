@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..codec import encode_events
 from ..prices.table import PriceTable
+from ..reports import Delivered
 from ..writing.content import CapturedMessage, CapturedSetup
 from .call_rows import IDENTITY, RUN, Values, json_text, tags_of
 from .connection import Database, Insert, Row, Statements
@@ -71,7 +72,17 @@ class Batch:
     def add(self, envelopes: Sequence[Envelope]) -> None:
         """Add envelopes, at about 5 microseconds of CPU each."""
         for envelope, text in zip(envelopes, encode_events(envelopes), strict=True):
-            self._add(envelope, text)
+            data, tags = envelope.data, envelope.tags
+            kind = type(data)
+            row: Values = [*astuple(envelope), topic_of(data)]
+            row[_DATA] = text
+            if tags is not None:
+                row[_TAGS] = json_text(tags) if tags else None
+            self.events += row
+            if kind in PROJECTED:
+                self.projection.add(data, envelope.run_id, envelope.ts_us, list(_identity(row)), tags)
+            elif kind in _CAPTURED and envelope.session_id is not None:
+                self._captured.append(envelope)
 
     def complete(self, clean: Callable[[str], str] | None = None) -> None:
         """Join the rows that belong together. Call it once, after the last `add` and before `write`."""
@@ -114,19 +125,6 @@ class Batch:
     def _column(self, name: str) -> list[Any]:
         return self.events[STORED_COLUMNS.index(name) :: len(STORED_COLUMNS)]
 
-    def _add(self, envelope: Envelope, text: str) -> None:
-        row: Values = list(astuple(envelope))
-        data, tags = envelope.data, envelope.tags
-        row[_DATA] = text
-        if tags is not None:
-            row[_TAGS] = json_text(tags) if tags else None
-        row.append(topic_of(data))
-        self.events += row
-        if type(data) in PROJECTED:
-            self.projection.add(data, envelope.run_id, envelope.ts_us, list(_identity(row)), tags)
-        elif isinstance(data, _CAPTURED) and envelope.session_id is not None:
-            self._captured.append(envelope)
-
 
 async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | None = None) -> Batch:
     """Build a batch in parts, so that other tasks of the loop run between the parts. `clean` is as in `Batch`."""
@@ -157,11 +155,6 @@ PROCESS_LOST = "process_lost"
 """The error class of a call of a dead process. No adapter raises it, so it is not a value of `ErrorClass`."""
 
 _MESSAGE = "the process died before this call ended. Its usage and cost are at best an estimate"
-
-
-Delivered = Callable[[str, str], Awaitable[int]]
-"""Returns the output tokens of a message that readers in other processes have, by the ids of its turn and of the
-message; 0 if there are none."""
 
 
 def _goes_on(call: str) -> str:

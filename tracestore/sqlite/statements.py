@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -188,10 +189,12 @@ SQLITE = SqliteDialect()
 # A gap is filled by repeating the last row, which the ON CONFLICT clause makes harmless.
 #
 # A statement has only the columns that had a value since the connection was opened. Most columns of a call are
-# never filled. For each None, sqlite3 searches for an adapter, which takes longer than storing a number.
+# never filled. For each None, sqlite3 searches for an adapter, which takes longer than storing a number. A None
+# between values is bound as not-a-number, which needs no adapter. SQLite stores NULL for it.
 
 
 _ROWS_AT_ONCE = 64
+_NULL = math.nan
 
 
 class FilledColumns:
@@ -213,12 +216,12 @@ class FilledColumns:
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
                 self._known[insert] = narrow, places
-        if not places or len(places) == width:
+        if not places:
             return insert, values
         kept: list[SqlValue] = [None] * (rows * len(places))
         for at, place in enumerate(places):
             kept[at :: len(places)] = values[place::width]
-        return narrow, kept
+        return narrow, [_NULL if value is None else value for value in kept]
 
 
 def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:

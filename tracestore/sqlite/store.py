@@ -16,9 +16,9 @@ from callboard.bus.events.envelope import Envelope
 from ..call_columns import CallFilter, SearchFilter
 from ..gateway import GatewayTables
 from ..prices.table import PriceTable
-from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..reports import Delivered, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage, ImportedFile, Revision
-from ..sql.batches import Batch, Delivered
+from ..sql.batches import Batch
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
 from ..sql.gateway import SqlGateway

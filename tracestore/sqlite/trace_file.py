@@ -19,7 +19,8 @@ from callboard.bus.log import Log
 
 from ..codec import storable_text
 from ..prices.table import PriceTable
-from ..sql.batches import END_IN_ORDER, Batch, Delivered, batch_of, close_run, delivered_of
+from ..reports import Delivered
+from ..sql.batches import END_IN_ORDER, Batch, batch_of, close_run, delivered_of
 from ..sql.connection import Unstorable, shielded
 from ..sql.events import RunNumbers
 from ..sql.sums import SumKeeper

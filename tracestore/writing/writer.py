@@ -32,8 +32,7 @@ from callboard.bus.events.operation import BudgetReserved, BudgetSettled, Pricin
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..reports import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
-from ..sql.batches import Delivered
+from ..reports import Delivered, StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 from ..store import Store
 from .content import Capture
 from .journal import EVENT_BYTES, Journal, Waiting
