@@ -223,6 +223,23 @@ async def test_a_session_of_codex_has_its_place_also_in_another_process(store: S
     assert [row.session_id for row in tree.children[0].calls] == [child.session]
 
 
+async def test_replies_whose_lines_alternate_are_calls_that_began_with_their_first_lines(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    """As those of two sub-agents in one file. A later import of the last line corrects the figures only."""
+    lines = [session.reply(number, usage(3, out)) for out in (5, 9, 20) for number in (1, 2)]
+    path = write(session.file(tmp_path), lines[:4])
+    assert await run(store, tmp_path) == (2, 2, 0, 0)
+    write(path, lines[4:], append=True)
+    assert await run(store, tmp_path) == (0, 0, 2, 0)
+    rows = {row.response_id: row for row in await store.calls()}
+    assert [rows[f"msg_{number}"].usage for number in (1, 2)] == [TokenUsage(3, 20)] * 2
+    assert [rows[f"msg_{number}"].started_us for number in (1, 2)] == [
+        1_772_355_601_000_000,
+        1_772_355_602_000_000,
+    ]
+
+
 async def test_old_calls_are_left_out_and_come_with_a_later_import(
     store: Store, tmp_path: Path, session: Claude
 ) -> None:
