@@ -49,7 +49,7 @@ from callboard.bus.values.messages import CallSettings, is_empty, with_whole_cal
 from callboard.bus.values.usage import UsageSource
 
 from ..budgets.ledger import Amount
-from ..budgets.worst_case import Priced, most_output, most_output_of_body, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, most_output_of_body, tiers_of, tool_fees, worst_case_of_reply
 from ..middleware.chain import Filtering
 from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
@@ -185,7 +185,10 @@ class Call(CallEvents):
 
     def _worst_case_in(self, priced: Priced) -> Amount:
         context, entry = self.context, self._running.entry
-        fees = tool_fees(self.request.provider_options, adapter=entry.name, adapter_type=entry.type)
+        options = self.request.provider_options
+        fees = tool_fees(options, adapter=entry.name, adapter_type=entry.type)
+        tiers = tiers_of(options, adapter=entry.name, adapter_type=entry.type)
+        priced = msgspec.structs.replace(priced, tiers=tiers)
         asked = worst_case_of_reply(priced, context.estimated_input_tokens, self.most_output, fees)
         if not self._unlimited or not context.runtime.budgets.would_refuse(self.payer, asked):
             return asked

@@ -27,7 +27,7 @@ from .table import FittingTable, Format, add_format, figure, plural, usd, write_
 from .upkeep import show_progress
 
 _LISTED = 20
-"""Unread parts that are shown."""
+"""The largest number of unread parts that are shown."""
 _MODEL = ("model", *ImportedModel.__struct_fields__)
 
 

@@ -91,7 +91,7 @@ def in_yaml(entry: AdapterEntry, file: Path) -> str:
     if entry.config.options:
         options["options"] = dict(entry.config.options)
     replayed: JsonObject = {"type": "cassette", "options": options}
-    if entry.config.base_url is not None:  # Its server-specific behaviour depends on the address.
+    if entry.config.base_url is not None:  # server-specific behaviour depends on the address
         replayed["base_url"] = entry.config.base_url
     return f"{entry.name}: {json_text(replayed)}"
 

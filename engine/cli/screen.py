@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LABEL_WIDTH = 17
-PIPE_WIDTH = 1000  # nothing that a program reads is broken
+PIPE_WIDTH = 1000  # wide enough, so that output for programs has no line breaks
 _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
@@ -45,7 +45,7 @@ def console_class() -> type[Console]:
             super().print(*(sanitize(what) if isinstance(what, str) else what for what in objects), **how)
 
         def on_broken_pipe(self) -> None:
-            raise  # BrokenPipeError, which ends the command; rich itself would exit with code 1
+            raise  # the BrokenPipeError ends the command; rich itself would exit with code 1
 
     return SanitizedConsole
 
@@ -71,7 +71,7 @@ def make_console(*, plain: bool = False) -> Console:
 
 
 def color_system() -> Literal["auto"] | None:
-    """The colour setting for rich. NO_COLOR turns colours off, and also bold and dim, which rich would keep."""
+    """The colour setting for rich. NO_COLOR turns off colours, and bold and dim as well, which rich would keep."""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
@@ -134,8 +134,8 @@ class Screen:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._flow: Flow | None = None  # of the reply that is being written
-        self._held: list[Callable[[], None]] = []  # Lines that arrived meanwhile.
+        self._flow: Flow | None = None  # the flow of the reply that is being written
+        self._held: list[Callable[[], None]] = []  # lines that arrived while the reply was being written
         self._status: Status | None = None
 
     def show(self, *renderables: RenderableType, style: str | None = None) -> None:
@@ -159,14 +159,14 @@ class Screen:
         self._actions.put(self._end)
 
     def busy(self, text: str) -> None:
-        """Show that a task takes a moment, until `idle`."""
+        """Show a spinner until `idle`."""
         self._actions.put(lambda: self._busy(text))
 
     def idle(self) -> None:
         self._actions.put(self._idle)
 
     async def drawn(self) -> None:
-        """Return when all of the above is on the screen. On an event loop only."""
+        """Wait until everything so far is on the screen. Use it only on an event loop."""
         done = anyio.Event()
         token = anyio.lowlevel.current_token()
 
@@ -274,7 +274,7 @@ _sinks: list[Sink] = [note]
 
 
 def configure() -> None:
-    """Set up the logging of this process, which is the command's own."""
+    """Set up logging for the whole process, which belongs to the command."""
     root = logging.getLogger()
     if not any(isinstance(there, _Lines) for there in root.handlers):
         root.addHandler(_Lines(logging.WARNING))
@@ -282,7 +282,7 @@ def configure() -> None:
 
 @contextmanager
 def shown_by(sink: Sink) -> Iterator[None]:
-    """Send log lines to `sink` for a while. It may be called from any thread."""
+    """A context in which log lines are sent to `sink`, which may be called from any thread."""
     _sinks.append(sink)
     try:
         yield
@@ -299,7 +299,7 @@ class _Lines(logging.Handler):
         try:
             text = f"{record.levelname.lower()}: {record.name.removeprefix('callboard.')}: {record.getMessage()}"
             _sinks[-1](text)
-        except Exception:  # a closed stderr, or arguments that don't fit; the command goes on
+        except Exception:  # stderr is closed, or the arguments don't fit the format; the command continues
             self.handleError(record)
 
 
@@ -353,7 +353,7 @@ def advice(error: errors.AdapterError) -> str:
 
 
 def _new_key(provider: str | None) -> str:
-    """How to give an adapter another key."""
+    """The text about how to set another key for an adapter."""
     from callboard.adapters.provider import providers
 
     variables = next((each.key_variables for each in providers() if each.name == provider), ())

@@ -147,7 +147,7 @@ def upgrade(arguments: argparse.Namespace) -> int:
 
 async def _upgrade(trace: Path) -> bool:
     """Upgrade a trace file. Returns whether it had an older version."""
-    with contextlib.suppress(StoreError):  # The next one reports all other faults of the store.
+    with contextlib.suppress(StoreError):  # the next step reports all other faults of the store
         async with store_to_read(trace):
             return False
     async with await existing_store(trace):
@@ -155,7 +155,7 @@ async def _upgrade(trace: Path) -> bool:
 
 
 def show_progress(text: str) -> None:
-    """Show a line on a terminal that the next one replaces."""
+    """Show a line of progress on a terminal. The next one replaces it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}\r")
         sys.stderr.flush()

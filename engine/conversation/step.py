@@ -1,7 +1,7 @@
 """One reply of the model within a turn: its request, its call, and its fallbacks.
 
-A fallback is tried if the call fails before any content arrived. It is a separate call, with the failed call as
-its cause, and produces the same message.
+A fallback is tried if the call fails before any content arrived. It is a separate call for the same message, and
+its `caused_by` is the failed call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def request_for(
 ) -> CanonicalRequest:
     options, option, entry = turn.options, route.option, route.option.named.entry
     capabilities, given = option.capabilities, option.input
-    assert capabilities is not None  # an option without them is never taken
+    assert capabilities is not None  # a chosen option always has capabilities
     assert given is not None
     choice = given.forced
     if first and choice is None:
@@ -91,7 +91,7 @@ def request_for(
 def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -> bool:
     """Whether the configuration or a budget changes the request for this model.
 
-    Default settings of the model don't count. If a client leaves a setting out, it means the provider's default.
+    Default settings of the model are ignored: a client that leaves a setting out wants the provider's default.
     """
     given, options = option.input, turn.options
     assert given is not None
@@ -116,7 +116,7 @@ def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOpt
 def carried_over(
     original: CanonicalRequest, changed: CanonicalRequest, fitted: CanonicalRequest
 ) -> CanonicalRequest:
-    """A request fitted to another model, with everything that middleware has changed besides the model."""
+    """A request fitted to another model, with all other changes of middleware applied again."""
     changes = {
         name: getattr(changed, name)
         for name in CanonicalRequest.__struct_fields__
@@ -130,18 +130,18 @@ _SAID_BY_WIRE = frozenset(
     | {"frequency_penalty", "presence_penalty", "seed", "verbosity", "user", "output_schema", "tool_choice"}
     | {"parallel_tool_calls", "reasoning_effort", "provider_options"}
 )
-"""The fields of a request that a client's own body has in its native form."""
+"""The fields of a request that a client's own body contains in its own form."""
 
 
 def _asks_otherwise(original: CanonicalRequest, changed: CanonicalRequest) -> bool:
-    """Whether middleware changed a field that a client's own body still has unchanged."""
+    """Whether middleware changed a field that the client's own body contains, so that the body is outdated."""
     return changed is not original and any(
         getattr(changed, name) != getattr(original, name) for name in _SAID_BY_WIRE
     )
 
 
 class _HeldReply:
-    """Keeps a provider's whole reply back until the middleware has let the outcome pass unchanged."""
+    """Holds a provider's whole reply back until it is certain that the middleware does not change it."""
 
     def __init__(self, request: CanonicalRequest) -> None:
         assert request.wire is not None
@@ -197,14 +197,15 @@ class Step:
         self._caused_by = caused_by
         self._message_id = first_ids.message_id or turn.runtime.clock.new_id("msg")
         self._request_id = first_ids.request_id  # until the first call
-        if not first_ids.request_id and not first_ids.message_id:  # call and message share the id's rest
+        # Make the ids of call and message share their ULID.
+        if not first_ids.request_id and not first_ids.message_id:
             self._request_id = "req" + self._message_id.removeprefix("msg")
-        self._sent: list[Route] = []  # of the calls that one attempt has made
-        self._outcome: CallOutcome | None = None  # of the last of them
+        self._sent: list[Route] = []  # the routes of the calls of one attempt
+        self._outcome: CallOutcome | None = None  # the outcome of the last call
         self._first_seq = turn.log.next_seq
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
-        """The assistant's message, and the outcome of its call. Raises CallboardError."""
+        """Run the step. Returns the assistant's message and the outcome of its call. Raises CallboardError."""
         return self._models.first_that_works(self._messages, self._attempt, self._may_retry_elsewhere)
 
     def _may_retry_elsewhere(self, error: AdapterError) -> bool:
@@ -217,7 +218,7 @@ class Step:
         return self._turn.log.next_seq != self._first_seq
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
-        """The reply of a model. An empty one is requested again, as often as the caller wants.
+        """Request a reply of a model. An empty reply is requested again, up to `retry_empty` times.
 
         Each request is a separate call with its own message.
         """
@@ -256,7 +257,7 @@ class Step:
         """Whether the reply is empty, and the turn may ask for another."""
         turn = self._turn
         empty = is_empty(response.content, response.stop_reason)
-        if turn.of_client:  # it may have the provider's own reply by now, and asks again itself
+        if turn.of_client:  # the client may already have the provider's reply, and can retry itself
             return False
         return empty and turn.takes_up is None and not turn.scope.cancelled
 
@@ -352,7 +353,7 @@ class Step:
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:
-    """The outcome, without its tool calls if the reply did not end well."""
+    """The outcome. If the reply did not end well, its tool calls are marked as incomplete."""
     response = outcome.response
     content = with_whole_calls(response.content, response.stop_reason)
     if content is response.content:
@@ -380,7 +381,7 @@ def _reply(request: CanonicalRequest, route: Route, outcome: CallOutcome) -> Rep
 
 
 def _partial_reply(request: CanonicalRequest, route: Route, error: AdapterError) -> Reply:
-    """The part of a reply that had arrived, marked with the way it ended."""
+    """The part of a reply that had arrived, with the stop reason ``error`` or ``cancelled``."""
     cancelled = isinstance(error, CancelledError)
     metadata = MessageMetadata(
         provider=route.decision.provider,

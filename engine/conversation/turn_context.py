@@ -58,7 +58,7 @@ OWN_IDS = FirstIds("", "")
 
 
 class TurnContext:
-    """The facts of a turn that are fixed at its start.
+    """The data of a turn that its steps and tools share.
 
     Args:
         runtime: The parts of the engine.
@@ -69,9 +69,9 @@ class TurnContext:
     """
 
     log: StreamLog[TurnEvent]
-    """The turn's stream, from the moment at which the turn is queued."""
+    """The turn's stream. It exists from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
-    """The background reply with which the turn starts, in place of a new reply."""
+    """The background reply that the turn resumes instead of requesting a new one."""
     given: CanonicalRequest | None = None
     """The request that the caller gave; None if it gave messages and options."""
     on_accepted: Callable[[bool], object] | None = None
@@ -147,7 +147,7 @@ class TurnContext:
         return () if self.node is None else tuple(self.node.children)
 
     def in_tree(self) -> TreeNode:
-        """The turn's place in its tree, made now if needed."""
+        """Return the turn's place in its tree, creating it if needed."""
         if self.node is None:
             self.node = TreeNode(self.id)
         self.node.deadline = self.scope.deadline
@@ -184,19 +184,19 @@ class SteeringQueue:
 
     def take(self) -> tuple[Message, ...]:
         """Remove and return all waiting messages."""
-        if not self._waiting:  # nearly always: without the lock
+        if not self._waiting:  # the usual case, without taking the lock
             return ()
         with self._lock:
             taken, self._waiting = tuple(self._waiting), []
             return taken
 
     def close(self, why: str) -> None:
-        """Take no more messages."""
+        """Reject further messages. They raise NoTurnRunning with this text."""
         with self._lock:
             self._closed = self._closed or why
 
     def close_if_empty(self, why: str) -> bool:
-        """Close the queue if it is empty: further messages are refused. Returns whether it is closed."""
+        """Close the queue if it is empty, so that further messages are rejected. Return whether it is closed."""
         with self._lock:
             if not self._waiting:
                 self._closed = self._closed or why
@@ -214,7 +214,7 @@ def steering_message(content: str | Sequence[ContentBlock], message_id: str) -> 
 def provider_waits(reply: Message) -> bool:
     """Whether a tool of the provider has started in a reply and has no result yet.
 
-    The provider continues when it gets the results of the host's tools. Before that it accepts no other message.
+    The provider continues when it gets the results of the host's tools. Until then it accepts no other message.
     """
     kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
     started = sum(kind.endswith("tool_use") for kind in kinds)
@@ -227,14 +227,15 @@ def provider_waits(reply: Message) -> bool:
 class TurnHistory:
     """The conversation as one turn sees it and adds to it.
 
-    It must not refer to the turn, because the turn refers to it. A session without references must be freed
+    It must not refer to the turn, because that would be a reference cycle: a dropped session must be freed
     immediately, not by the garbage collector.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
         self.pending: list[Message] = []
         """The messages of the turn that have not entered the session's history yet."""
-        self._kept_ahead = 0  # The number of pending messages that are stored for a reply that is taken up later.
+        # The number of pending messages that were stored early, for a reply that is resumed later.
+        self._kept_ahead = 0
         self._runtime = runtime
         self._state = state
         self._turn_id = turn_id

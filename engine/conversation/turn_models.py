@@ -1,6 +1,6 @@
 """The models that a turn may use: which can serve, which have failed, and which one answers.
 
-A turn keeps its configuration and its adapters to its end, also when a reload replaces them. If a conversation is
+A turn keeps its configuration and its adapters until its end, even if a reload replaces them. If a conversation is
 too long for the model, the session's context policy shortens it.
 """
 
@@ -26,7 +26,7 @@ from callboard.bus import ContextOverflowError, PromptTooLongError
 from callboard.bus.errors import WarningCode
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
 from ..calls.call_context import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..models.entries import ModelInput, model_input
@@ -50,7 +50,7 @@ from .turn_context import TurnContext
 T = TypeVar("T")
 
 MAX_TRIES = 4
-"""The number of times that a policy may try to make a prompt short enough."""
+"""The number of attempts of a policy to make a prompt short enough."""
 
 ADVICE = (
     "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
@@ -67,7 +67,7 @@ async def within_window(
     ask: Callable[[str], Awaitable[str]],
     call: Callable[[tuple[Message, ...]], Awaitable[T]],
 ) -> T:
-    """The result of a call with the part of the history that the policy selects.
+    """Make a call with the part of the history that the policy selects.
 
     If that part is too long for the model, the policy is called again.
 
@@ -94,7 +94,7 @@ async def within_window(
             if error.content:
                 raise
             failure = error
-            models.failed = dict(failed)  # a model for which it was too long gets another chance
+            models.failed = dict(failed)  # models that rejected the longer prompt may be tried again
     assert failure is not None
     failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
     raise failure
@@ -110,7 +110,7 @@ class TurnModels:
 
     Raises:
         ConfigurationError: The model does not exist.
-        UnsupportedToolChoiceError: The choice of tools makes no sense for any model.
+        UnsupportedToolChoiceError: The tool choice does not match the turn's tools.
     """
 
     def __init__(self, turn: TurnContext, model: Model, said: Sequence[Message]) -> None:
@@ -121,7 +121,7 @@ class TurnModels:
         self.adapters = BorrowedAdapters(turn.runtime)
         """The adapters, until the turn's end."""
         self.failed: dict[str, str] = {}
-        """The models that can't serve this turn, each with the reason."""
+        """The models that have failed in this turn or can't be used, each with the reason."""
         self.answered_by: str | None = None
         """The model that has answered in this turn. It is tried before all others."""
         self._turn = turn
@@ -130,7 +130,7 @@ class TurnModels:
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
-        """Add messages that steer the turn: its models must be able to take them, too."""
+        """Add steering messages: the turn's models must support their content, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
     def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
@@ -143,7 +143,7 @@ class TurnModels:
         attempt: Callable[[Route], Awaitable[T]],
         may_retry_elsewhere: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
-        """The result of the first model that can and does answer, see `calls.fallback`."""
+        """Try the models in order until one answers; see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
@@ -185,7 +185,7 @@ class TurnModels:
     def _judged(
         self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, readiness: Readiness
     ) -> Option:
-        """A model and whether it can answer these messages."""
+        """Check whether a model can answer these messages."""
         entry, asked = named.entry, self._asked
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
         reasons = capabilities.supports_thinking and (asked.reasoning_effort or entry.defaults.effort)
@@ -236,7 +236,8 @@ class TurnModels:
                 )
             )
         except CapabilityError as error:
-            # A client's own body may say more than our tables know, and there is no other model to choose.
+            # A client's own body may use abilities that the tables don't list, and there is no other model to
+            # choose.
             if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
         return Option(
@@ -254,14 +255,15 @@ class TurnModels:
         )
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
-        """The output that fits into the budgets, and the refusal that asks for a cheaper model."""
+        """The largest output that fits into the budgets, and the refusal if only a cheaper model fits."""
         turn = self._turn
         budgets = turn.runtime.budgets
         payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
-        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         options = turn.options.get("provider_options", {})
+        tiers = tiers_of(options, adapter=adapter.name, adapter_type=adapter.type)
+        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as, tiers)
         fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
@@ -279,7 +281,7 @@ class TurnModels:
 
 
 def _speaks_as_client(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
-    """Whether a client's own body may be sent, which the provider judges by itself."""
+    """Whether the client's own body is sent, so that the provider itself checks it."""
     return given is not None and isinstance(adapter, SendsClientRequests) and adapter.sends_client_request(given)
 
 

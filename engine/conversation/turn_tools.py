@@ -38,7 +38,7 @@ class TurnTools:
 
     Args:
         turn: The turn. Each tool is published on its stream and on the bus.
-        keep: Receives the results, also the results of a cancelled round.
+        keep: A function that gets the results, even those of a cancelled round.
     """
 
     def __init__(self, turn: TurnContext, keep: Keep) -> None:
@@ -49,7 +49,7 @@ class TurnTools:
         """The agent that takes over the conversation, after a call of `handoff` has run."""
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
-        """How the turn ends if none of the reply's calls is run; None if they run.
+        """The status of the turn if none of the reply's calls is run; None if they are run.
 
         The calls of a reply that did not end well are not run. There is one exception: a reply that used all its
         tokens. The model gets a result that explains this and may call again.
@@ -61,11 +61,11 @@ class TurnTools:
             return "completed"
         passive = {tool.name for tool in self._turn.state.tools if tool.handler is None}
         if all(call.name in passive and not call.incomplete for call in calls):
-            return "awaiting_tools"  # the host answers
+            return "awaiting_tools"  # the host runs the calls itself
         return "max_tool_rounds" if self._rounds >= self._turn.options["max_tool_rounds"] else None
 
     def warned_of_limit(self, reply: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
-        """The reply with a warning that its calls were not run, unless the caller wants no calls to run."""
+        """Add a warning to the reply that its calls were not run, unless the caller allowed no rounds of tools."""
         limit = self._turn.options["max_tool_rounds"]
         if not limit:
             return reply, response
@@ -94,7 +94,7 @@ class TurnTools:
         return handoff_in(last_reply(history), self._turn.state.tools, ran | results_in(history).keys())
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Give each of these calls a result that reports that it was not run, because the turn has ended."""
+        """Add a result to each of these calls: it was not run, because the turn has ended."""
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
@@ -109,7 +109,7 @@ class TurnTools:
             raise CallboardError(f"stop_when failed: {type(error).__name__}: {error}") from error
 
     async def take(self, answers: Mapping[str, Answer], history: tuple[Message, ...]) -> ToolRound:
-        """Take the host's answers to the open calls, and run the calls that it approved. Raises CallboardError."""
+        """Process the host's answers to open calls, and run the calls that it approved. Raises CallboardError."""
         calls = open_calls(history)
         sorted_out = answers_to(history, answers, self._turn.state.tools)
         results = dict(sorted_out.results)
@@ -133,7 +133,7 @@ class TurnTools:
         cut_off: bool = False,
         approved: frozenset[str] = frozenset(),
     ) -> ToolRound:
-        from ..tools import run_tools  # many turns have no tools
+        from ..tools import run_tools  # lazy, because many turns have no tools
 
         shared = ToolRoundContext(
             clock=self._turn.runtime.clock,
@@ -153,7 +153,7 @@ class TurnTools:
         return made
 
     def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
-        """The run of a tool, for the calls that the tool makes."""
+        """The context of a tool's run, for calls that the tool makes."""
         turn = self._turn
         asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
         return Caller(

@@ -95,23 +95,47 @@ _RESPONSE_PURPOSES: Mapping[tuple[str, str | None], Purpose] = {
 _MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 
 
-def find(request: Incoming) -> Address | None:
-    """What a request asks for; None if it is nothing of the gateway's."""
-    return find_path(request, request.path.rstrip("/"))
+def find(request: Incoming) -> Address:
+    """What a request asks for. Raises BadRequest if the gateway has no such address, or not for this method."""
+    path = request.path.rstrip("/")
+    found = find_path(request, path, request.method)
+    if found is not None:
+        return found
+    asked = f"{request.method} {request.path[:200]}"
+    names_action = request.method == "POST" and _GEMINI.fullmatch(path)  # which is no model's name
+    if not names_action and (allowed := methods_of(request, path)):
+        said = f"{asked} is not allowed. Use {' or '.join(allowed)}"
+        raise BadRequest(said, kind="wrong_method", allow=allowed)
+    raise BadRequest(f"{asked} is not an address of this gateway{hint_at(request)}", kind="missing")
 
 
-def find_path(request: Incoming, path: str) -> Address | None:
-    """What a request would ask for with this path."""
-    fixed = FIXED.get((request.method, path))
+def methods_of(request: Incoming, path: str) -> tuple[str, ...]:
+    """The methods of an address; empty if there is no such address."""
+    if path in OPEN:
+        return "GET", "HEAD"
+    return tuple(method for method in _METHODS if find_path(request, path, method) is not None)
+
+
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+
+OPEN = frozenset({"", "/health"})
+"""The addresses without a wire, which need no key."""
+
+
+def find_path(request: Incoming, path: str, method: str) -> Address | None:
+    """What a request would ask for with this path and method."""
+    if method == "HEAD":
+        method = "GET"
+    fixed = FIXED.get((method, path))
     if fixed is not None:
         return fixed if fixed.wire else fixed._replace(wire=wire_of(request))
-    if request.method == "POST" and (found := _GEMINI.fullmatch(path)):
+    if method == "POST" and (found := _GEMINI.fullmatch(path)):
         purpose = _GEMINI_PURPOSES.get(found["action"])
         return None if purpose is None else Address("gemini", purpose, found["model"], found["action"])
     if found := _RESPONSE.fullmatch(path):
-        purpose = _RESPONSE_PURPOSES.get((request.method, found["action"]))
+        purpose = _RESPONSE_PURPOSES.get((method, found["action"]))
         return None if purpose is None else Address("responses", purpose, found["id"])
-    if request.method == "GET" and (found := _MODEL.fullmatch(path)):
+    if method == "GET" and (found := _MODEL.fullmatch(path)):
         wire = wire_of(request) if found["version"] == "v1" else "gemini"
         return Address(wire, "show_model", found["model"])
     return None
@@ -121,7 +145,7 @@ def hint_at(request: Incoming) -> str:
     """What a client with a wrong base URL may have meant; empty if nothing is like it."""
     path = request.path.rstrip("/")
     for meant in (f"/v1{path}", path.removeprefix("/v1"), f"/v1beta{path}"):
-        if meant != path and find_path(request, meant) is not None:
+        if meant != path and find_path(request, meant, request.method) is not None:
             return f". Did you mean {meant}? Check the base URL"
     return ""
 

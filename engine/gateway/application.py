@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.provider import providers
 from callboard.adapters.transport.addresses import host_of
@@ -22,7 +23,7 @@ from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
-from .addresses import Address, Purpose, check_media, find, hint_at, key_of, named_media, wire_of
+from .addresses import OPEN, Address, Purpose, check_media, find, key_of, named_media, wire_of
 from .clients import KEY_PREFIX, Clients
 from .conversations import Conversations, EarlierConversation
 from .exchange import (
@@ -213,18 +214,16 @@ class Gateway:
                 return
 
     async def _http(self, request: Incoming) -> None:
-        if request.path in ("/health", "/", "") and request.method in ("GET", "HEAD"):
+        if request.path.rstrip("/") in OPEN and request.method in ("GET", "HEAD"):
             await self._health(request)
             return
-        address = find(request)
-        wire = wires()[wire_of(request) if address is None else address.wire]
+        wire = wires()[wire_of(request)]
         try:
             if (wrong := request.check_headers(self.limits)) is not None:
                 await self._refuse(request, wire, Failure(kind="invalid_request", message=wrong), 431)
                 return
-            if address is None:
-                method = f"{request.method} {request.path[:200]}"
-                raise BadRequest(f"{method} is not an address of this gateway{hint_at(request)}", kind="not_found")
+            address = find(request)
+            wire = wires()[address.wire]
             self._check_origin(request)
             client = await self._authenticate(request)
             if client is not None:
@@ -383,7 +382,7 @@ class Gateway:
 
     async def _embed_openai(self, call: Call) -> None:
         asked = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
-        sent = sum(map(len, asked.request.inputs)) // CHARACTERS_OF_TOKEN
+        sent = _tokens_of([asked.request])
         await self._make(
             call, asked.model, sent, lambda tags: operations.openai_embeddings(self.engine, asked, tags)
         )
@@ -393,7 +392,7 @@ class Gateway:
         asked = gemini_embeddings.read_embeddings(
             body, model=call.address.name, single=call.address.action == "embedContent"
         )
-        sent = sum(len(text) for request in asked.requests for text in request.inputs) // CHARACTERS_OF_TOKEN
+        sent = _tokens_of(asked.requests)
         await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
 
     async def _make_images(self, call: Call) -> None:
@@ -453,7 +452,7 @@ class Gateway:
 
     async def _take_spans(self, call: Call) -> None:
         if self.engine.store is None:
-            raise BadRequest("this gateway has no trace to store spans in", kind="not_found")
+            raise BadRequest("this gateway has no trace to store spans in", kind="missing")
         await self.engine.start()
         body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
         client = call.client
@@ -469,9 +468,14 @@ class Gateway:
         await self._answer(call, call.wire.write_models(self._models_for(call.client)))
 
     async def _show_model(self, call: Call) -> None:
-        found = next((model for model in self._models_for(call.client) if model.id == call.address.name), None)
+        name = call.address.name
+        found = next((model for model in self._models_for(call.client) if model.id == name), None)
         if found is None:
-            raise unknown_model(call.address.name)
+            registry = self.engine.registry
+            is_known = name in registry.names or registry.serving(name) != (name,)
+            if not is_known or (call.client is not None and not self.clients.may_use(call.client, name)):
+                raise unknown_model(name)
+            found = ListedModel(id=name)
         await self._answer(call, call.wire.write_model(found))
 
     def _models_for(self, client: Client | None) -> list[ListedModel]:
@@ -508,6 +512,13 @@ class Gateway:
     async def _answer(self, call: Call, body: JsonObject) -> None:
         headers = id_headers(self.engine.clock.new_id("req"))
         await answer(call.request.send, 200, msgspec.json.encode(body), headers)
+
+
+def _tokens_of(requests: Sequence[EmbeddingRequest]) -> int:
+    """The tokens to embed: exact for inputs that are tokens, and a guess for texts."""
+    inputs = [each for request in requests for each in request.inputs]
+    characters = sum(len(each) for each in inputs if isinstance(each, str))
+    return characters // CHARACTERS_OF_TOKEN + sum(len(each) for each in inputs if not isinstance(each, str))
 
 
 def gateway(

@@ -254,6 +254,8 @@ _FAILURES: Mapping[FailureKind, tuple[int, str, str | None]] = {
     "budget": (429, "insufficient_quota", "insufficient_quota"),
     "permission": (403, "invalid_request_error", "insufficient_permissions"),
     "not_found": (404, "invalid_request_error", "model_not_found"),
+    "missing": (404, "invalid_request_error", None),
+    "wrong_method": (405, "invalid_request_error", "method_not_supported"),
     "too_large": (413, "invalid_request_error", "request_too_large"),
     "rate_limit": (429, "requests", "rate_limit_exceeded"),
     "server": (500, "server_error", None),
@@ -270,7 +272,10 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """The status and the body of a failure."""
     status, kind, code = _FAILURES[failure.kind]
     param = failure.param if failure.param is not None else _PARAMS.get(failure.kind)
+    if failure.kind == "not_found" and (own := _vendors_code(failure.code)) not in (None, code):
+        code, param = own, failure.param  # not a model, but a file or an earlier response
     error: JsonObject = {
+        **failure.details,
         "message": failure.message,
         "type": kind,
         "param": param,

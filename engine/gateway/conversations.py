@@ -433,4 +433,4 @@ def _decoded(kind: KeptKind, row: ConversationEntry) -> object:
 
 
 def _unknown(response_id: str) -> ClientRefused:
-    return ClientRefused("not_found", f"there is no stored response {response_id[:200]!r}")
+    return ClientRefused("missing", f"there is no stored response {response_id[:200]!r}")

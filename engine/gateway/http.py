@@ -95,6 +95,8 @@ class Incoming:
         """Send a part of the answer. Raises ClientGone."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+        elif self.method == "HEAD":
+            message = {**message, "body": b""}
         try:
             await self._send(message)
         except OSError as error:

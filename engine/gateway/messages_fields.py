@@ -80,6 +80,8 @@ _FAILURES: Mapping[FailureKind, tuple[int, str]] = {
     "budget": (402, "billing_error"),
     "permission": (403, "permission_error"),
     "not_found": (404, "not_found_error"),
+    "missing": (404, "not_found_error"),
+    "wrong_method": (405, "invalid_request_error"),
     "too_large": (413, "request_too_large"),
     "rate_limit": (429, "rate_limit_error"),
     "server": (500, "api_error"),
@@ -102,8 +104,8 @@ def failure_body(failure: Failure) -> JsonObject:
     message = failure.message
     if failure.kind == "context_overflow" and _TOO_LONG not in message.lower():
         message = f"{_TOO_LONG}: {message}"
-    error: JsonObject = {"type": failure_kind(failure)[1], "message": message}
-    if failure.code is not None:
+    error: JsonObject = {**failure.details, "type": failure_kind(failure)[1], "message": message}
+    if failure.code is not None and "details" not in error:
         error["details"] = {"error_code": failure.code}
     return {"type": "error", "error": error, "request_id": failure.request_id}
 

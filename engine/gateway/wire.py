@@ -22,7 +22,9 @@ FailureKind: TypeAlias = Literal[
     "authentication",  # 401
     "budget",  # 402 or 429, with `retry_after` if a window ends
     "permission",  # 403
-    "not_found",  # 404
+    "not_found",  # 404, a model
+    "missing",  # 404, an address or a stored response
+    "wrong_method",  # 405
     "too_large",  # 413
     "rate_limit",  # 429
     "server",  # 500
@@ -48,6 +50,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until another try may work."""
     request_id: str | None = None
     """The id of the call in the trace."""
+    details: Mapping[str, Json] = {}
+    """Further fields of the provider's error, if the provider uses the client's wire."""
+    allow: tuple[str, ...] = ()
+    """The methods of the address, for `wrong_method`."""
 
 
 class BadRequest(Exception):
@@ -61,9 +67,12 @@ class BadRequest(Exception):
         kind: FailureKind = "invalid_request",
         code: str | None = None,
         retry_after: float | None = None,
+        allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
-        self.failure = Failure(kind=kind, message=message, param=param, code=code, retry_after=retry_after)
+        self.failure = Failure(
+            kind=kind, message=message, param=param, code=code, retry_after=retry_after, allow=allow
+        )
 
 
 class ClientRequest(ShortRepr, frozen=True, kw_only=True):

@@ -182,8 +182,11 @@ class Chunk:
     def _add(self, name: str, call: ImportedCall, place: str) -> bool:
         """Add a call. Returns whether it was here already."""
         before = self.calls.get(name)
-        if before is None or before[0].revision < call.revision:
+        if before is None:
             self.calls[name] = call, place
+        elif before[0].revision < call.revision:  # It began with its first line, in whatever order these come.
+            began = min(before[0].started_at, call.started_at)
+            self.calls[name] = msgspec.structs.replace(call, started_at=began), place
         return before is not None
 
     def mark(self, file: ImportedFile) -> None:

@@ -98,6 +98,8 @@ class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the turn at the root of the tree."""
     depth: int
     """The number of turns above."""
+    late: bool = True
+    """False if only an earlier import may have given calls of the turn. A first import leaves such a link out."""
 
 
 class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +279,18 @@ def lines(stream: BinaryIO, start: Mark = START, longest: int = LONGEST_LINE) ->
         while not rest.endswith(b"\n") and (rest := stream.readline(_SKIPPED_AT_ONCE)):
             place += len(rest)
         yield Line(number, begin, place, b"", rest.endswith(b"\n"), too_long=True)
+
+
+def broken_line(line: Line) -> UnreadablePart | None:
+    """The reason why a line can't be an object of JSON; None if it may be one, or is empty."""
+    if line.too_long:
+        return UnreadablePart(line=line.number, why="the line is too long")
+    if line.data[:1] == b"{" and line.data[-2:] == b"}\n":
+        return None
+    text = line.data.strip()
+    if not text or (text[:1] == b"{" and text[-1:] == b"}"):
+        return None
+    return UnreadablePart(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
 
 
 # --- Values of files, which may be anything ---

@@ -13,7 +13,8 @@ __getattr__, __dir__, __all__ = face(
             "Sample SamplingRequest"
         ),
         ".oauth": "McpMemoryTokens McpOAuth McpTokenFile McpTokenStorage",
-        ".serve": "McpService OpenSession mcp_service",
+        ".ask": "OpenSession",
+        ".serve": "McpService mcp_service",
         ".server": "McpServer McpTool",
         ".servers": "McpServers McpServerStatus mcp_servers mcp_tools",
         ".settings": "McpServerSettings",

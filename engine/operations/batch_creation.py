@@ -463,7 +463,7 @@ class _Creation:
     def _most(self, items: Sequence[BatchItem], priced: Priced) -> Amount:
         """The most that a part can cost: the sum of the worst cases of its requests, at the prices of batches."""
         adapter = self._runtime.adapters.consult(self._runtime.registry.adapter_of(self._named.entry))
-        at_batch_prices = msgspec.structs.replace(priced, service_tier="batch")
+        at_batch_prices = msgspec.structs.replace(priced, tiers=("batch",))
         money: int | None = 0
         tokens = 0
         for item in items:

@@ -1,7 +1,6 @@
 """The shared parts of one engine: clock, bus, streams, store, prices, adapters, sessions and limits.
 
-The engine creates the runtime, and each part receives it. It starts nothing and waits for nothing. Its `host`
-runs on the event loop.
+The engine creates the runtime, and each part receives it. It has no tasks. Its `host` runs on the event loop.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of an engine.
 
-    With `retain_streams_bytes` of 0, a stream is dropped after its turn and its readers end. If a reader has not
-    read everything by then, it gets the rest as a `StreamReset`.
+    If `retain_streams_bytes` is 0, a stream is dropped when its turn ends. Readers that have not read everything
+    by then get the rest as a `StreamReset`.
     """
 
     calls_per_provider: int = 256
@@ -62,8 +61,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     shutdown: float = 15.0
     """Seconds for all actors to stop. An actor that has not stopped by then is cancelled and reported."""
     turn: float | None = None
-    """Seconds from the request of a turn to its end, waiting included; None leaves the limits of its calls and
-    tools."""
+    """Seconds from the request of a turn to its end, waiting included; with None, only the limits of its calls and
+    tools apply.
+    """
     tool: float = 60.0
     """Seconds for one call of a tool without its own `timeout_seconds`."""
 
@@ -72,7 +72,7 @@ class Runtime:
     """The shared parts of one engine."""
 
     registry: ModelRegistry
-    """The configuration in force. A reload replaces it."""
+    """The current configuration. A reload replaces it."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Runtime:
 
     @property
     def prices(self) -> PriceTable:
-        """The table in force for new calls."""
+        """The price table for new calls."""
         return self.pricing.prices
 
 
@@ -216,9 +216,9 @@ T = TypeVar("T")
 
 
 async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
-    """Replace the configuration in force.
+    """Replace the current configuration.
 
-    Adapters that have changed or gone are stopped when their last turn has ended.
+    Changed and removed adapters are stopped when their last turn has ended.
 
     Returns the differences, which are published. Raises ConfigurationError.
     """
@@ -236,7 +236,7 @@ async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
 
 
 def difference(old: ModelRegistry, new: ModelRegistry) -> ConfigReloaded:
-    """The event with the differences. An entry without a change is in none of its lists."""
+    """The event with the differences between two configurations. Unchanged entries are left out."""
     added, removed, changed = _compare(old.adapters, new.adapters)
     models_added, models_removed, models_changed = _compare(old.models, new.models)
     return ConfigReloaded(

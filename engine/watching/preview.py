@@ -25,7 +25,7 @@ from callboard.adapters import (
     UsageSource,
 )
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted import Loss, WireCall, block_type
+from callboard.adapters.requests.fitted_history import Loss, WireCall, block_type
 from callboard.adapters.requests.history import OPTIONS as HISTORY
 from callboard.bus import CallboardError
 from callboard.bus.errors import WarningCode

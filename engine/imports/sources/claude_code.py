@@ -31,6 +31,7 @@ from ..source import (
     Mark,
     SourceFile,
     UnreadablePart,
+    broken_line,
     lines,
     moment,
     name,
@@ -56,21 +57,6 @@ class _Message(msgspec.Struct):
     content: msgspec.Raw = _EMPTY
 
 
-class _Inner(msgspec.Struct, rename="camel"):
-    """A message of a sub-agent in a progress line."""
-
-    type: str | None = None
-    timestamp: datetime | None = None
-    uuid: str | None = None
-    request_id: str | None = None
-    message: _Message | None = None
-
-
-class _Progress(msgspec.Struct, rename="camel"):
-    agent_id: str | None = None
-    message: _Inner | None = None
-
-
 class _Line(msgspec.Struct, rename="camel"):
     type: str | None = None
     timestamp: datetime | None = None
@@ -92,6 +78,12 @@ class _Line(msgspec.Struct, rename="camel"):
     data: msgspec.Raw = _EMPTY
     tool_use_result: msgspec.Raw = _EMPTY
     parent_tool_use_id: str | None = msgspec.field(default=None, name="parentToolUseID")
+
+
+class _Progress(msgspec.Struct, rename="camel"):
+    agent_id: str | None = None
+    message: _Line | None = None
+    """A line of the sub-agent."""
 
 
 class _Block(msgspec.Struct):
@@ -217,9 +209,9 @@ class ClaudeCode:
         key = f"{session}/{agent}"
         self._agents[key] = place = task.place.below(key, task.tool_use_id, task.call)
         _forget(self._agents, _MOST_AGENTS)
-        if place.parent_turn is None or not (goes_on or key in self._orphans):
+        if place.parent_turn is None:
             return None
-        return ImportedLink(session=session, **place._asdict())
+        return ImportedLink(session=session, **place._asdict(), late=goes_on or key in self._orphans)
 
 
 def _source_file(path: Path, project: str) -> SourceFile:
@@ -248,7 +240,7 @@ class _Reader:
             yield from self._take()
             self._given = 0
             yield self._marked()
-        fault = self._fault_of(line)
+        fault = broken_line(line)
         if fault is not None:
             yield fault
         elif _may_matter(line.data) or (self._content and b'"message"' in line.data):
@@ -277,24 +269,12 @@ class _Reader:
     def _marked(self) -> Mark:
         return msgspec.structs.replace(self._mark, state=_encode_state(self._state).decode())
 
-    def _fault_of(self, line: Line) -> UnreadablePart | None:
-        if line.too_long:
-            return UnreadablePart(line=line.number, why="the line is too long")
-        if line.data[:1] == b"{" and line.data[-2:] == b"}\n":
-            return None
-        text = line.data.strip()
-        if not text or (text[:1] == b"{" and text[-1:] == b"}"):
-            return None
-        return UnreadablePart(
-            line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
-        )
-
     def _add(self, call: ImportedCall) -> Iterator[Item]:
         before = self._call
         if before is None or before.identity != call.identity:
             yield from self._take()
             self._call = call
-        elif before.revision < call.revision:
+        elif _amount(before) < _amount(call):
             self._call = msgspec.structs.replace(call, started_at=min(before.started_at, call.started_at))
 
     def _take(self) -> Iterator[Item]:
@@ -311,27 +291,21 @@ class _Reader:
         if line.type not in ("user", "assistant") or line.is_meta or not bytes(message.content):
             return None
         found = message_of(decoded(message.content), line.type, name(line.uuid))
-        return (
-            None
-            if found is None
-            else ImportedMessage(
-                identity=name(line.uuid) or str(at.number), session=session, at=when, message=found
-            )
-        )
+        if found is None:
+            return None
+        identity = name(line.uuid) or str(at.number)
+        return ImportedMessage(identity=identity, session=session, at=when, message=found)
 
     # --- Lines ---
 
     def _note(self, line: _Line, at: Line) -> ImportedCall | None:
         self._note_project(line)
-        match line.type:
-            case "assistant":
-                return self._assistant(line, at)
-            case "user":
-                self._user(line)
-            case "progress":
-                return self._progress(line, at)
-            case _:
-                pass
+        if line.type == "assistant":
+            return self._assistant(line, at)
+        if line.type == "progress":
+            return self._progress(line, at)
+        if line.type == "user":
+            self._user(line)
         return None
 
     def _note_project(self, line: _Line) -> None:
@@ -419,6 +393,7 @@ class _Reader:
             return msgspec.structs.replace(
                 before,
                 line=at.number,
+                model=name(message.model) or before.model,
                 started_at=began,
                 usage=usage,
                 stop_reason=_stop_reason(message.stop_reason),
@@ -443,12 +418,7 @@ class _Reader:
             response_id=name(message.id),
             request_id=name(line.request_id),
             tags=tags,
-            turn=place.turn,
-            parent=place.parent,
-            parent_tool_use_id=place.parent_tool_use_id,
-            parent_turn=place.parent_turn,
-            root_turn=place.root_turn,
-            depth=place.depth,
+            **place._asdict(),
         )
 
     def _identity(self, line: _Line, message: _Message, at: Line) -> str:
@@ -487,6 +457,11 @@ class _Reader:
             if block.type == "tool_use" and block.name in ("Task", "Agent") and block.id:
                 self._state.tasks.append(_Task(block.id, identity, place))
         del self._state.tasks[:-_MOST_REMEMBERED]
+
+
+def _amount(call: ImportedCall) -> tuple[int, int]:
+    """What grows with the lines of a reply. A fallback to another model may change its input on the way."""
+    return 0 if call.usage is None else call.usage.output_tokens, call.revision
 
 
 def _starts_agents(message: _Message) -> bool:

@@ -31,6 +31,7 @@ from ..source import (
     Mark,
     SourceFile,
     UnreadablePart,
+    broken_line,
     lines,
     moment,
     name,
@@ -184,12 +185,8 @@ class Codex:
 
     def _item(self, line: Line, state: _State, file: SourceFile) -> ImportedCall | UnreadablePart | None:
         text = line.data.strip()
-        if line.too_long:
-            return UnreadablePart(line=line.number, why="the line is too long")
-        if text and not (text[:1] == b"{" and text[-1:] == b"}"):
-            return UnreadablePart(
-                line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
-            )
+        if (fault := broken_line(line)) is not None:
+            return fault
         if not any(word in text for word in _WORDS):
             return None
         try:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from callboard.bus.values.usage import TokenUsage
-from callboard.tracestore.foreign import foreign_rows
+from callboard.tracestore.foreign_rows import foreign_rows
 
 from ..source import START, ImportedCall, ImportedMessage, Item, Mark, SourceFile, UnreadablePart, name
 from .messages import message_of

@@ -16,7 +16,7 @@ import msgspec
 
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import TokenUsage
-from callboard.tracestore.foreign import foreign_rows
+from callboard.tracestore.foreign_rows import foreign_rows
 
 from ..source import (
     START,
