@@ -47,10 +47,12 @@ from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsAppr
 from .tools.define import tool
 from .tools.handler import FunctionTool, Tool
 from .tools.parameters import ToolDefinitionError
-from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
+from .tree import ChildTurn, TurnLimitError, TurnLimits
+from .tree_headers import attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
-from .watching.now import ActiveWork, EngineStatistics, ProviderStatistics, WorkInProgress
+from .watching.now import ActiveWork, WorkInProgress
+from .watching.statistics import EngineStatistics, ProviderStatistics
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.subject import Scope

@@ -32,7 +32,8 @@ from .runtime.runtime import Limits, Runtime, Timeouts, take_over
 from .sessions.engine_methods import SessionMethods
 from .sessions.resuming import require_capture
 from .stores import store_for
-from .watching.now import EngineStatistics, WatchingMethods, collect
+from .watching.now import WatchingMethods
+from .watching.statistics import EngineStatistics, collect
 
 if TYPE_CHECKING:
     import httpx

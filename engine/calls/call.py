@@ -19,7 +19,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar, cast
 
 import anyio
 import msgspec
@@ -51,121 +50,11 @@ from callboard.bus.values.usage import UsageSource
 
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, most_output, most_output_of_body, tiers_of, tool_fees, worst_case_of_reply
-from ..middleware.chain import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
+from ..middleware.chain import Filtering
 from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
 from .events import CallContext, CallEvents, settings_of
 from .outcome import CallOutcome, texts_of, without_quotes
-
-R = TypeVar("R")
-
-
-class Filtering:
-    """The filter of one call.
-
-    Args:
-        function: The filter.
-        deliver: Gets the events that it lets pass.
-        stop: Called once, if the filter raises an exception.
-    """
-
-    def __init__(
-        self,
-        function: AnyEventFilter,
-        deliver: Callable[[Sequence[StreamEvent]], object],
-        stop: Callable[[], object],
-    ) -> None:
-        self.content: tuple[ContentBlock, ...] | None = None
-        """The message's content as the filter leaves it; None before its end."""
-        self.error: Exception | None = None
-        """The filter's exception. The adapter did not cause it."""
-        self.unfinished = False
-        """Whether the work was done and the filter was cut short."""
-        self._deliver = deliver
-        self._stop = stop
-        waits = is_async(function)
-        self._at_once = None if waits else cast("EventFilter", function)
-        self._waiting = cast("AsyncEventFilter", function) if waits else None
-        self._arrived: list[StreamEvent] = []
-        self._news = anyio.Event()
-        self._all_arrived = False
-        self._cut = False
-        self._scope: anyio.CancelScope | None = None
-
-    def take_in(self, events: Sequence[StreamEvent]) -> None:
-        """Filter some events, and deliver the events that pass. If the filter waits, they are delivered later."""
-        if self.error is not None:  # an adapter that ignores its cancelling may still send
-            return
-        if self._at_once is None:
-            self._arrived += events
-            self._news.set()
-            return
-        try:
-            passed = self._at_once(events)
-        except StoppedAfter as stopped:
-            self._hand_on(stopped.passed)
-            self._fail(stopped.error)
-            return
-        except Exception as error:
-            self._fail(error)
-            return
-        self._hand_on(passed)
-
-    async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
-        """Await work that adds events, and return when all events are filtered."""
-        if self._waiting is None:
-            return await work()
-        failure: Exception | None = None
-        result: R | None = None
-        async with anyio.create_task_group() as group:
-            self._scope = group.cancel_scope
-            group.start_soon(self._filter_arriving, self._waiting)
-            try:
-                result = await work()
-            except Exception as error:  # in a group it would come out of it as another
-                failure = error
-            self._all_arrived = True
-            self._news.set()
-            group.cancel_scope.deadline = -math.inf if self._cut else deadline
-        self.unfinished = group.cancel_scope.cancelled_caught
-        if failure is not None:
-            raise failure
-        return cast("R", result)
-
-    def cut(self) -> None:
-        """Stop filtering: the call is cancelled."""
-        self._cut = True
-        if self._all_arrived and self._scope is not None:
-            self._scope.cancel()
-
-    async def _filter_arriving(self, function: AsyncEventFilter) -> None:
-        while self._arrived or not self._all_arrived:
-            if not self._arrived:
-                await self._news.wait()
-                self._news = anyio.Event()
-                continue
-            arrived, self._arrived = self._arrived, []
-            try:
-                passed = await function(arrived)
-            except StoppedAfter as stopped:
-                self._hand_on(stopped.passed)
-                self._fail(stopped.error)
-                return
-            except Exception as error:
-                self._fail(error)
-                return
-            self._hand_on(passed)
-
-    def _hand_on(self, events: Sequence[StreamEvent]) -> None:
-        for event in events:
-            if isinstance(event, MessageComplete):
-                self.content = event.final_content
-        self._deliver(events)
-
-    def _fail(self, error: Exception) -> None:
-        self.error = error
-        self._stop()
-
 
 CANCEL_GRACE_SECONDS = 5.0
 """Seconds that an adapter may take to end a cancelled call in order, before the call ends without it."""

@@ -26,15 +26,11 @@ import msgspec
 
 from callboard.adapters import (
     AdapterError,
-    CallWarning,
-    CanonicalResponse,
     ContentBlock,
     Message,
     StopReason,
-    TokenUsage,
     ToolResultBlock,
 )
-from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus import (
     CallboardError,
     ContextOverflowError,
@@ -49,11 +45,10 @@ from callboard.bus import (
     TaskHandle,
     TurnStatus,
 )
-from callboard.bus.errors import CancelledError, ConfigurationError, WarningCode
+from callboard.bus.errors import CancelledError, ConfigurationError
 from callboard.bus.log import current_trace
 from callboard.bus.streams.channel import OWNER_TAG
 from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
-from callboard.bus.values.usage import CostSum
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
@@ -69,19 +64,18 @@ from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn
 from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
-from .step import Step, TurnTools
-from .turn_models import (
-    ADVICE,
+from .step import Step
+from .turn_context import (
     OWN_IDS,
     FirstIds,
     SteeringQueue,
     TurnContext,
     TurnHistory,
-    TurnModels,
     provider_waits,
     steering_message,
-    within_window,
 )
+from .turn_models import ADVICE, TurnModels, within_window
+from .turn_tools import TurnTools
 
 MAX_WAITING_TURNS = 16
 """The number of turns that may wait for one session, besides the turn that runs."""
@@ -156,29 +150,6 @@ class Turn(TurnContext):
     @property
     def model(self) -> Model:
         return self._model or self.state.model
-
-    @property
-    def cost(self) -> Cost:
-        """The cost of all calls so far; unknown if one cost is unknown."""
-        return self.spending.cost
-
-    @property
-    def tree_cost(self) -> CostSum:
-        """The cost of all calls of the turn and its descendants so far."""
-        own = self.spending.sum
-        return own if self.node is None or not self.node.spends_below else own + self.node.below
-
-    @property
-    def tree_usage(self) -> TokenUsage:
-        """The tokens of all attempts of the turn and its descendants so far."""
-        usages = self.spending.usages
-        own = usages[0] if len(usages) == 1 else reduce(add, usages, NOTHING_USED)
-        return own if self.node is None or not self.node.spends_below else own + self.node.below_usage
-
-    @property
-    def children(self) -> tuple[ChildTurn, ...]:
-        """The turns that the tools of this turn have started, in their order."""
-        return () if self.node is None else tuple(self.node.children)
 
     @property
     def ended_as(self) -> TurnStatus | None:
@@ -400,7 +371,7 @@ class Turn(TurnContext):
             response = outcome.response
             status = tools.ends_before(message, response.stop_reason)
             if status == "max_tool_rounds":
-                message, response = self._warned_of_limit(message, response)
+                message, response = tools.warned_of_limit(message, response)
             if message.tool_uses and self.state.id:
                 self.runtime.sessions.keep_asked(self.state, self._asked)
             self._history.add(message)
@@ -499,22 +470,6 @@ class Turn(TurnContext):
             return self._call(models, self.messages, caused_by, advice=ADVICE)
         return within_window(
             policy, self, models, self.messages, self._ask, lambda sent: self._call(models, sent, caused_by)
-        )
-
-    def _warned_of_limit(self, message: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
-        """Add a warning to the reply that its calls were not run, unless the caller allowed no rounds of tools."""
-        limit = self.options["max_tool_rounds"]
-        if not limit:
-            return message, response
-        text = (
-            f"its tool calls were not run: the limit of {limit} tool rounds was reached. Set "
-            f"max_tool_rounds= to allow more"
-        )
-        warnings = (*response.warnings, CallWarning(WarningCode.MAX_TOOL_ROUNDS, text))
-        metadata = msgspec.structs.replace(message.metadata, warnings=warnings)
-        return (
-            msgspec.structs.replace(message, metadata=metadata),
-            msgspec.structs.replace(response, warnings=warnings),
         )
 
     async def _ask(self, text: str) -> str:

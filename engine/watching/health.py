@@ -27,7 +27,7 @@ from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
 from ..runtime.runtime import Runtime
 from ..stores import server_store, shipping_checks, store_to_read
-from .now import live_adapter
+from .statistics import live_adapter
 
 FILE_SECONDS = 30.0
 """The time in seconds for reading the trace file. A larger file is checked in part."""
