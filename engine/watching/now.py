@@ -70,10 +70,11 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """The progress: ``queued`` after a turn of its session, or ``waiting`` for a slot, a rate limit or a budget.
+    """The progress: ``queued`` behind another turn of its session, or ``waiting`` for a slot, a rate limit or a
+    budget.
 
-    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, as with tools. ``ending``
-    comes after a cancellation.
+    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, for example while tools
+    run. ``ending`` comes after a cancellation.
     """
     model: str
     """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
@@ -271,7 +272,7 @@ _LETTERS = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMN
 
 
 def made_us(identifier: str) -> int | None:
-    """The creation time of an identifier ``<prefix>_<ulid>``, in microseconds; None for any other text."""
+    """The creation time in an id ``<prefix>_<ulid>``, in microseconds; None for any other text."""
     ulid = identifier.rpartition("_")[2]
     if len(ulid) != 26:
         return None
@@ -361,7 +362,7 @@ class WatchingMethods:
         Take `statistics()` or `in_progress()` at each item. It ends when the engine is closed.
 
         Args:
-            min_interval: The least time between two items, in seconds.
+            min_interval: The shortest time between two items, in seconds.
         """
         return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
 
@@ -432,14 +433,14 @@ class WatchingMethods:
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider that was needed so far."""
+    """A provider that calls have used."""
 
     provider: str
     """The provider."""
     running: bool
     """Whether its adapter is up."""
     in_flight: int
-    """The number of calls that hold one of `slots`."""
+    """The number of calls in progress. Each uses a slot."""
     waiting: int
     """The number of calls that wait for a slot."""
     slots: int
@@ -461,7 +462,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["new", "starting", "running", "closed"]
     """The state of the engine."""
     uptime_seconds: float
-    """The seconds since the start. For a closed engine, the seconds between start and end."""
+    """Seconds since the start. For a closed engine, seconds from start to end."""
     sessions: int
     """The number of sessions that are still referenced."""
     turns_running: int
@@ -469,9 +470,9 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     turns_waiting: int
     """The number of turns that wait for an earlier turn of their session."""
     providers: tuple[ProviderStatistics, ...]
-    """The providers with adapters that were needed so far."""
+    """The providers that calls have used."""
     availability: tuple[Availability, ...]
-    """The availability of all providers and models that aren't simply available."""
+    """The availability of providers and models in any other state than ``available``."""
     bus: BusStatistics
     """The numbers of the bus."""
     streams: StreamChannelStatistics
@@ -489,7 +490,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
-    """Ask every part."""
+    """Collect the numbers of all parts."""
     sessions = list(runtime.sessions.states.values())
     supervisor = life.supervisor if life is not None else None
     writer = life.writer if life is not None else None
