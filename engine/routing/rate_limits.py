@@ -39,7 +39,7 @@ class AsyncRateLimiter:
         self.key = key
         self.limiter = limiter
         self.on_wait: Callable[[], None] | None = None
-        """Called when requests wait. None if this node can get no larger share."""
+        """Called when requests wait. None without other nodes."""
         self.on_observation: Callable[[LimitObservation], None] | None = None
         """Called with the limits learned from a reply; None if no other node uses the key."""
         self._loop: asyncio.AbstractEventLoop | None = None
