@@ -165,9 +165,9 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the request, such as ``anthropic-beta``."""
     on_headers: Callable[[Mapping[str, str], RateLimitInfo | None], object] | None = None
-    """Called when the first content has arrived, with the reply's headers and the rate limits in them. Adapters of
-    all protocols call it. It must not raise.
-    """
+    """Called with the headers of a reply and the limits that they state, when its first content has arrived. An
+    attempt that fails calls it with the headers of its reply, which are empty without one. An adapter of any
+    protocol calls it. It must not raise."""
     on_event: Callable[[str, bytes], object] | None = None
     """Called with the name and the data of each event of a streamed reply, or with ``""`` and the body of a whole
     one, as the provider sent it. It is called before the canonical events of the same data, and must not raise.

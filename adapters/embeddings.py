@@ -39,6 +39,7 @@ __all__ = [
     "INPUT_TYPES",
     "EmbeddingAdapter",
     "EmbeddingCapabilities",
+    "EmbeddingInput",
     "EmbeddingRequest",
     "EmbeddingResponse",
     "Encoding",
@@ -53,6 +54,9 @@ __all__ = [
 
 Vector: TypeAlias = "array[float]"
 """The embedding of one text: float32, in an `array('f')`."""
+
+EmbeddingInput: TypeAlias = str | tuple[int, ...]
+"""A text, or its tokens: numbers in the vocabulary of one model."""
 
 InputType: TypeAlias = Literal[
     "query",
@@ -96,6 +100,8 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the provider cuts long texts by default."""
     encodings: tuple[Encoding, ...] = ("float",)
     """The supported encodings, the best first."""
+    supports_tokens: bool = False
+    """Whether an input can be tokens instead of a text."""
 
     def refusal(self, dimensions: int) -> str | None:
         """The reason why vectors can't have this number of dimensions; None if they can, or if unknown."""
@@ -117,12 +123,12 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     """One request to one model.
 
     Raises:
-        TypeError: `inputs` is a single string.
-        ValueError: The input type is unknown.
+        TypeError: `inputs` is a single input.
+        ValueError: The input type is unknown, or an input is not a list of tokens.
     """
 
-    inputs: tuple[str, ...]
-    """The texts."""
+    inputs: tuple[EmbeddingInput, ...]
+    """The texts, or their tokens. Few providers accept tokens, see `EmbeddingCapabilities.supports_tokens`."""
     dimensions: int | None = None
     """The dimensions of the vectors; None uses the model's default."""
     input_type: InputType | None = None
@@ -135,12 +141,39 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     """The form of vectors on the wire; None uses the best one."""
 
     def __post_init__(self) -> None:
-        given: str | tuple[str, ...] = self.inputs
-        if isinstance(given, str):
-            raise TypeError("inputs must be a list of texts. Put a single text into a list")
-        msgspec.structs.force_setattr(self, "inputs", tuple(given))
+        msgspec.structs.force_setattr(self, "inputs", read_inputs(self.inputs))
         if self.input_type is not None and self.input_type not in INPUT_TYPES:
             raise ValueError(f"input_type {self.input_type!r} must be one of {', '.join(INPUT_TYPES)}")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The inputs without those of tokens, for providers that accept only texts."""
+        return tuple(each for each in self.inputs if isinstance(each, str))
+
+
+def read_inputs(given: Sequence[str | Sequence[int]] | str) -> tuple[EmbeddingInput, ...]:
+    """The inputs in their canonical form. Raises TypeError or ValueError."""
+    if isinstance(given, str):
+        raise TypeError("inputs must be a list of texts. Put a single text into a list")
+    inputs: list[EmbeddingInput] = []
+    for each in given:
+        if not isinstance(each, Sequence):
+            raise TypeError(f"an input must be a text or a list of tokens, not {type(each).__name__}")
+        inputs.append(each if isinstance(each, str) else _read_tokens(each))
+    return tuple(inputs)
+
+
+def _read_tokens(given: Sequence[int]) -> tuple[int, ...]:
+    if not given:
+        raise ValueError("an input has no tokens")
+    if not all(type(token) is int and token >= 0 for token in given):
+        raise ValueError("tokens must be integers of at least 0")
+    return tuple(given)
+
+
+def count_tokens(given: EmbeddingInput, estimate: Callable[[str], int]) -> int:
+    """The number of an input's tokens: exact if the input is tokens, an estimate for a text."""
+    return estimate(given) if isinstance(given, str) else len(given)
 
 
 class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
@@ -441,7 +474,11 @@ async def embed_all(
         AdapterError: Nothing was embedded, or there is nothing to embed.
     """
     can = adapter.get_embedding_capabilities(request.model)
-    estimates = [adapter.estimate_text_tokens(text, model=request.model) for text in request.inputs]
+
+    def estimate(text: str) -> int:
+        return adapter.estimate_text_tokens(text, model=request.model)
+
+    estimates = [count_tokens(each, estimate) for each in request.inputs]
     batches = plan_batches(estimates, can)
     if len(batches) <= 1:
         batches = [range(len(request.inputs))]

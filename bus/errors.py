@@ -44,7 +44,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .events.sessions import TurnSoFar
+    from .values.base import Json
     from .values.content import ContentBlock
     from .values.usage import Cost, TokenUsage
 
@@ -192,6 +195,9 @@ class AdapterError(CallboardError):
         self.retry_after_seconds = retry_after_seconds
         self.request_id = request_id
         self.provider_request_id = provider_request_id
+        self.provider_details: Mapping[str, Json] = {}
+        """Further fields of the provider's error, such as Groq's ``failed_generation``. They may quote the
+        conversation, and are not in the trace."""
         self.content: tuple[ContentBlock, ...] = ()
         """The content that had arrived when the call failed."""
         self.usage: TokenUsage | None = None

@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = face(
         ".budgets.ledger": "AccountState Amount BudgetExceededError",
         ".calls.accumulator": "StreamAccumulator",
         ".conversation.context": "Context ContextPolicy Conversation LastTurns SchemaMode Summarise Truncate",
-        ".conversation.options": "StopWhen TimeoutConfig TurnOptions",
+        ".conversation.options": "SessionOptions StopWhen TimeoutConfig TurnOptions",
         ".conversation.results": "GenerateResult Reply StepResult",
         ".engine": "Engine",
         ".functions.agents": "agent_tool handoff",

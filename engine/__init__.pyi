@@ -4,7 +4,7 @@ from .budgets.budget import Budget
 from .budgets.ledger import AccountState, Amount, BudgetExceededError
 from .calls.accumulator import StreamAccumulator
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, SchemaMode, Summarise, Truncate
-from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
+from .conversation.options import SessionOptions, StopWhen, TimeoutConfig, TurnOptions
 from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
 from .functions.agents import agent_tool, handoff
@@ -144,6 +144,7 @@ __all__ = [
     "Scope",
     "Session",
     "SessionInfo",
+    "SessionOptions",
     "StepResult",
     "StopWhen",
     "StreamAccumulator",

@@ -18,6 +18,7 @@ from .generation.arguments import Arguments, complete, generate_on, new_turn, tu
 from .generation.readers import OnUsage
 from .generation.streaming import AttachedView, StreamResult
 from .routing.model_choice import Model
+from .runtime.alone import ReaderArguments
 from .runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -172,26 +173,17 @@ class GenerationMethods:
             )
         runtime = self._runtime
         runtime.host.require_loop()
-        elsewhere = runtime.cluster.streams.attach(
-            stream_id,
-            from_seq,
-            runtime.host.start,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        arguments: ReaderArguments = {
+            "from_seq": from_seq,
+            "coalesce": coalesce,
+            "min_interval": min_interval,
+            "owner": owner,
+            "any_owner": any_owner,
+        }
+        elsewhere = runtime.cluster.streams.attach(stream_id, runtime.host.start, **arguments)
         if elsewhere is not None:
             return elsewhere
-        return runtime.streams.attach(
-            stream_id,
-            from_seq=from_seq,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            unfold=spelled_out,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        return runtime.streams.attach(stream_id, unfold=spelled_out, **arguments)
 
 
 # Structured output as methods of the engine.

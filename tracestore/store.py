@@ -156,7 +156,8 @@ class Importing(Protocol):
             files: The files with their reading positions.
 
         Returns:
-            False if another importer has written one of these calls since. Then nothing is written.
+            False if another importer has written one of these calls since, one of them was pruned, or one of the
+            events belongs to a deleted session. Then nothing is written.
         """
         ...
 

@@ -14,7 +14,7 @@ from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
-from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
+from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, RateLimitInfo
 from ..replies.assembler import Assembler
 from ..replies.decoders import looks_like_events, repair_body, without_done_mark
 from ..replies.normaliser import reads_server_sent_events
@@ -36,6 +36,9 @@ class HttpCall(HttpAttempts):
     first attempt and after a repair. `assembler` reads the current attempt's reply. `on_drain` is set while a
     cancelled call may still be read for its usage. Its argument is True if a reader is active.
     """
+
+    reply_headers: Mapping[str, str] = {}
+    """The headers of the current attempt's reply, if the attempt has failed."""
 
     def __init__(
         self, client: HttpClient, request: CanonicalRequest, on_attempt: AttemptObserver | None, *, stream: bool
@@ -72,6 +75,8 @@ class HttpCall(HttpAttempts):
         return assembler
 
     def prepare_attempt(self) -> None:
+        if self.reply_headers:
+            self.reply_headers = {}
         if self.broken is None:
             self.assembler = self.new_assembler()
         else:
@@ -90,20 +95,32 @@ class HttpCall(HttpAttempts):
         request = await self.prepare_request(written)
         self.sent = True
         reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply", over=request)
-        if reply.status >= 300:
-            raise client.error_of(body, reply)
-        self.key_was_taken()
-        self.read_whole(body, reply)
+        try:
+            if reply.status >= 300:
+                raise client.error_of(body, reply)
+            self.key_was_taken()
+            self.read_whole(body, reply)
+        except AdapterError:
+            self.reply_headers = reply.headers
+            raise
         self.first_event(reply.headers)
         return self.response(written, reply)
 
     def first_event(self, headers: Mapping[str, str]) -> None:
         super().first_event(headers)
-        sent = self.request.wire
-        if sent is not None and sent.on_headers is not None:
-            sent.on_headers(masked_headers(headers, self.client.secrets), self.rate_limit)
+        self._report_headers(headers, self.rate_limit)
         if self.assembler.relay is not None:
             self.assembler.relay.deliver()
+
+    def identify(self, error: AdapterError) -> None:
+        super().identify(error)
+        if not self._first_event_reported:
+            self._report_headers(self.reply_headers, self.client.rate_limit(self.reply_headers))
+
+    def _report_headers(self, headers: Mapping[str, str], limits: RateLimitInfo | None) -> None:
+        sent = self.request.wire
+        if sent is not None and sent.on_headers is not None:
+            sent.on_headers(masked_headers(headers, self.client.secrets), limits)
 
     async def send(self) -> tuple[WireCall, HttpReply]:
         """Send the request of a stream. The caller closes the reply. Raises AdapterError."""
@@ -119,6 +136,7 @@ class HttpCall(HttpAttempts):
             body = await self.wait(lambda: read_error_body(reply), limit, what="the error's body")
         finally:
             await close_reply(reply)
+        self.reply_headers = reply.headers
         raise client.error_of(body, reply)
 
     async def write(self) -> WireCall:

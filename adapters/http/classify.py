@@ -156,6 +156,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
     request_id: str = ""
     retry_after: float | None = None
     """The time to wait in seconds, if the body has it."""
+    details: JsonObject = {}
+    """The error's further fields."""
 
 
 def read_error(body: bytes) -> ErrorBody:
@@ -271,7 +273,12 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
         detail_code=detail_code,
         request_id=request_id,
         retry_after=detail_delay(details),
+        details={name: value for name, value in error.items() if name not in _KNOWN_FIELDS and value is not None},
     )
+
+
+_KNOWN_FIELDS = frozenset({"message", "type", "code", "param", "status", "error_code", "request_id"})
+"""The fields of an error that have a place in `ErrorBody`."""
 
 
 def _canonical(status: Json) -> str:
@@ -368,7 +375,7 @@ def build_error(
     hint = body.retry_after if hint is None else hint
     if hint is None and status == 429:
         hint = reset_seconds(headers, now_us)
-    return kind(
+    error = kind(
         f"{provider}: {said}" if status is None else f"{provider} returned {status}: {said}",
         provider=provider,
         provider_status=status,
@@ -379,3 +386,5 @@ def build_error(
         retry_after_seconds=hint if issubclass(kind, RateLimitError | ServerError | NetworkError) else None,
         provider_request_id=headers.get("request-id") or headers.get("x-request-id") or body.request_id or None,
     )
+    error.provider_details = body.details
+    return error

@@ -340,6 +340,8 @@ class HttpStream:
             drained.set()
 
     async def _fail(self, error: AdapterError) -> None:
+        if self._reply is not None:
+            self._call.reply_headers = self._reply.headers
         await self._close_reply()
         if self._kept is not None:
             self._end_early(StopReason.CANCELLED)

@@ -29,7 +29,7 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..batches import BatchJob
 from ..contract import AdapterCapabilities, AttemptObserver, CallRequest, CanonicalRequest
-from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, count_tokens
 from ..http.attempts import HttpAttempts, SingleReply, error_inside, fetch
 from ..http.retry import backoff_delay
 from ..http.wire import ChatWire, HttpClient, OtherWires
@@ -201,7 +201,8 @@ class HttpEmbeddings:
         )
 
     def _estimate(self, request: EmbeddingRequest) -> int:
-        return sum(map(self._tokens_of(request.model), request.inputs))
+        estimate = self._tokens_of(request.model)
+        return sum(count_tokens(each, estimate) for each in request.inputs)
 
     def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
         if reply.input_tokens is None:

@@ -106,6 +106,8 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     """The wire's field for dimensions."""
     base64: bool = True
     """Whether vectors are available in base64."""
+    tokens: bool = True
+    """Whether inputs can be tokens."""
     protocol: str = "openai"
     """The key of `provider_options` for all servers of this protocol."""
 
@@ -113,11 +115,16 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
         encodings: tuple[Encoding, ...] = ("base64", "float") if self.base64 else ("float",)
         for pattern, row in _MODELS:
             if re.search(pattern, model):
-                return msgspec.structs.replace(row, encodings=encodings)
-        return EmbeddingCapabilities(max_inputs=UNKNOWN_MAX_INPUTS, encodings=encodings)
+                return msgspec.structs.replace(row, encodings=encodings, supports_tokens=self.tokens)
+        return EmbeddingCapabilities(
+            max_inputs=UNKNOWN_MAX_INPUTS, encodings=encodings, supports_tokens=self.tokens
+        )
 
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
-        body: JsonObject = {"model": request.wire_model, "input": list(request.inputs)}
+        body: JsonObject = {
+            "model": request.wire_model,
+            "input": [each if isinstance(each, str) else list(each) for each in request.inputs],
+        }
         if self.base64 or request.encoding == "base64":
             body["encoding_format"] = request.encoding
         if request.dimensions is not None:
@@ -201,7 +208,7 @@ def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarn
         what = "Cohere's models require an input_type. The texts were embedded as documents"
         warnings = (CallWarning(WarningCode.INPUT_TYPE_ASSUMED, what),)
     fields: JsonObject = {
-        "texts": list(request.inputs),
+        "texts": list(request.texts),
         "input_type": _TYPES[request.input_type or "document"],
         "truncate": "END" if request.truncate else "NONE",
     }

@@ -27,7 +27,7 @@ from callboard.bus.values.usage import TokenUsage
 
 from ..batches import BatchJob, BatchLimits
 from ..contract import CanonicalRequest
-from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector
+from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector, count_tokens
 from ..http.classify import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
@@ -293,6 +293,8 @@ def fit_texts(
         raise CapabilityError(
             f"{provider} accepts {can.max_inputs} texts in one request, not {len(request.inputs)}. Use embed_all"
         )
+    if not can.supports_tokens and len(request.texts) < len(request.inputs):
+        raise CapabilityError(f"{provider} accepts only texts for {request.wire_model}, not tokens")
     warnings: list[CallWarning] = []
     dimensions, input_type = request.dimensions, request.input_type
     if dimensions is not None:
@@ -307,7 +309,8 @@ def fit_texts(
     if request.truncate and not can.supports_truncation and not can.cuts_silently:
         warnings.append(dropped("truncate", provider, "it always rejects a text that is too long"))
     if can.cuts_silently and not request.truncate and can.max_input_tokens is not None:
-        long = [str(at) for at, text in enumerate(request.inputs) if estimate(text) > can.max_input_tokens]
+        sizes = [count_tokens(each, estimate) for each in request.inputs]
+        long = [str(at) for at, size in enumerate(sizes) if size > can.max_input_tokens]
         if long:
             most = f"{request.wire_model} accepts {can.max_input_tokens} tokens and cuts longer texts"
             warnings.append(CallWarning(WarningCode.INPUT_MAY_BE_CUT, f"text {', '.join(long[:10])}: {most}"))

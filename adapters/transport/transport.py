@@ -265,6 +265,10 @@ def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
         said = getattr(error, field)
         if said:
             setattr(error, field, masked(said, hidden))
+    if error.provider_details and hidden:
+        said = msgspec.json.encode(error.provider_details).decode()
+        if (plain := masked(said, hidden)) != said:
+            error.provider_details = msgspec.json.decode(plain)
 
 
 def masked_headers(headers: Mapping[str, str], hidden: Sequence[str]) -> Mapping[str, str]:

@@ -338,7 +338,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     add_key(parser)
     add_models_file(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

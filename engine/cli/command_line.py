@@ -186,10 +186,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
     from .screen import configure as configure_logs
-    from .screen import print_error
+    from .screen import print_error, require_rich
 
     configure_logs()
     try:
+        if _draws(arguments):
+            require_rich()
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -204,6 +206,17 @@ def _run(arguments: argparse.Namespace) -> int:
     except CallboardError as error:
         print_error(str(error))
         return FAILED
+
+
+def _draws(arguments: argparse.Namespace) -> bool:
+    """Whether the command draws a table or a progress bar, as its parser's default `draws` says.
+
+    It is a bool, or a function of the arguments. With --json or --csv a command draws no table.
+    """
+    draws = getattr(arguments, "draws", False)
+    if getattr(arguments, "json", False) or getattr(arguments, "format", "table") != "table":
+        return False
+    return bool(draws(arguments) if callable(draws) else draws)
 
 
 def _meant(words: Sequence[str]) -> Sequence[str]:

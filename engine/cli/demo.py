@@ -48,7 +48,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help="keep calls of earlier demos in the trace file")
     parser.add_argument("--plain", action="store_true", help="use no colours and no animation")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

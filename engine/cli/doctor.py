@@ -56,7 +56,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nats", metavar="URL", help="also check this broker of a cluster [$CALLBOARD_NATS]")
     parser.add_argument("--cluster", metavar="NAME", default="callboard", help="set the name of the cluster")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run_doctor)
+    parser.set_defaults(run=run_doctor, draws=True)
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:

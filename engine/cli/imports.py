@@ -60,8 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError("use --watch or --dry-run, not both")
     named = named_trace(arguments)
     place: TracePlace = home_folder() / TRACE_NAME if named is None else named
-    if arguments.format == "table":
-        make_console()  # raises an error for a missing package before anything is written
     report = anyio.run(_import, place, arguments)
     _show(report, arguments.format, place)
     return FAILED if report.unread and not report.files else 0

@@ -53,6 +53,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         inner, "list", list_keys, "List the names of the keys", "List the names of the keys, never the keys."
     )
     listing.add_argument("--json", action="store_true", help="print one JSON object a line for each key")
+    listing.set_defaults(draws=True)
     get = add_action(
         inner,
         "get",

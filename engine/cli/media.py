@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import mimetypes
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ def add_video(parser: argparse.ArgumentParser) -> None:
     )
     add_models_file(parser)
     add_key(parser)
-    parser.set_defaults(run=run_video)
+    parser.set_defaults(run=run_video, draws=lambda arguments: not arguments.no_wait and sys.stderr.isatty())
 
 
 def run_video(arguments: argparse.Namespace) -> int:

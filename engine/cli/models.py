@@ -99,7 +99,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     add_models_file(parser)
     add_options(parser)
     add_format(parser, "for each model")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=lambda arguments: arguments.name != UPDATE)
 
 
 def run(arguments: argparse.Namespace) -> int:

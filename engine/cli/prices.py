@@ -79,6 +79,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "with it from then on. The costs of earlier calls do not change.",
     )
     add_update_options(update, UPSTREAM, "the prices shipped with Callboard")
+    for action in (listing, show, explain, use, update):
+        action.set_defaults(draws=True)
 
 
 def run_list(arguments: argparse.Namespace) -> int:

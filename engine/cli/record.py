@@ -42,7 +42,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--whole", action="store_true", help="request whole replies instead of streams")
     parser.add_argument("--replace", action="store_true", help="overwrite FILE if it exists")
     add_models_file(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

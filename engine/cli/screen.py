@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar
 
@@ -49,14 +50,18 @@ def console_class() -> type[Console]:
     return SanitizedConsole
 
 
-def make_console(*, plain: bool = False) -> Console:
-    """A console on stdout. It is plain text on request, or if stdout is not a terminal."""
-    try:
-        harmless_console = console_class()
-    except ImportError:
+def require_rich() -> None:
+    """Raise ConfigurationError if the package that draws tables is missing."""
+    if find_spec("rich") is None:
         raise ConfigurationError(
             'the command line needs the package rich. Install it with: pip install "callboard[cli]"'
-        ) from None
+        )
+
+
+def make_console(*, plain: bool = False) -> Console:
+    """A console on stdout. It is plain text on request, or if stdout is not a terminal."""
+    require_rich()
+    harmless_console = console_class()
     if plain:
         return harmless_console(force_terminal=False, no_color=True, highlight=False, markup=False)
     console = harmless_console(highlight=False, markup=False, color_system=color_system())
@@ -252,7 +257,7 @@ def progress_bar() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    make_console()  # raises the error if rich is missing
+    require_rich()
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

@@ -43,7 +43,7 @@ def add_format(parser: argparse.ArgumentParser, what: str) -> None:
     which.add_argument(
         "--csv", action="store_const", dest="format", const="csv", help="print CSV, for spreadsheets"
     )
-    parser.set_defaults(format="table")
+    parser.set_defaults(format="table", draws=True)
 
 
 def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> None:

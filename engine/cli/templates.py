@@ -232,6 +232,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         inner, "list", list_templates, "List templates with their parameters", "List all templates."
     )
     listing.add_argument("--json", action="store_true", help="print one JSON object a line for each template")
+    listing.set_defaults(draws=True)
     show = add_action(inner, "show", show_template, "Show a template", "Print the text of a template.")
     show.add_argument("name", metavar="NAME", help="the template")
     show.add_argument("--json", action="store_true", help="print one JSON object")

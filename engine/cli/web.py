@@ -49,7 +49,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     repeated(parser, "--host", metavar="NAME", help="allow this host name in the address (repeatable)")
     parser.add_argument("--view-only", action="store_true", help="do not allow cancelling, repricing or undoing")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

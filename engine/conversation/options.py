@@ -140,12 +140,35 @@ class TurnOptions(RequestOptions, total=False):
     """A signal that ends the turn when it is aborted, from any thread. The turn then raises CancelledError."""
 
 
+class SessionOptions(TypedDict, total=False):
+    """The options of a session's turns. An option that a turn sets itself replaces the session's."""
+
+    fallback: Sequence[str] | None
+    """The models to try when the first one fails; None leaves it to models.yaml."""
+    approve: Approve | None
+    """A function that decides about each call of a tool before it runs. It is not stored."""
+    context: ContextPolicy | None
+    """The policy for a history that has grown too long, see `engine.conversation.context`; None always sends all
+    of it. It is not stored."""
+    key: str | None
+    """The name of the adapter's key with which the calls are sent, see `AdapterConfig.keys`; None leaves it to the
+    adapter. It is not stored."""
+    temperature: float | None
+    """The sampling temperature."""
+    max_output_tokens: int | None
+    """The largest number of tokens of each reply."""
+    max_tool_rounds: int | None
+    """The number of times that tools are run in a turn; by default 1."""
+
+
 DEFAULTS: TurnOptions = {"schema_mode": "native", "max_tool_rounds": 1}
 """The lowest level of every turn. All other options are absent by default."""
 
 _ALL = frozenset(TurnOptions.__annotations__)
 
 _OF_REQUESTS = frozenset(RequestOptions.__annotations__)
+
+_OF_SESSIONS = frozenset(SessionOptions.__annotations__)
 
 _ADVICE = {
     "n": "a call has one reply. Make n calls, for example with asyncio.gather",
@@ -199,6 +222,15 @@ def options_among(
         if options.get("call_timeout") is None:
             options["call_timeout"] = limit.per_step
     return cast("TurnOptions", options)
+
+
+def session_options(given: SessionOptions) -> TurnOptions:
+    """The options of a session's turns, as `merged` gives them. Raises TypeError or ValueError."""
+    for name in given.keys() - _OF_SESSIONS:
+        hint = "pass it with each turn" if name in _ALL else _hint(name, _OF_SESSIONS, {})
+        raise TypeError(f"{name}= is not an argument of a session: {hint}")
+    require_in_range(given)
+    return merged(cast("TurnOptions", given))
 
 
 _LEAST = {"max_output_tokens": 1, "max_tool_rounds": 0, "retry_empty": 0, "max_retries": 0}

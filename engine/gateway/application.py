@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.provider import providers
 from callboard.adapters.transport.addresses import host_of
@@ -383,7 +384,7 @@ class Gateway:
 
     async def _embed_openai(self, call: Call) -> None:
         asked = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
-        sent = sum(map(len, asked.request.inputs)) // CHARACTERS_OF_TOKEN
+        sent = _tokens_of([asked.request])
         await self._make(
             call, asked.model, sent, lambda tags: operations.openai_embeddings(self.engine, asked, tags)
         )
@@ -393,7 +394,7 @@ class Gateway:
         asked = gemini_embeddings.read_embeddings(
             body, model=call.address.name, single=call.address.action == "embedContent"
         )
-        sent = sum(len(text) for request in asked.requests for text in request.inputs) // CHARACTERS_OF_TOKEN
+        sent = _tokens_of(asked.requests)
         await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
 
     async def _make_images(self, call: Call) -> None:
@@ -508,6 +509,13 @@ class Gateway:
     async def _answer(self, call: Call, body: JsonObject) -> None:
         headers = id_headers(self.engine.clock.new_id("req"))
         await answer(call.request.send, 200, msgspec.json.encode(body), headers)
+
+
+def _tokens_of(requests: Sequence[EmbeddingRequest]) -> int:
+    """The tokens to embed: exact for inputs that are tokens, and a guess for texts."""
+    inputs = [each for request in requests for each in request.inputs]
+    characters = sum(len(each) for each in inputs if isinstance(each, str))
+    return characters // CHARACTERS_OF_TOKEN + sum(len(each) for each in inputs if not isinstance(each, str))
 
 
 def gateway(

@@ -271,6 +271,7 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     status, kind, code = _FAILURES[failure.kind]
     param = failure.param if failure.param is not None else _PARAMS.get(failure.kind)
     error: JsonObject = {
+        **failure.details,
         "message": failure.message,
         "type": kind,
         "param": param,

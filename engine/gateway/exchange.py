@@ -22,6 +22,8 @@ import anyio
 import msgspec
 
 from callboard.adapters import (
+    AdapterError,
+    AuthError,
     CallWarning,
     CanonicalRequest,
     CanonicalResponse,
@@ -168,7 +170,7 @@ class Exchange:
 
     def _rates(self) -> Headers:
         """The provider's limits: its own headers if the reply passes through. Limits of the client come first."""
-        if self.passed.seen:
+        if self.passed.seen or self._speaks_client:
             told = passed_rates(self._provider_headers)
         elif self._provider_rates is not None:
             told = rate_headers(self.wire.name, self._provider_rates)
@@ -373,6 +375,12 @@ class Exchange:
             input_tokens=0 if route is None else route.option.estimated_tokens or 0,
         )
 
+    @property
+    def _speaks_client(self) -> bool:
+        """Whether the serving provider uses the client's protocol."""
+        route = self.turn.route
+        return route is not None and route.option.speaks_client
+
     def own_words(self, said: T) -> T:
         """A response or an event whose opaque data has the protocol's name, if that is the client's."""
         route, known_as = self.turn.route, self.wire.protocol
@@ -410,11 +418,16 @@ class Exchange:
                 self.failure = msgspec.structs.replace(self._stopped, request_id=request_id)
             else:
                 self.failure = failure_of(error, request_id)
+                if isinstance(error, AdapterError) and not isinstance(error, AuthError) and self._speaks_client:
+                    self.failure = msgspec.structs.replace(self.failure, details=error.provider_details)
         return self.failure
 
     async def _fail(self, error: Exception) -> None:
         failure = self._failure_of(error)
-        await send_failure(self.request, self.wire, failure, self._headers(()), may_retry=may_retry(error))
+        headers = self._headers(())
+        if isinstance(error, AdapterError) and error.request_id:  # it ended an attempt
+            headers += self._rates()
+        await send_failure(self.request, self.wire, failure, headers, may_retry=may_retry(error))
 
     def _give_up(self, why: str) -> None:
         """Close the connection of a client that does not read."""

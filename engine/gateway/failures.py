@@ -95,7 +95,7 @@ def _text(error: Exception, request_id: str) -> str:
         case RecursionError():
             return "the request is nested too deeply"
         case AdapterError() if type(error) is not AdapterError or error.provider_status is not None:
-            return error.provider_message if error.provider_status is not None else str(error)
+            return error.provider_message
         case ConfigurationError() | WrongLoop():
             _log.error("request_failed", request_id=request_id, error=str(error))
             return "the gateway is not configured for this request. Its log has the details"

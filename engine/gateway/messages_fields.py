@@ -102,8 +102,8 @@ def failure_body(failure: Failure) -> JsonObject:
     message = failure.message
     if failure.kind == "context_overflow" and _TOO_LONG not in message.lower():
         message = f"{_TOO_LONG}: {message}"
-    error: JsonObject = {"type": failure_kind(failure)[1], "message": message}
-    if failure.code is not None:
+    error: JsonObject = {**failure.details, "type": failure_kind(failure)[1], "message": message}
+    if failure.code is not None and "details" not in error:
         error["details"] = {"error_code": failure.code}
     return {"type": "error", "error": error, "request_id": failure.request_id}
 

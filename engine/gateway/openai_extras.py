@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, Encoding, InputType, Vector
+from callboard.adapters.embeddings import (
+    INPUT_TYPES,
+    EmbeddingInput,
+    EmbeddingRequest,
+    Encoding,
+    InputType,
+    Vector,
+)
 from callboard.adapters.images import GeneratedImage, ImageRequest
 from callboard.adapters.requests.content import read_data_url, write_data_url
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
@@ -48,6 +55,9 @@ _HARMLESS = ("user", "safety_identifier")
 
 # --- Embeddings ---
 
+MOST_TOKEN = 2**31 - 1
+"""The largest token. No vocabulary is as large."""
+
 
 class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for embeddings."""
@@ -67,7 +77,7 @@ def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     """Read the body of ``POST /v1/embeddings``.
 
     Raises:
-        BadRequest: The request can't be read, or its inputs are tokens instead of texts.
+        BadRequest: The request can't be read.
     """
     model, losses = _model(body), LossReport()
     dimensions = an_integer(body.get("dimensions"), "dimensions", least=1)
@@ -92,27 +102,40 @@ def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     )
 
 
-def _inputs(given: Json) -> tuple[str, ...]:
+def _inputs(given: Json) -> tuple[EmbeddingInput, ...]:
+    """Texts, or tokens: one input, or an array of them."""
     if given is None:
         raise missing("input")
-    inputs = [given] if isinstance(given, str) else a_list(given, "input")
+    inputs: list[Json] = [given] if isinstance(given, str) else a_list(given, "input")
     if not inputs:
         raise BadRequest("Invalid 'input': input cannot be an empty array.", param="input", code="empty_array")
-    texts: list[str] = []
-    for text in inputs:
-        if isinstance(text, int | list):
+    if isinstance(inputs[0], int):
+        return (_input(inputs, list),)
+    kind = type(inputs[0])
+    return tuple(_input(each, kind) for each in inputs)
+
+
+def _input(given: Json, kind: type) -> EmbeddingInput:
+    match given:
+        case str() if kind is str:
+            if not given:
+                raise BadRequest("Invalid 'input': input cannot be an empty string.", param="input")
+            return given
+        case list() if kind is list:
+            if not given:
+                raise BadRequest(
+                    "Invalid 'input': input cannot be an empty array.", param="input", code="empty_array"
+                )
+            tokens = tuple(token for token in given if type(token) is int and 0 <= token <= MOST_TOKEN)
+            if len(tokens) < len(given):
+                raise BadRequest("Invalid 'input': a token is not a valid integer.", param="input")
+            return tokens
+        case _:
             said = (
-                "Invalid 'input': expected a string or an array of strings, but got tokens. Send the text itself, "
-                "because other providers have other tokens (in LangChain, check_embedding_ctx_length=False)."
+                "Invalid type for 'input': expected a string, an array of strings, an array of tokens, or an "
+                f"array of token arrays, but got {kind_of(given)}."
             )
             raise BadRequest(said, param="input", code="invalid_type")
-        if not isinstance(text, str):
-            said = f"Invalid type for 'input': expected a string or an array of strings, but got {kind_of(text)}."
-            raise BadRequest(said, param="input", code="invalid_type")
-        if not text:
-            raise BadRequest("Invalid 'input': input cannot be an empty string.", param="input")
-        texts.append(text)
-    return tuple(texts)
 
 
 def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:

@@ -6,6 +6,7 @@ programs come as OpenTelemetry's exporters send spans over HTTP, and are importe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from ..engine import Engine
 from ..imports.importer import Importer
 from ..imports.source import ImportedCall, Item, UnreadablePart
 from ..imports.sources.otlp import read_otlp
-from ..operations.embeddings import EmbeddingResult, ImageOptions
+from ..operations.embeddings import EmbeddingResult, ImageOptions, space_of
 from . import gemini_embeddings, openai_extras
 from .exchange import models_of
 from .wire import BadRequest
@@ -70,14 +71,35 @@ async def gemini_vectors(
 
 
 async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Tags) -> EmbeddingResult:
+    models = models_of(engine._runtime, model)
+    if len(request.texts) < len(request.inputs):
+        _require_same_tokens(engine, model, models)
     return await engine.embed(
         request.inputs,
-        model=models_of(engine._runtime, model),
+        model=models,
         dimensions=request.dimensions,
         input_type=request.input_type,
         provider_options=request.provider_options,
         tags=tags,
     )
+
+
+def _require_same_tokens(engine: Engine, name: str, models: Sequence[str]) -> None:
+    """Refuse tokens for a name that stands for another model, because a client makes them for the model it names.
+
+    Raises BadRequest.
+    """
+    if tuple(models) == (name,):
+        return
+    wanted = re.split("[/:]", name)[-1].lower()
+    for model in models:
+        entry = engine.registry.resolve(model).model
+        if space_of(entry) != wanted:
+            raise BadRequest(
+                f"{name!r} is served by {entry.wire_name!r}, which may have other tokens. Send the text itself "
+                "(in LangChain, check_embedding_ctx_length=False)",
+                param="input",
+            )
 
 
 def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence[CallWarning]) -> OperationResult:

@@ -48,6 +48,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until another try may work."""
     request_id: str | None = None
     """The id of the call in the trace."""
+    details: Mapping[str, Json] = {}
+    """Further fields of the provider's error, if the provider uses the client's wire."""
 
 
 class BadRequest(Exception):

@@ -118,6 +118,7 @@ class Importer:
         self._run_id: str | None = None
         self._seq = 0
         self._read: dict[str, ImportedFile] | None = None  # how far each file was read
+        self._is_first = False  # whether no import of this source was before this run
         self._sessions: set[str] = set()  # that are in the trace
         self._seen: dict[str, Imported] = {}  # in a dry run, what would be in the ledger
 
@@ -136,6 +137,7 @@ class Importer:
         await self._load_prices()
         if self._read is None:
             self._read = {} if self._store is None else await self._store.imported_files(self._source.name)
+        self._is_first = not self._read
         reading = Reading(self._source, self._places, self._read, report, content=self._content, since=self._since)
         while True:
             chunk = await anyio.to_thread.run_sync(reading.chunk)
@@ -202,7 +204,7 @@ class Importer:
             self._sessions |= plan.sessions
             plan.count(report)
             return
-        raise StoreError("other importers write the same calls all the time")
+        raise StoreError(f"the import gave up after {_TRIES} conflicts with other writers")
 
     async def _plan(self, chunk: Chunk) -> _Plan:
         """What to write of a chunk, as the ledger of imports is now."""
@@ -218,7 +220,8 @@ class Importer:
         named: list[ImportedCall | ImportedMessage | ImportedLink]
         named = [*(call for call, _ in calls.values()), *chunk.messages, *chunk.links]
         deleted = await self._deleted({each.session for each in named})
-        linked = await self._linked([link for link in chunk.links if link.session not in deleted])
+        late = [each for each in chunk.links if each.late or not self._is_first]
+        linked = await self._linked([each for each in late if each.session not in deleted])
         known = await self._known([*calls, *linked, *sessions, *said, *counts.values()])
         plan = _Plan()
         for name, call in sessions.items():

@@ -98,6 +98,8 @@ class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the turn at the root of the tree."""
     depth: int
     """The number of turns above."""
+    late: bool = True
+    """False if only an earlier import may have given calls of the turn. A first import leaves such a link out."""
 
 
 class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):

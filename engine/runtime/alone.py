@@ -7,7 +7,7 @@ has to check whether there is a cluster.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -49,6 +49,16 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why the last renewal failed; empty if it succeeded."""
 
 
+class ReaderArguments(TypedDict):
+    """The arguments of `Engine.attach` that a reader has on each node."""
+
+    from_seq: int | Literal["tail"]
+    coalesce: bool
+    min_interval: float
+    owner: str | None
+    any_owner: bool
+
+
 class LocalStreams:
     """The streams of an engine's turns outside of a cluster, where no other node reads them."""
 
@@ -70,17 +80,12 @@ class LocalStreams:
     def attach(
         self,
         stream_id: str,
-        from_seq: int | Literal["tail"],
         begin: Callable[[], Awaitable[None]],
-        *,
-        coalesce: bool,
-        min_interval: float,
-        owner: str | None,
-        any_owner: bool,
+        **arguments: Unpack[ReaderArguments],
     ) -> StreamReader[TurnEvent] | None:
         """A reader of a stream that may be on another node; None if the stream is read here.
 
-        The arguments are as in `Engine.attach`. `begin` is awaited before the first read.
+        `begin` is awaited before the first read.
         """
         return None
 

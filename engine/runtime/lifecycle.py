@@ -1,4 +1,4 @@
-"""The engine's life on one event loop: its root task, its actors, and the admission of turns.
+"""The engine's life on one event loop: its root task and its actors.
 
 The store is the outer context, and the supervised actors are the inner one. They start in this order: trace
 writer, shipper, cluster parts, availability, session manager, adapters. They stop in reverse. The stop starts
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import anyio.abc
@@ -20,7 +20,6 @@ from callboard.adapters.actor import AdapterActor
 from callboard.bus import (
     ActorRef,
     ActorStopped,
-    AdmissionError,
     CallboardError,
     ChildSpec,
     Cost,
@@ -37,7 +36,7 @@ from callboard.bus import (
 from callboard.bus.actors.actor import WorkActor
 from callboard.bus.actors.tasks import unwrapped
 from callboard.bus.log import Log
-from callboard.tracestore import Store, WriterStatistics
+from callboard.tracestore import Store
 
 from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
@@ -47,7 +46,7 @@ from ..tree import current_tool
 from .adapters import CallSlots, RunningAdapter, Startable, wait_for_restart
 from .in_flight import require_asyncio, require_loop
 from .process import RunningEngine, engines
-from .runtime import Limits, Runtime
+from .runtime import Admission, Runtime
 
 if TYPE_CHECKING:
     from callboard.tracestore import WriterCore
@@ -68,56 +67,6 @@ turn has the same limit.
 
 LAST_SHIPPING_SECONDS = 2.0
 """Seconds for shipping the rest when the engine ends."""
-
-_LOOK_EVERY_SECONDS = 0.01
-
-
-class Writer(Protocol):
-    """The trace writer as admission sees it: a `WriterCore`."""
-
-    def statistics(self) -> WriterStatistics: ...
-
-
-class Admission:
-    """The queue of new turns. Turns are admitted in order; only the first one checks how far behind the writer is.
-
-    If the writer is far behind and still commits, turns wait. If it has committed nothing for
-    `Limits.admit_seconds`, turns are refused. If the store fails, no turn is delayed: the writer keeps as many
-    events as it can and reports lost ones.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._queue = anyio.Lock(fast_acquire=True)
-        self._committed = -1
-        self._progress_at = 0.0
-
-    async def admit(self, writer: Writer) -> None:
-        """Return once the writer is not too far behind. Raises AdmissionError."""
-        if not self._queue.locked() and self._open(writer.statistics()):
-            return
-        began = anyio.current_time()
-        async with self._queue:
-            while not self._open(behind := writer.statistics()):
-                self._refuse_without_progress(behind, began)
-                await anyio.sleep(_LOOK_EVERY_SECONDS)
-
-    def _open(self, behind: WriterStatistics) -> bool:
-        limits = self._limits
-        near = behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes
-        return near or behind.state != "ok"
-
-    def _refuse_without_progress(self, behind: WriterStatistics, began: float) -> None:
-        limits, now = self._limits, anyio.current_time()
-        if behind.committed != self._committed:
-            self._committed, self._progress_at = behind.committed, now
-        if now - max(began, self._progress_at) < limits.admit_seconds:
-            return
-        raise AdmissionError(
-            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind "
-            f"(limits: {limits.admit_events} events and {limits.admit_bytes} bytes) and has committed none for "
-            f"{limits.admit_seconds:g} s. Calls in progress are not affected."
-        )
 
 
 def _seen(task: asyncio.Task[None]) -> None:

@@ -6,13 +6,14 @@ The engine creates the runtime, and each part receives it. It has no tasks. Its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import anyio
 import msgspec
 
-from callboard.bus import Bus, Clock, ConfigReloaded, StreamChannel
+from callboard.bus import AdmissionError, Bus, Clock, ConfigReloaded, StreamChannel
 from callboard.bus.errors import StoreError
-from callboard.tracestore import Capture, PriceTable, Store
+from callboard.tracestore import Capture, PriceTable, Store, WriterStatistics
 
 from ..budgets.budget import Budget
 from ..budgets.budgets import Budgets, loader
@@ -139,6 +140,62 @@ class Runtime:
     def prices(self) -> PriceTable:
         """The price table for new calls."""
         return self.pricing.prices
+
+
+# --- The admission of turns ---
+
+_LOOK_EVERY_SECONDS = 0.01
+
+
+class Writer(Protocol):
+    """The trace writer as admission sees it: a `WriterCore`."""
+
+    def statistics(self) -> WriterStatistics: ...
+
+
+class Admission:
+    """The queue of new turns. Turns pass in order; only the first one checks how far behind the writer is.
+
+    If the writer is far behind and still commits, turns wait. If it has committed nothing for
+    `Limits.admit_seconds`, turns are refused. A writer with a failing store delays no turn: it keeps as many
+    events as it can, and reports the lost ones.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._queue = anyio.Lock(fast_acquire=True)
+        self._committed = -1
+        self._progress_at = 0.0
+
+    async def admit(self, writer: Writer) -> None:
+        """Return once the writer is not too far behind. Raises AdmissionError."""
+        if not self._queue.locked() and self._open(writer.statistics()):
+            return
+        began = anyio.current_time()
+        async with self._queue:
+            while not self._open(behind := writer.statistics()):
+                self._refuse_without_progress(behind, began)
+                await anyio.sleep(_LOOK_EVERY_SECONDS)
+
+    def _open(self, behind: WriterStatistics) -> bool:
+        limits = self._limits
+        near = behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes
+        return near or behind.state != "ok"
+
+    def _refuse_without_progress(self, behind: WriterStatistics, began: float) -> None:
+        limits, now = self._limits, anyio.current_time()
+        if behind.committed != self._committed:
+            self._committed, self._progress_at = behind.committed, now
+        if now - max(began, self._progress_at) < limits.admit_seconds:
+            return
+        raise AdmissionError(
+            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind "
+            f"(limits: {limits.admit_events} events and {limits.admit_bytes} bytes) and has committed none for "
+            f"{limits.admit_seconds:g} s. Calls in progress are not affected."
+        )
+
+
+# --- The trace and the configuration while the engine runs ---
 
 
 async def settled_store(runtime: Runtime) -> Store | None:

@@ -38,8 +38,11 @@ MOST_TURN_EVENTS = 3000
 
 
 def took_ms(row: CallRow) -> int | None:
-    """Milliseconds of the attempt itself, without waits and earlier attempts; None while it runs."""
-    if row.started_us is None or row.finished_us is None:
+    """Milliseconds of the attempt itself, without waits and earlier attempts.
+
+    None while it runs, and if the file of an imported call does not say.
+    """
+    if row.origin is not None or row.started_us is None or row.finished_us is None:
         return row.latency_ms
     return max(0, row.finished_us - row.started_us) // 1000
 
@@ -187,7 +190,7 @@ async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
         if row.turn_id is None:
             continue
         calls = await store.calls(CallFilter(turn_id=row.turn_id), MOST_TURN_CALLS)
-        own = [each for each in calls if each.run_id == row.run_id]
+        own = [each for each in calls if row.origin is not None or each.run_id == row.run_id]
         if events is None or row.session_id is None:
             events = await _events_of_turns(store, row, since=None if len(rows) > 1 else _began_us(own))
         found.append(waterfall(row.turn_id, own, [each for each in events if each.turn_id == row.turn_id]))
@@ -216,7 +219,8 @@ def waterfall(turn_id: str, calls: Sequence[CallRow], events: Sequence[Envelope]
     ordered = sorted(calls, key=lambda row: (row.request_id or "", row.attempt))
     bars = [_call_bar(list(group)) for _, group in groupby(ordered, key=lambda row: row.request_id)]
     bars = sorted(bars + _tool_bars(events), key=lambda bar: bar.start_us)
-    start_us, end_us, status = bars[0].start_us, None, None
+    start_us, end_us = bars[0].start_us, None
+    status: str | None = None
     for each in events:
         match each.data:
             case SessionTurnStarted():
@@ -225,6 +229,8 @@ def waterfall(turn_id: str, calls: Sequence[CallRow], events: Sequence[Envelope]
                 end_us, status = each.ts_us, data.status
             case _:
                 pass
+    if status is None and calls[0].origin is not None:  # The trace has no end of an imported turn.
+        end_us, status = max(row.finished_us or 0 for row in calls), "imported"
     return Waterfall(turn_id, start_us, end_us, status, bars)
 
 

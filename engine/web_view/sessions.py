@@ -25,7 +25,7 @@ from callboard.bus import (
     UnknownStream,
     UserMessage,
 )
-from callboard.tracestore import CallFilter, SavedSession, SessionRow
+from callboard.tracestore import CallFilter, CallRow, SavedSession, SessionRow
 
 from .access import EventStream, Refused, Visitor, answer, as_json, body_of, frame
 from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
@@ -88,7 +88,7 @@ async def session(subject: Subject, request: Request) -> Response:
         {
             "session_id": session_id,
             "name": None if saved is None else saved.name,
-            "tags": {} if saved is None else saved.tags,
+            "tags": _tags(calls) if saved is None else saved.tags,
             "messages": _messages(saved, content),
             "shown": content,
             "system_prompt": _prompt(saved) if content else None,
@@ -99,6 +99,14 @@ async def session(subject: Subject, request: Request) -> Response:
             "trees": trees,
         }
     )
+
+
+def _tags(calls: Sequence[CallRow]) -> dict[str, str]:
+    """The tags of a session without captured content: those of its latest call, with its origin."""
+    if not calls:
+        return {}
+    origin = calls[0].origin
+    return {**({} if origin is None else {"origin": origin}), **calls[0].tags}
 
 
 def _prompt(saved: SavedSession | None) -> str | None:

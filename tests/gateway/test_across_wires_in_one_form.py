@@ -129,13 +129,6 @@ async def test_images_by_their_own_endpoint(streamed: bool) -> None:
     assert "A cat." in str(found.sent)
 
 
-async def test_tokens_in_place_of_text_are_refused_with_a_reason() -> None:
-    async with client_of(ChatClient, GEMINI, "gemini-embedding-001") as found:
-        with pytest.raises(openai.BadRequestError, match="Send the text itself"):
-            await found.sdk.embeddings.create(model=found.model, input=[1, 2, 3])
-    assert found.provider.asked == []
-
-
 # --- Responses ---
 
 over_others_of_responses = over(ANTHROPIC, CHAT, GEMINI)

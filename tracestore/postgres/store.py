@@ -240,8 +240,9 @@ class PostgresStore(SqlStore):
     ) -> bool:
         await self._open_at_last()
         try:
-            first = partial(_note_import, revisions, files)
-            await shielded(self._store(envelopes, first))
+            await shielded(
+                self._store(envelopes, lambda statements: note_import(statements, envelopes, revisions, files))
+            )
         except ImportConflict:
             return False
         await self._sums.stored(len(envelopes))
@@ -424,10 +425,6 @@ class PostgresStore(SqlStore):
 
         async with self._repricing, own_connection(self._database) as database:
             return await resume_reprice(database, self._clock, run_id, progress)
-
-
-def _note_import(revisions: Sequence[Revision], files: Sequence[ImportedFile], statements: Statements) -> None:
-    note_import(statements, revisions, files)
 
 
 def _default_path(database: Database) -> Path:

@@ -149,7 +149,9 @@ class TraceStore(SqlStore):
         self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
     ) -> bool:
         try:
-            await self._file.write(envelopes, lambda statements: note_import(statements, revisions, files))
+            await self._file.write(
+                envelopes, lambda statements: note_import(statements, envelopes, revisions, files)
+            )
         except ImportConflict:
             return False
         return True

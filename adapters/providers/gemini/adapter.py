@@ -322,9 +322,7 @@ class GeminiEmbeddings(msgspec.Struct, frozen=True):
         if request.dimensions is not None:
             shared["outputDimensionality"] = request.dimensions
         merge_own_options(shared, request, "gemini", provider)
-        texts: list[Json] = [
-            {**shared, "content": {"parts": [{"text": prefix + text}]}} for text in request.inputs
-        ]
+        texts: list[Json] = [{**shared, "content": {"parts": [{"text": prefix + text}]}} for text in request.texts]
         path = path_of(self.version, name, "batchEmbedContents")
         return WireCall(path, encode_json({"requests": texts}))
 

@@ -51,7 +51,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
         body: JsonObject = {
             **self.defaults,
             "model": request.wire_model,
-            "input": list(request.inputs),
+            "input": list(request.texts),
             "truncate": request.truncate,
         }
         if request.dimensions is not None:

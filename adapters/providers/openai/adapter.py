@@ -333,8 +333,9 @@ class ResponsesWire(ChatWire):
         return self.capabilities if row is None else row.within(self.capabilities)
 
     def other_wires(self) -> OtherWires:
+        own = self.quirks is OPENAI
         return OtherWires(
-            OpenAIEmbeddings(base64=self.quirks is OPENAI),  # few other servers support it
+            OpenAIEmbeddings(base64=own, tokens=own),  # few other servers support them
             _image_wire,
             OpenAIVideos(codes=CODES),
             RESPONSES_BATCHES,

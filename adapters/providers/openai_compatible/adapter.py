@@ -244,6 +244,7 @@ class ChatCompletionsWire(ChatWire):
             path=self._endpoint("/embeddings"),
             dimensions_field=self.quirks.dimensions_field,
             base64=self.quirks.base64_vectors,
+            tokens=self.quirks.token_inputs,
             protocol=self.default_name,
         )
         path, mark, query = self._endpoint("/images").partition("?")

@@ -184,6 +184,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     base64_vectors: bool = False
     """Whether embeddings are available as base64."""
 
+    token_inputs: bool = False
+    """Whether the inputs of embeddings can be tokens."""
+
     dimensions_field: str = "dimensions"
     """The field for the dimensions of an embedding."""
 
@@ -219,6 +222,7 @@ _OPENAI = Quirks(
     audio_models=r"^gpt-(?:4o-(?:mini-)?)?audio",
     documents="file",
     base64_vectors=True,
+    token_inputs=True,
 )
 
 _WANT_REASONING = r"(?i)deepseek|kimi"
@@ -228,16 +232,21 @@ QUIRKS: Mapping[str, Quirks] = {
     "default": Quirks(replays="as_sent", reasoning_stand_in=" ", reasoning_models=_WANT_REASONING),
     "openai": _OPENAI,
     "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
-    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True, replays="as_sent", root_unions=True),
+    "llama.cpp": Quirks(
+        settings=ANONYMOUS_SETTINGS, base64_vectors=True, token_inputs=True, replays="as_sent", root_unions=True
+    ),
     "vllm": Quirks(
         null_content=False,
         settings=ANONYMOUS_SETTINGS,
         base64_vectors=True,
+        token_inputs=True,
         replays="as_sent",
         beginning="final_message",
         root_unions=True,
     ),
-    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, replays="as_sent", root_unions=True),
+    "sglang": Quirks(
+        null_content=False, settings=ANONYMOUS_SETTINGS, token_inputs=True, replays="as_sent", root_unions=True
+    ),
     "ollama": Quirks(
         tool_choices=("auto",),
         parallel_tool_calls=False,

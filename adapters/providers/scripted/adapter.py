@@ -42,7 +42,15 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...config import AdapterConfig
 from ...contract import AdapterCapabilities, AttemptFirstEvent, AttemptObserver, AttemptStarted, CanonicalRequest
-from ...embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, Vector
+from ...embeddings import (
+    INPUT_TYPES,
+    EmbeddingCapabilities,
+    EmbeddingInput,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    Vector,
+    count_tokens,
+)
 from ...health import AdapterHealth
 from ...http.adapter import HttpAdapter
 from ...http.call import HttpCall
@@ -454,12 +462,12 @@ class ScriptedAdapter(HttpAdapter):
             request_id=request.request_id,
             model=f"{self.name}:{request.wire_model}",
             provider=self.name,
-            vectors=tuple(word_vector(text, request.dimensions or DIMENSIONS) for text in request.inputs),
-            usage=TokenUsage(sum(self.estimate_text_tokens(text) for text in request.inputs)),
+            vectors=tuple(word_vector(each, request.dimensions or DIMENSIONS) for each in request.inputs),
+            usage=TokenUsage(sum(count_tokens(each, self.estimate_text_tokens) for each in request.inputs)),
         )
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
-        return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True)
+        return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True, supports_tokens=True)
 
     async def health_check(self) -> AdapterHealth:
         """Always healthy."""
@@ -469,10 +477,11 @@ class ScriptedAdapter(HttpAdapter):
 _WORDS = re.compile(r"\w+")
 
 
-def word_vector(text: str, dimensions: int) -> Vector:
-    """A vector of length 1: each word changes one number, by its checksum."""
+def word_vector(given: EmbeddingInput, dimensions: int) -> Vector:
+    """A vector of length 1: each word or token changes one number, by its checksum."""
     numbers = [0.0] * dimensions
-    for word in _WORDS.findall(text.lower()) or [""]:
+    words = _WORDS.findall(given.lower()) if isinstance(given, str) else map(str, given)
+    for word in words or [""]:
         checksum = zlib.crc32(word.encode("utf-8", "replace"))
         numbers[checksum % dimensions] += 1.0 if checksum & 0x80000000 else -1.0
     length = math.sqrt(sum(number * number for number in numbers)) or 1.0

@@ -61,7 +61,7 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
         body: JsonObject = {
             "model": request.wire_model,
-            "input": list(request.inputs),
+            "input": list(request.texts),
             "truncation": request.truncate,
         }
         if request.encoding == "base64":

@@ -217,9 +217,9 @@ class ClaudeCode:
         key = f"{session}/{agent}"
         self._agents[key] = place = task.place.below(key, task.tool_use_id, task.call)
         _forget(self._agents, _MOST_AGENTS)
-        if place.parent_turn is None or not (goes_on or key in self._orphans):
+        if place.parent_turn is None:
             return None
-        return ImportedLink(session=session, **place._asdict())
+        return ImportedLink(session=session, **place._asdict(), late=goes_on or key in self._orphans)
 
 
 def _source_file(path: Path, project: str) -> SourceFile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Unpack
 
 import anyio
 import anyio.abc
@@ -19,6 +19,7 @@ from callboard.bus.backend import Signal, new_signal
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnEvent
 
+from ...runtime.alone import ReaderArguments
 from .exchange import (
     AskCancel,
     AskFrames,
@@ -62,8 +63,8 @@ class RemoteReader(StreamReader[TurnEvent]):
 
     Args:
         filling: The log and its state.
+        begin: A function that starts to fill the log.
         from_seq: As for `StreamLog.reader`.
-        start: A function that starts to fill the log.
         coalesce: As for `StreamLog.reader`.
         min_interval: As for `StreamLog.reader`.
         owner: As for `StreamChannel.attach`.
@@ -73,13 +74,13 @@ class RemoteReader(StreamReader[TurnEvent]):
     def __init__(
         self,
         filling: Filling,
-        from_seq: int | Literal["tail"],
         begin: Callable[[], Awaitable[None]],
         *,
-        coalesce: bool = False,
-        min_interval: float = 0.0,
-        owner: str | None = None,
-        any_owner: bool = False,
+        from_seq: int | Literal["tail"],
+        coalesce: bool,
+        min_interval: float,
+        owner: str | None,
+        any_owner: bool,
     ) -> None:
         start = 0 if from_seq == "tail" else from_seq
         if start < 0:
@@ -243,13 +244,8 @@ class Mirrors:
     def attach(
         self,
         stream_id: str,
-        from_seq: int | Literal["tail"],
         start: Callable[[], Awaitable[None]],
-        *,
-        coalesce: bool = False,
-        min_interval: float = 0.0,
-        owner: str | None = None,
-        any_owner: bool = False,
+        **arguments: Unpack[ReaderArguments],
     ) -> RemoteReader:
         """A reader of a stream that this engine's streams don't have, or that is being mirrored."""
         for other in tuple(self._mirrored.values()):
@@ -258,16 +254,7 @@ class Mirrors:
         mirrored = self._mirrored.get(stream_id)
         if mirrored is None:
             mirrored = self._mirrored[stream_id] = _Mirrored(stream_id, self._streams)
-        begin = partial(self._begin, mirrored, start)
-        return RemoteReader(
-            mirrored,
-            from_seq,
-            begin,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        return RemoteReader(mirrored, partial(self._begin, mirrored, start), **arguments)
 
     def __len__(self) -> int:
         """The number of streams that are being mirrored."""

@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Unpack
 
 import anyio
 import msgspec
@@ -21,7 +21,7 @@ from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from ...conversation.options import StoredTurnOptions
-from ...runtime.alone import LocalStreams
+from ...runtime.alone import LocalStreams, ReaderArguments
 from ...sessions.state import SessionState
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
@@ -387,25 +387,12 @@ class Frames(LocalStreams):
     def attach(
         self,
         stream_id: str,
-        from_seq: int | Literal["tail"],
         begin: Callable[[], Awaitable[None]],
-        *,
-        coalesce: bool,
-        min_interval: float,
-        owner: str | None,
-        any_owner: bool,
+        **arguments: Unpack[ReaderArguments],
     ) -> StreamReader[TurnEvent] | None:
         if stream_id in self._streams and stream_id not in self.mirrors:
             return None
-        return self.mirrors.attach(
-            stream_id,
-            from_seq,
-            begin,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        return self.mirrors.attach(stream_id, begin, **arguments)
 
     async def cancel(self, turn_id: str, owner: str | None) -> bool:
         return await self.mirrors.cancel(turn_id, owner)

@@ -92,7 +92,7 @@ MODELS: Mapping[str, str] = {
 """An embedding model for each type of adapter."""
 
 
-def embedding_request(kind: str, *texts: str, **changes: object) -> EmbeddingRequest:
+def embedding_request(kind: str, *texts: str | Sequence[int], **changes: object) -> EmbeddingRequest:
     fields: dict[str, object] = {
         "request_id": "req_1", "model": f"{kind}:{MODELS[kind]}", "inputs": texts or ("hello", "world"),
         **changes,
