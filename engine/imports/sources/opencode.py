@@ -167,9 +167,7 @@ def _database(path: Path, *, content: bool) -> Iterator[Item]:
 
 
 def _parts(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The parts of all messages, in order. Empty for a damaged database, which is reported when its messages are
-    read.
-    """
+    """The parts of all messages, in order. Errors of the database are reported when its messages are read."""
     with contextlib.suppress(OSError):
         for row in foreign_rows(path, "part", ("id", "message_id", "session_id", "data"), ("time_created", "id")):
             if isinstance(row.get("data"), str | bytes):
