@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.usage import TokenUsage, details_of, unusual_tier
+from callboard.bus.values.usage import TokenUsage, details_of, tier_in, unusual_tier
 from callboard.tracestore.postgres.connection import server_rows
 
 from ..source import (
@@ -233,5 +233,7 @@ def _usage(row: Mapping[str, Json], metadata: JsonObject) -> TokenUsage:
     return msgspec.structs.replace(
         usage,
         details=details_of(web_search=count_of(tools.get("web_search_requests"))),
-        service_tier="fast" if whole.get("speed") == "fast" else unusual_tier(text_of(tier)),
+        service_tier=tier_in(
+            "fast" if whole.get("speed") == "fast" else unusual_tier(text_of(tier)), whole.get("inference_geo")
+        ),
     )
