@@ -238,7 +238,7 @@ class Learned(Limit):
 FIRST_PAUSE_US = 1_000_000
 LONGEST_PAUSE_US = MINUTE_US
 UNDERWAY_US = 2_000_000
-"""The age below which a request may be missing in another node's reading."""
+"""Microseconds after which another node's reading surely includes a request."""
 
 
 class Account:
