@@ -1,6 +1,6 @@
 """A session or a set of tools as an MCP server, for other hosts.
 
-    tools each is a tool of the server, with the same checks and time limits as in a turn
+    tools      each is a tool of the server, with the same checks and time limits as in a turn
     a session  one tool, `ask`, sends a message and returns the reply
     resources, prompts  see `offers`
 

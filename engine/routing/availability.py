@@ -1,7 +1,7 @@
 """The availability of providers and models: a table of states that follows the calls. Pure.
 
     available    there are no known failures
-    degraded three failures in a row, or a requested pause: it is used only after the available ones
+    degraded     three failures in a row, or a requested pause: it is used only after the available ones
     unavailable  it is skipped until `retry_at`, except by calls without an alternative
     probing      one call checks whether it is back; for all other calls it is still unavailable
 
