@@ -2,9 +2,9 @@
 
     read      the client's wire has read the request
     asked     a turn of the engine runs; it is routed, traced and priced like any other
-    answered the first event has arrived; status and headers are sent
     answered  the first event has arrived; status and headers are sent
     over      the turn has ended, or the client disconnected and the call was cancelled
+
 A reply is written by the client's wire. If the serving provider uses the client's own protocol, the provider's own
 bytes are sent instead, see `passing`.
 """
