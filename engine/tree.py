@@ -2,8 +2,8 @@
 
 While a tool runs, a context variable holds its `Caller`. A call or a turn that starts during that time reads it
 once. It is a child of the turn that runs the tool. Async functions, tasks and threads inherit the variable.
-Headers pass it to another process, see `engine.tree_headers`. A turn gets a `TreeNode` when it runs a tool, has limits, or is a
-child itself.
+Headers pass it to another process, see `engine.tree_headers`. A turn gets a `TreeNode` when it runs a tool, has
+limits, or is a child itself.
 
 A child may run on another event loop than its parent: a tool in a thread uses the loop of the sync functions. One
 lock guards all nodes, and a child is cancelled on its own loop.
