@@ -37,16 +37,16 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the call that led to this one."""
     tags: dict[str, str] | None = None
     order: int = 0
-    """The caller's place from `runtime.adapters.arrival`. The lowest number gets a slot first."""
+    """The caller's position in the queue, from `runtime.adapters.arrival`. The lowest number gets a slot first."""
     estimated_input_tokens: int | None = None
     spending: Spending | None = None
     """The sum to which the call is added."""
     key: str | None = None
     """The name of the key that the caller wants; None leaves it to the adapter."""
     spills_to: tuple[str, ...] = ()
-    """The models that may serve instead, if this one's rate limits have no room."""
+    """The models that may serve instead if this model's rate limits are used up."""
     caller: Caller | None = None
-    """The run of a tool that started the turn of the call. A call without a turn looks for it itself."""
+    """The tool run that started the call's turn. A call without a turn looks it up itself."""
     node: TreeNode | None = None
     """The place of the call's turn in its tree; None for a root without limits that has run no tool."""
 
@@ -118,5 +118,5 @@ def _parts(url: str) -> tuple[str | None, int | None]:
     try:
         parts = urlsplit(url)
         return parts.hostname, parts.port or _PORTS.get(parts.scheme)
-    except ValueError:  # of an adapter of the host's
+    except ValueError:  # from the host's own adapter
         return None, None

@@ -1,7 +1,7 @@
 """One call of any kind: its waits and its events.
 
-Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then has a
-start, and each start has exactly one end. Publishing does not wait, so a `finally` may use all of it.
+Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then
+publishes a start and exactly one end. Publishing never waits, so a `finally` block may publish.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class CallEvents:
     accepted = False
     """Whether the provider continues the reply without a reader."""
     reserved: Amount | None = None
-    """The most that each attempt can cost, once it is reserved; None without budgets."""
+    """The maximum cost of each attempt, once it is reserved; None without budgets."""
     _resent = False
     _recorded_ahead = False
     _last_error: AdapterError | None = None
@@ -125,7 +125,7 @@ class CallEvents:
         self._failed_before: list[LlmCallFailed] = []
         self._trace_parent: str | None = None
         self.caller = context.caller
-        if context.turn_id is None:  # else both are the turn's
+        if context.turn_id is None:  # with a turn, both come from the turn
             self._trace_parent = current_trace()
             if (caller := caller_here()) is not None:
                 self.caller = caller
@@ -152,7 +152,7 @@ class CallEvents:
     # --- Before sending ---
 
     async def reserve(self, most: Callable[[Priced], Amount]) -> None:
-        """Reserve the most that the first attempt can cost. If there is no room, nothing is published.
+        """Reserve the maximum cost of the first attempt. If a budget refuses, nothing is published.
 
         Raises BudgetExceededError.
         """
@@ -229,7 +229,7 @@ class CallEvents:
         return limits.lease(running.entry, context.key or "", context.routing.model, context.order, most)
 
     async def _wait_for_turn(self, lease: RateLimitLease, running: RunningAdapter) -> None:
-        """Wait until the rate limits have room, unless another model that may serve has room now.
+        """Wait until the rate limits have room, unless another allowed model has room now.
 
         Raises RateLimitWaitError if the wait would be too long, or another model is free.
         """
@@ -262,7 +262,7 @@ class CallEvents:
             and self._last_error is not None
             and not self._affords(report.attempt)
         ):
-            self._last_error.retryable = False  # as there is no money for it
+            self._last_error.retryable = False  # as the budgets have no room for a retry
             raise self._last_error
         self._note_attempt(report)
         if self.sends and isinstance(report, AttemptStarted):
@@ -275,7 +275,7 @@ class CallEvents:
         return None if self.reserved is None else reservation(self.context.request_id, self._attempt)
 
     def _affords(self, attempt: int) -> bool:
-        """Reserve another attempt if all budgets have room. Returns whether they have."""
+        """Reserve another attempt. Returns False if a budget has no room."""
         if self.reserved is None:
             return True
         name = reservation(self.context.request_id, attempt)
@@ -369,7 +369,7 @@ class CallEvents:
 
     @functools.cached_property
     def payer(self) -> Payer:
-        """The session, turn and tags that select the call's budgets."""
+        """The session, turn and tags that select the budgets."""
         context = self.context
         node = context.node
         if node is None and context.turn_id is None and self.caller is not None:
@@ -383,7 +383,7 @@ class CallEvents:
         if isinstance(end, AdapterError):
             self.account(end)
         terminal = self._failed(end, will_retry=False, delay=0.0) if isinstance(end, AdapterError) else end
-        if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
+        if self._attempt == 0:  # no attempt was made, but every call has one start and one end
             self._note_attempt(AttemptStarted(1))
             terminal = _unsent(terminal)
         if self._attempt_open:
@@ -393,7 +393,7 @@ class CallEvents:
             self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
             terminal = _unsent(terminal)
-            if end is self._last_error:  # Its usage is the end of the attempt before.
+            if end is self._last_error:  # Its usage belongs to the attempt before.
                 terminal = msgspec.structs.replace(terminal, usage=None, cost=NOTHING_SENT)
             self._publish(terminal)
         if self._lease is not None:
@@ -431,7 +431,7 @@ class CallEvents:
         return WorstCase(usage, self.price(usage))
 
     async def secured(self) -> None:
-        """Wait until the published end would survive the end of this process, as far as possible."""
+        """Wait until the published end is safe from a crash of this process, as far as possible."""
         await self.context.runtime.host.secure(self.context.turn_id)
 
     @property
@@ -443,7 +443,8 @@ class CallEvents:
         """Put the usage of the call on its error, unless the adapter has done so."""
         if error.usage is None and self.in_progress:
             error.usage = usage_of_failure(error, self.used, received=False)
-        elif error.usage is None and isinstance(error, CancelledError):  # it waited, for a slot or a new attempt
+        # It was waiting for a slot or a new attempt.
+        elif error.usage is None and isinstance(error, CancelledError):
             error.usage = NOTHING_USED
 
     def used(self) -> TokenUsage | None:
@@ -536,7 +537,7 @@ class CallEvents:
         return NOTHING_SENT if usage is NOTHING_USED else self.price(usage)
 
     def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """The cost of a usage: the provider's own figure, or else the price in force when the attempt started.
+        """The cost of a usage: the provider's own figure, or else by the price at the attempt's start.
 
         Next to a provider's figure the computed cost is stored, too.
         """

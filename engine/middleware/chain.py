@@ -1,10 +1,9 @@
 """The chain of an engine's middleware, through which every call goes.
 
-The first middleware of the engine is the outermost. It sees a request first and the outcome last. If it doesn't
-pass a request on, the request doesn't reach the others. Every call of a conversation goes through the chain, also
-in tool rounds and after a fallback, with a request that already fits the chosen model. The other calls
-(embeddings, images, videos) have their own kinds of request, which middleware can't change. They are only admitted
-and settled.
+The engine's first middleware is the outermost. It sees a request first and the outcome last. If it doesn't pass a
+request on, the others never see the request. Every call of a conversation passes through the chain, also in tool
+rounds and after a fallback. Its request already fits the chosen model. Middleware can't change the requests of
+other calls (embeddings, images, videos). It only admits these calls and observes their end.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     held_characters: int
     """The length of the piece."""
     passed_characters: int
-    """The length of what passed in its place."""
+    """The length of the text that was delivered instead."""
     reason: str = ""
     """The reason of a stop."""
 
 
 class StoppedAfter(Exception):
-    """The result of a filter that ends the reply: some events still pass, and then the call fails with an error.
+    """Raised by a filter to end the reply: some events still pass, then the call fails with an error.
 
     Args:
         passed: The events.
@@ -69,7 +68,7 @@ class StoppedAfter(Exception):
 
 
 GuardReport: TypeAlias = Callable[[Judged], object]
-"""Gets the report about a piece."""
+"""A function that receives the report about a piece."""
 
 Next: TypeAlias = Callable[[CanonicalRequest], Awaitable[CallOutcome]]
 """A function that passes a request on: to the next middleware, and from the last one to the model."""
@@ -116,14 +115,15 @@ class Middleware:
         return self.events(request)
 
     async def admit(self, call: CallInfo) -> None:
-        """Admit a call that is not a conversation: wait, or raise an exception to prevent it.
+        """Allow a call that is not a conversation: return to allow it, wait to delay it, or raise an exception to
+        prevent it.
 
         Every fallback is admitted separately. The operation ``video``, which counts the cost of a finished video,
         is not admitted.
         """
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
-        """Observe the end of a call of any kind. `end.usage` and `end.cost` have the known values.
+        """Observe the end of a call of any kind, with its usage and its cost.
 
         A request that was answered without a call is not reported. The method must be quick. Its exceptions are
         only logged.
@@ -219,7 +219,7 @@ class Chain:
         return bool(self._layers)
 
     async def around(self, request: CanonicalRequest, send: Next) -> CallOutcome:
-        """The outcome of a call as all layers leave it."""
+        """The outcome of a call after all layers."""
         inner = send
         for layer in reversed(self._layers):
             inner = partial(layer.call, next=inner)
@@ -262,7 +262,7 @@ def _through(filters: Sequence[EventFilter], events: Sequence[StreamEvent]) -> S
     for each in filters:
         try:
             events = each(events)
-        except StoppedAfter as stopped:  # The text passed so far may be stopped by the next layer.
+        except StoppedAfter as stopped:  # The next layer may still stop the text that has passed so far.
             events, error = stopped.passed, error or stopped.error
     if error is not None:
         raise StoppedAfter(events, error)
@@ -303,11 +303,11 @@ class Filtering:
         stop: Callable[[], object],
     ) -> None:
         self.content: tuple[ContentBlock, ...] | None = None
-        """The message's content as the filter leaves it; None before its end."""
+        """The message's content after filtering; None before the message's end."""
         self.error: Exception | None = None
         """The filter's exception. The adapter did not cause it."""
         self.unfinished = False
-        """Whether the work was done and the filter was cut short."""
+        """Whether the filter was stopped after the adapter had finished."""
         self._deliver = deliver
         self._stop = stop
         waits = is_async(function)
@@ -321,7 +321,7 @@ class Filtering:
 
     def take_in(self, events: Sequence[StreamEvent]) -> None:
         """Filter some events, and deliver the events that pass. If the filter waits, they are delivered later."""
-        if self.error is not None:  # an adapter that ignores its cancelling may still send
+        if self.error is not None:  # an adapter that ignores a cancellation may still send
             return
         if self._at_once is None:
             self._arrived += events
@@ -349,7 +349,7 @@ class Filtering:
             group.start_soon(self._filter_arriving, self._waiting)
             try:
                 result = await work()
-            except Exception as error:  # in a group it would come out of it as another
+            except Exception as error:  # the task group would raise it as another exception
                 failure = error
             self._all_arrived = True
             self._news.set()

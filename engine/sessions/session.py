@@ -318,7 +318,7 @@ class Session:
         return self.submit_stream(self._shown(calls, Denied(why)), **options)
 
     def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
-        """Map each call to the answer. Raises CallboardError unless the call waits with exactly these
+        """The answer for each call. Raises CallboardError if a call isn't waiting, or waits with other
         arguments.
         """
         if not calls:

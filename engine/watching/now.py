@@ -57,10 +57,11 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """The progress: ``queued`` after a turn of its session, or ``waiting`` for a slot, a rate limit or a budget.
+    """The progress: ``queued`` behind another turn of its session, or ``waiting`` for a slot, a rate limit or a
+    budget.
 
-    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, as with tools. ``ending``
-    comes after a cancellation.
+    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, for example while tools
+    run. ``ending`` comes after a cancellation.
     """
     model: str
     """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
@@ -258,7 +259,7 @@ _LETTERS = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMN
 
 
 def made_us(identifier: str) -> int | None:
-    """The creation time of an identifier ``<prefix>_<ulid>``, in microseconds; None for any other text."""
+    """The creation time in an id ``<prefix>_<ulid>``, in microseconds; None for any other text."""
     ulid = identifier.rpartition("_")[2]
     if len(ulid) != 26:
         return None
@@ -348,7 +349,7 @@ class WatchingMethods:
         Take `statistics()` or `in_progress()` at each item. It ends when the engine is closed.
 
         Args:
-            min_interval: The least time between two items, in seconds.
+            min_interval: The shortest time between two items, in seconds.
         """
         return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
 

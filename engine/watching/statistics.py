@@ -26,14 +26,14 @@ from ..runtime.runtime import Runtime
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider that was needed so far."""
+    """A provider that calls have used."""
 
     provider: str
     """The provider."""
     running: bool
     """Whether its adapter is up."""
     in_flight: int
-    """The number of calls that hold one of `slots`."""
+    """The number of calls in progress. Each uses a slot."""
     waiting: int
     """The number of calls that wait for a slot."""
     slots: int
@@ -55,7 +55,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["new", "starting", "running", "closed"]
     """The state of the engine."""
     uptime_seconds: float
-    """The seconds since the start. For a closed engine, the seconds between start and end."""
+    """Seconds since the start. For a closed engine, seconds from start to end."""
     sessions: int
     """The number of sessions that are still referenced."""
     turns_running: int
@@ -63,9 +63,9 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     turns_waiting: int
     """The number of turns that wait for an earlier turn of their session."""
     providers: tuple[ProviderStatistics, ...]
-    """The providers with adapters that were needed so far."""
+    """The providers that calls have used."""
     availability: tuple[Availability, ...]
-    """The availability of all providers and models that aren't simply available."""
+    """The availability of providers and models in any other state than ``available``."""
     bus: BusStatistics
     """The numbers of the bus."""
     streams: StreamChannelStatistics
@@ -83,7 +83,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
-    """Ask every part."""
+    """Collect the numbers of all parts."""
     sessions = list(runtime.sessions.states.values())
     supervisor = life.supervisor if life is not None else None
     writer = life.writer if life is not None else None

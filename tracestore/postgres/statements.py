@@ -178,10 +178,10 @@ _EXACT = 1 << 53
 
 
 class PostgresPricing:
-    """PostgreSQL's answers to `tracestore.sql.connection.PricingDialect`.
+    """PostgreSQL's SQL for pricing; see `tracestore.sql.connection.PricingDialect`.
 
     An integer product of more than 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
-    precision, which is exact up to a bound, and the few very expensive or unusual ones in numeric.
+    precision, which is exact up to a bound. The few very expensive or unusual calls are priced with numeric.
     """
 
     unknown_rate = 1e17

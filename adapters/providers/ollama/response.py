@@ -53,7 +53,7 @@ ABSENT = msgspec.Raw(b"null")
 class WireFunction(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: msgspec.Raw = ABSENT
-    """An object. Some implementations send a text with the object."""
+    """An object, or from some implementations its JSON text."""
 
 
 class WireToolCall(msgspec.Struct, gc=False):

@@ -59,7 +59,7 @@ TOOL_CALLS = ("function_call", CUSTOM)
 IMAGE_CALL = "image_generation_call"
 
 REASONING_PART = "reasoning_part"
-"""The type in a thinking block's `provider_raw` if a later block has the whole item."""
+"""The type of `provider_raw` in a thinking block that is a part of an item. A later block has the whole item."""
 
 
 class Reply:
