@@ -192,7 +192,8 @@ def test_a_hit_in_litellms_own_cache_has_no_tokens(tmp_path: Path) -> None:
 
 
 def test_a_failed_request_has_no_usage(tmp_path: Path) -> None:
-    failed = {**SPEND, "metadata": {"status": "failure", "error_information": {"error_class": "RateLimitError"}}}
+    metadata = {"status": "failure", "error_information": {"error_class": "RateLimitError"}}
+    failed = {**SPEND, "spend": 0.0, "metadata": metadata}
     (call,) = calls("litellm", write(tmp_path / "a.jsonl", [failed]))
     assert (call.usage, call.error_class, call.error_type) == (None, "rate_limit", "RateLimitError")
 
