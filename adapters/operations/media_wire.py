@@ -2,8 +2,8 @@
 
 Each image and each video costs money, so no field is dropped: a request that the model can't fulfil is refused. A
 video is billed by seconds. The rate is named by resolution and sound: ``video_second``, ``video_second_1080p``
-(the shorter side, above 720p), with ``_silent`` appended without sound. A missing rate leaves the job unpriced,
-with the name in the reason. A video of unknown length is one piece: ``video``.
+(the shorter side, above 720p), with ``_silent`` appended without sound. If the price table lacks the rate, the job
+is unpriced, and the reason names the rate. A video of unknown length counts as one ``video``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from callboard.bus.values.usage import TokenUsage
 
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..requests.content import image_size, media_bytes, media_type_of
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..requests.settings import merge_own_options, own_options
 from ..videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 
@@ -33,7 +33,7 @@ _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _RATIO = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
 
 USUAL_PIXELS = 1024 * 1024
-"""The approximate number of pixels of an image if only its aspect ratio was requested."""
+"""The approximate number of pixels of an image for which only an aspect ratio was requested."""
 
 
 def read_size(text: str) -> tuple[int, int] | None:
@@ -187,7 +187,7 @@ def _offer(choices: tuple[str, ...]) -> str:
 
 
 def input_bytes(block: ImageBlock) -> tuple[str, bytes]:
-    """The media type and bytes of an input, which `ImageRequest` has checked."""
+    """The media type and bytes of an input. `ImageRequest` guarantees that it has bytes."""
     found = media_bytes(block)
     assert found is not None
     return media_type_of(block) or found[0], found[1]
@@ -258,7 +258,9 @@ class VideoWire(Protocol):
 
 
 def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
-    """Require that the model can make the video. No field is dropped, because each video costs money."""
+    """Raise CapabilityError if the model can't make the video as requested. No field is dropped, because each
+    video costs money.
+    """
     model = request.wire_model
     if not request.prompt.strip():
         raise InvalidRequestError("a video needs a prompt")

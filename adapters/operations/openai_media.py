@@ -24,7 +24,7 @@ from ..http.classify import ErrorBody, ErrorType, error_without_status
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..replies.usage import has_negative, reported_cost, reported_count, source_of
 from ..requests.content import encode_json
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..transport.transport import FormPart, write_form
 from ..videos import (
     VIDEO_VARIANTS,
@@ -113,7 +113,7 @@ class OpenAIImages(msgspec.Struct, frozen=True):
             value: str | None = getattr(request, name)
             if value is not None:
                 fields[name] = value
-        if request.aspect_ratio is not None:  # for an unlisted model; OpenAI's own have sizes only
+        if request.aspect_ratio is not None:  # only unlisted models get here; OpenAI's own have only sizes
             fields["aspect_ratio"] = request.aspect_ratio
         merge_unpriced_options(fields, request, self.protocol, provider, {"n": "use n="})
         if not request.images:
@@ -170,7 +170,7 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
     cached = min(tokens, read)
     cached_images = min(cached, _count(seen_before, "cached_image_tokens"))
     images = max(0, min(tokens, _count(given, "image_tokens")) - cached_images)
-    # Undivided output counts as images, because this API makes images.
+    # If the output is not divided, all of it counts as image tokens.
     drawn = min(output, _count(made, "image_tokens")) if made else output
     return TokenUsage(
         input_tokens=tokens - cached,
@@ -238,7 +238,7 @@ _STATUSES: dict[str, VideoStatus] = {
     "expired": "failed",
 }
 LATEST = 20
-"""The number of jobs that are searched for an unconfirmed one."""
+"""The number of latest jobs that are searched for a job whose creation was not confirmed."""
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -294,7 +294,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         if request.size is not None:
             fields["size"] = request.size
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
-            fields["audio"] = request.audio  # OpenAI has no such field: for gateways
+            fields["audio"] = request.audio  # only gateways have this field
         merge_unpriced_options(fields, request, self.protocol, provider, _PRICED)
         if request.first_frame is None:
             return WireCall(self.path, encode_json(fields), once=True)
@@ -358,7 +358,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         said = error or _Error()
         body = ErrorBody(type=said.type or "", code=said.code or "", message=said.message or "")
         found = error_without_status(body, self.codes, provider)
-        found.retryable = False  # the job has ended, and another request does not change it
+        found.retryable = False  # the job has failed for good, so repeating the request does not help
         return found
 
     def _one(self, job_id: str) -> str:

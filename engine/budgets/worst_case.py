@@ -1,8 +1,8 @@
 """The most that a call can cost, before it is sent. Pure.
 
-The input is the upper end of its estimate, at the most expensive rate that may apply: a provider may bill input as
-plain, or as written to its cache. The output is all that the request allows. The provider's tools are counted as
-often as the request allows them.
+The input is the upper end of its estimate, at the most expensive rate: a provider may bill input as plain input or
+as cache writes. The output is the largest that the request allows. The provider's tools are counted as often as
+the request allows them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_TOKENS_OF_AN_IMAGE = 8192
 
 
 class Priced(msgspec.Struct, frozen=True):
-    """Where the price of a call is looked up."""
+    """The data for looking up the price of a call."""
 
     table: PriceTable
     """The table in force."""
@@ -73,9 +73,9 @@ class _Rates(msgspec.Struct, frozen=True):
 
     segment: Segment
     input: int | None
-    """The highest rate of a token that is sent, of all ways to count it."""
+    """The highest rate of an input token, however it is counted."""
     output: int | None
-    """The highest rate of a token that is generated, of all ways to count it."""
+    """The highest rate of an output token, however it is counted."""
 
     def applies(self, at_us: int, sent: int) -> bool:
         """Whether the segment may apply to a call at a moment with at most this much input."""
@@ -124,7 +124,7 @@ def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: s
 
 
 def _dearest(row: PriceRow, needed: str, *others: str) -> int | None:
-    """The highest of some rates; None if the one that is always needed is unknown."""
+    """The highest of some rates; None if the rate `needed` is unknown."""
     if row.rate(needed) is None:
         return None
     return max(rate for rate in map(row.rate, (needed, *others)) if rate is not None)
@@ -138,11 +138,11 @@ def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage
 
 _PROTOCOLS: Mapping[str, frozenset[str]] = {
     "anthropic": frozenset({"openai", "openai_compatible", "gemini"}),
-    "openai": frozenset({"anthropic", "gemini"}),  # a server without a Responses API is asked by Chat
+    "openai": frozenset({"anthropic", "gemini"}),  # Chat Completions is used for a server without a Responses API
     "openai_compatible": frozenset({"anthropic", "openai", "gemini"}),
     "gemini": frozenset({"anthropic", "openai", "openai_compatible"}),
 }
-"""The types of adapters, and the names of other protocols, whose options they never read."""
+"""For each type of adapter, the names of other protocols. Their options are never sent by it."""
 
 
 def _options_for(
@@ -156,7 +156,7 @@ def _options_for(
 
 
 UNLIMITED = 2**31 - 1
-"""The output tokens of a request with a negative limit, which llama.cpp and Ollama take as none."""
+"""The output tokens that are assumed for a negative limit, which llama.cpp and Ollama treat as no limit."""
 
 _LIMITS = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"),
@@ -184,7 +184,7 @@ def most_output(
 
 
 def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
-    """The same for the body of a provider's own request. It may ask for several choices."""
+    """Like `most_output`, for the body of a provider's own request. The body may ask for several choices."""
     choices = 1
     for fields in (body, *map(body.get, _SETTINGS)):
         if isinstance(fields, Mapping):
@@ -195,7 +195,7 @@ def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
 
 
 def _numbers(fields: Mapping[str, Json], names: Sequence[str]) -> Iterator[int]:
-    """The numbers under some names. Some servers read 80.0 and "80", too."""
+    """Yield the numbers under some names. Some servers also accept 80.0 and "80"."""
     for name in names:
         value = fields.get(name)
         if isinstance(value, int | float | str):
@@ -208,8 +208,8 @@ def tiers_of(
 ) -> tuple[str | None, ...]:
     """The service tiers that may serve a request with these options.
 
-    The default one is among them, because a provider may have no room in another. The arguments are those of
-    `most_output`.
+    The default tier is always included, because a provider may lack capacity in another one. The arguments are
+    those of `most_output`.
     """
     found: dict[str | None, None] = {None: None}
     for options in _options_for(provider_options, adapter, adapter_type):

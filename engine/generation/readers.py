@@ -111,7 +111,7 @@ class StreamedTurn:
                 self.ownership.loop = asyncio.get_running_loop()
                 self._task = await self._runtime.host.start_turn(self.turn)
                 self._progress = Progress(self.turn)
-                if self._closed:  # meanwhile
+                if self._closed:  # closed while this waited
                     self.turn.cancel()
                 self._starting = None  # Waiting readers still hold the lock.
         return self._task
@@ -142,8 +142,8 @@ class StreamedTurn:
         """A reader of a child's stream on another node; None outside of a cluster. Its first read may fail."""
         return self._runtime.cluster.streams.attach(
             stream_id,
-            0,
             self._runtime.host.start,
+            from_seq=0,
             coalesce=False,
             min_interval=0.0,
             owner=None,
@@ -221,7 +221,7 @@ class StreamedTurn:
         if self._task is None:
             return
         self.turn.cancel()
-        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
+        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace period
             with contextlib.suppress(
                 Exception
             ):  # A reader that iterated has seen the error. A reader that leaves early doesn't want it.
@@ -239,7 +239,7 @@ _ONE_TASK_EACH = (
 
 
 class Reader(ABC, Generic[E]):
-    """An async iterator over batches of events. Only one task at a time may use it.
+    """An async iterator over batches of events. Only one task may use it at a time.
 
     Raises:
         CallboardError: A second task reads while one is waiting here.

@@ -1,11 +1,11 @@
 """A session or a set of tools as an MCP server, for other hosts.
 
-    tools      each is a tool of the server; it is checked, timed and run as in a turn
+    tools      each is a tool of the server, with the same checks and time limits as in a turn
     a session  one tool, `ask`, sends a message and returns the reply, see `ask`
     resources, prompts  see `offers`
 
-A server may serve several clients, over stdin and stdout or over streamable HTTP. If something that it offers
-changes, it notifies them: older clients by a notification, newer ones by their subscription.
+A server may serve several clients, over stdin and stdout or over streamable HTTP. After a change of its lists, it
+informs older clients by a notification, and newer ones by their subscription.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Offered: TypeAlias = Literal["tools", "resources", "prompts"]
 """The lists of a server."""
 
 MOST_VALUES = 100
-"""The number of values of an argument in one reply, which the protocol sets."""
+"""The protocol's limit of argument values in one reply."""
 
 NOT_APPROVED = "it needs an approval, and this client offers no way to ask its user"
 
@@ -78,7 +78,7 @@ class McpService:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools of now."""
+        """The current tools."""
         return as_tools(self._given)
 
     async def serve_stdio(self) -> None:
@@ -95,8 +95,8 @@ class McpService:
         """An ASGI application that serves streamable HTTP at ``/mcp``. Its lifespan must run.
 
         Args:
-            hosts: The names by which clients reach it, such as ``mcp.example.com``, besides this machine's own.
-            token: The token that clients must send as ``Authorization: Bearer``; None takes all requests.
+            hosts: The host names that clients use, such as ``mcp.example.com``, in addition to this machine's own.
+            token: The token that clients must send as ``Authorization: Bearer``; None accepts all requests.
         """
         from mcp.server.transport_security import TransportSecuritySettings
 
@@ -117,8 +117,8 @@ class McpService:
     async def announce(self, kind: Offered, uri: str | None = None) -> None:
         """Notify the clients of a change.
 
-        A change of the lists is noticed after each call of a tool, and immediately if a source of tools reports
-        it. Call this for a change at another time, or for the content of a resource.
+        Changes of the lists are detected after each tool call, and immediately if a source of tools reports them.
+        Call this method for any other change, or if the content of a resource has changed.
 
         Args:
             kind: The list that has changed: ``tools``, ``resources`` or ``prompts``.
@@ -164,7 +164,7 @@ class McpService:
         """Announce the changes that sources of tools report."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-        def report() -> None:  # on the event loop of the source
+        def report() -> None:  # called on the event loop of the source
             loop.call_soon_threadsafe(changed.set)
 
         async def follow() -> None:
@@ -192,7 +192,7 @@ class McpService:
         from .values import blocks_for, tool_of
 
         class Announcing(Server[dict[str, Any]]):
-            """A server that notifies older clients of changes, too."""
+            """A server that also notifies older clients of changes."""
 
             def get_capabilities(self, *_: Any, **named: Any) -> types.ServerCapabilities:
                 return super().get_capabilities(NotificationOptions(True, True, True), **named)
@@ -300,7 +300,7 @@ class McpService:
         return {"on_list_prompts": listed, "on_get_prompt": get, "on_completion": complete}
 
     def _approver(self, user: _User) -> Approve:
-        """Decides about calls: the host's own function, or else the user of the client."""
+        """The approval function: the host's own, or else a question to the client's user."""
         careful = {each.name for each in self.tools if each.needs_approval is not None}
 
         async def approve(request: ApprovalRequest) -> Approval:
@@ -319,8 +319,8 @@ _APPROVAL = "approval"
 class _User:
     """The user of a client, who is asked about a call of a tool.
 
-    An older client is asked while the call is in progress. A newer one gets the question as the result, and calls
-    again with the answer.
+    An older client is asked during the call. A newer client gets the question as the call's result, and repeats
+    the call with the answer.
     """
 
     def __init__(self, session: Any, params: Any, approve: Approve | None) -> None:
@@ -333,7 +333,7 @@ class _User:
         self.question: Any = None
         """The question that is the result of the call; None if there is none."""
         self.lacks: dict[str, Any] | None = None
-        """The capability that a newer client must have for this call; None if it has all."""
+        """The capability that a newer client lacks for this call; None if it has all."""
 
     async def decides(self, request: ApprovalRequest) -> Approval:
         """Decide about a call of a tool that is served."""
@@ -425,7 +425,7 @@ class _Progress:
             done, total = (float(self._count), None) if event.fraction is None else (event.fraction, 1.0)
             try:
                 await self._session.report_progress(done, total, event.message)
-            except Exception as error:  # the client has gone
+            except Exception as error:  # the client has disconnected
                 _log.debug("progress_not_sent", error=type(error).__name__)
             finally:
                 self._queue.task_done()
@@ -433,7 +433,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[Any]:
-    """A file for the protocol alone. During that time, other output to stdout is written to stderr."""
+    """The original stdout, for the protocol only. Meanwhile, other output to stdout is written to stderr."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -447,7 +447,7 @@ def _own_stdout() -> Iterator[Any]:
 
 
 class _Gate:
-    """Refuses requests without the token, and removes the spaces around the values of headers."""
+    """Refuses requests without the token. It also removes spaces around header values."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app = app
@@ -504,7 +504,7 @@ def mcp_service(
             resource's function does not take the variables of its URI.
     """
     require_library()
-    # Without a session the tools stay the object that was given: it may be a source, whose tools change.
+    # Without a session, the original object is used, because it may be a source whose tools change.
     given: Sequence[ToolLike] = tools if session is None else [*tools, ask_tool(session, description)]
     if session is None and not tools and resources is None and prompts is None:
         raise ConfigurationError("an MCP server needs tools or a session to serve")

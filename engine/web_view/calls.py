@@ -1,7 +1,7 @@
-"""Calls, messages and turns of the trace for pages: times of each attempt, costs as text, no bytes.
+"""Calls, messages and turns of the trace in the form for pages: each attempt's times, costs as text, no bytes.
 
 A call's latency counts from the start of the call. So it includes waits and earlier attempts. Screens list
-attempts, and a user reads "Took" as the time of that attempt. Both are computed here, in one place.
+attempts, where "Took" means the time of that attempt. This module computes both.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def billed(row: CallRow) -> str:
 
 
 def times_and_cost(row: CallRow) -> dict[str, object]:
-    """The fields that every screen with attempts has."""
+    """The common fields of all screens with attempts."""
     return {
         "took_ms": took_ms(row),
         "waited_ms": waited_ms(row),
@@ -306,7 +306,7 @@ def _node_seen(node: TurnTree) -> dict[str, object]:
 
 
 def call_filter(request: Request) -> CallFilter:
-    """The calls that a page asks for."""
+    """The filter in a page's request."""
     asked = request.query_params
     texts = (
         "provider",
@@ -395,7 +395,7 @@ async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] 
 
 
 async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | None) -> list[PriceTable]:
-    """The tables that have priced these attempts, and then the latest other ones of the trace."""
+    """The tables that priced these attempts, then the latest other tables of the trace."""
     costs = [cost for row in attempts for cost in (row.cost, row.at_call_time) if cost is not None]
     wanted = dict.fromkeys(cost.pricing_version for cost in costs if cost.pricing_version)
     wanted |= dict.fromkeys(run.version for run in await store.reprice_runs() if run.finished_us is not None)
@@ -404,7 +404,7 @@ async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | N
         try:
             is_own = own is not None and own.version == version
             found.append(own if own is not None and is_own else await store.price_table(version))
-        except StoreError:  # a table of another engine that never repriced here
+        except StoreError:  # a table of another engine, which this trace lacks
             continue
     return found
 

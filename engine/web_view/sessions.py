@@ -31,8 +31,8 @@ from .access import EventStream, Refused, Visitor, answer, as_json, body_of, fra
 from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
 from .subject import Subject
 
-# --- The screen "Session" ---
-# It shows messages and swaps of models, calls, and the request for another provider.
+# --- The screen "Session" --- It shows messages, model changes and calls, and a preview of the request for another
+# provider.
 
 
 MOST_SESSIONS = 300
@@ -70,7 +70,7 @@ def _listed(row: SessionRow) -> dict[str, object]:
 
 
 async def session(subject: Subject, request: Request) -> Response:
-    """One session: its captured content, its swaps, and its calls."""
+    """One session: its captured content, its model changes, and its calls."""
     session_id = request.path_params["id"]
     visitor: Visitor = request.state.visitor
     await subject.flush()
@@ -118,7 +118,7 @@ def _messages(saved: SavedSession | None, content: bool) -> list[object]:
 
 
 async def models(subject: Subject, request: Request) -> Response:
-    """The models that can be requested, for a choice of another model."""
+    """The models to choose from."""
     if subject.engine is None:
         return answer([])
     found = subject.engine.models()
@@ -187,7 +187,7 @@ async def _batches(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterato
         try:
             while batch := await reader.take():
                 yield frame("events", as_json(_as_seen(batch, shown)), reader.frame_id)
-        except CallboardError as error:  # in a cluster it is found out when it is read
+        except CallboardError as error:  # in a cluster, only the first read shows a missing stream
             yield frame("gone", as_json({"error": str(error)}))
         else:
             yield frame("end", b"{}", reader.frame_id)
@@ -226,7 +226,7 @@ def seen(event: TurnEvent, shown: bool) -> object:
 
 
 def _end(event: MessageComplete, shown: bool) -> dict[str, object]:
-    """The end of a message. Its deltas have the content, unless a page connects after they were folded."""
+    """The end of a message. It has the content only if the deltas were folded before the page connected."""
     content = [block_seen(block) for block in event.final_content] if shown else ()
     return {
         "type": event.type,

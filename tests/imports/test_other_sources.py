@@ -192,9 +192,8 @@ def test_a_hit_in_litellms_own_cache_has_no_tokens(tmp_path: Path) -> None:
 
 
 def test_a_failed_request_has_no_usage(tmp_path: Path) -> None:
-    metadata = {"status": "failure", "error_information": {"error_class": "RateLimitError"}}
-    failed = {**SPEND, "spend": 0.0, "metadata": metadata}
-    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [failed]))
+    about = {"status": "failure", "error_information": {"error_class": "RateLimitError"}}
+    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [{**SPEND, "spend": 0.0, "metadata": about}]))
     assert (call.usage, call.error_class, call.error_type) == (None, "rate_limit", "RateLimitError")
 
 

@@ -4,8 +4,8 @@ The data needs care in these points:
 
 - A price applies from its start date until the next price's start. Before the first date, the first price
   applies.
-- Hours of the day are in the same list as dates, and have no date of their own. They are assumed to apply since
-  the last date in the list, not always.
+- Hours of the day are in the same list as dates, and have no date of their own. They are assumed to apply only
+  from the last date in the list on.
 - Tiers are cliffs above a number of input tokens, and each rate has its own tiers. A row here has all rates of one
   size.
 - A variant (batch, or a service tier) holds only the rates that differ from the standard price.
@@ -46,7 +46,7 @@ _BUCKETS = {
     "cache_write_1h_mtok": "cache_write_1h",
     "output_reasoning_mtok": "reasoning",
 }
-_EXTRA = {  # our name, and how many of our units their price is for
+_EXTRA = {  # Callboard's name, and the number of Callboard's units that the published price is for
     "input_audio_mtok": ("audio_input", 10**6),
     "input_image_mtok": ("image_input", 10**6),
     "input_video_mtok": ("video_input", 10**6),
@@ -84,7 +84,7 @@ def convert(data: Json, *, source: str, day: str) -> Snapshot:
     providers = data.get("providers") if isinstance(data, dict) else data
     if not isinstance(providers, list) or not providers:
         raise ConfigurationError(f"{source}: expected genai-prices' list of providers")
-    left_out: Counter[str] = Counter()  # by the number of models
+    left_out: Counter[str] = Counter()  # reasons, each with the number of models
     try:
         models = [model for provider in providers for model in _provider(_object(provider), left_out)]
         aliases = tuple(alias for provider in providers for alias in _general_aliases(_object(provider)))
@@ -122,7 +122,8 @@ def _general_aliases(provider: JsonObject) -> Iterator[tuple[str, str]]:
         yield f"{name}:*", f"{published_vendor(str(other))}:*"
     for model in _objects(provider["models"]):
         for text in _without_speech(_object(model["match"])):
-            yield f"{name}:{text}*-tts*", f"{name}:{model['id']}-tts"  # before the pattern, and to no price
+            # This comes before the pattern and leads to no price.
+            yield f"{name}:{text}*-tts*", f"{name}:{model['id']}-tts"
 
 
 def _without_speech(clause: JsonObject) -> Iterator[str]:
@@ -190,7 +191,7 @@ def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
 def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
     """The names that a simple expression matches: one text, a text with any digit after it, or a text with a date.
 
-    Matching itself ignores dates, so a text is returned without its date.
+    A date is left out of the result, because matching ignores dates.
     """
     text = _DATE_AT_END.sub("", regex).removesuffix("$")
     digit = text.endswith(r"\d")
@@ -355,7 +356,7 @@ def _pico(dollars: Decimal, units: int, left_out: set[str]) -> int:
 
 
 def parse(data: bytes, source: str) -> Json:
-    """JSON with its numbers as written."""
+    """Parse JSON. Decimal fractions become Decimal, so that no digit is lost."""
     try:
         value: Json = json.loads(data, parse_float=Decimal)
     except (ValueError, RecursionError) as error:

@@ -77,7 +77,7 @@ def note_import(
     """
     _refuse_deleted(statements, sorted({each.session_id for each in envelopes if each.session_id is not None}))
     corrected = {each.request_id for each in envelopes}
-    ordered = sorted(revisions)  # so that two importers wait for each other in one direction only
+    ordered = sorted(revisions)  # so that two importers can't deadlock
     new = [each for each in ordered if each.before is None]
     for place in range(0, len(new), _AT_ONCE):
         some = new[place : place + _AT_ONCE]

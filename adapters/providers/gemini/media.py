@@ -32,7 +32,7 @@ from ...operations.media_wire import (
     video_usage,
 )
 from ...requests.content import encode_json
-from ...requests.fitted import WireCall
+from ...requests.fitted_history import WireCall
 from ...requests.settings import merge_options, own_options
 from ...videos import VideoCapabilities, VideoJob, VideoRequest, VideoStatus, VideoTerms, VideoVariant
 from .contents import IMAGE_TYPES
@@ -161,7 +161,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
 
 
 def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:
-    """The reason for a missing image, if it is the image's content."""
+    """The error for an image that was blocked because of its content; None otherwise."""
     if feedback is not None and feedback.blockReason:
         reasons = [(feedback.blockReason, feedback.blockReasonMessage or "")]
     for reason, message in reasons:

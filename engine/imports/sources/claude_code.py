@@ -1,8 +1,8 @@
 """Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents.
 
-Each block of a reply is a line of its own, with the same message and with the usage so far. So the largest usage
-counts. Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other.
-They are in the session's file as sidechains, in ``agent-*.jsonl``, or in progress lines, or in several of these.
+Each block of a reply has its own line, with the message's id and the usage so far. So the largest usage counts.
+Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other. They are in
+the session's file as sidechains, in ``agent-*.jsonl``, in progress lines, or in several of these.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Place(NamedTuple):
     depth: int | None = None
 
     def below(self, turn: str, tool_use_id: str | None, call: str | None) -> _Place:
-        """The place of a turn that a tool of this one started."""
+        """The place of a turn that a tool of this turn started."""
         return _Place(turn, call, tool_use_id, self.turn, self.root_turn or self.turn, (self.depth or 0) + 1)
 
 
@@ -125,17 +125,17 @@ class _Task(msgspec.Struct, array_like=True):
     call: str
     place: _Place
     started: bool = False
-    """Whether a sidechain in the same file was taken to be its sub-agent."""
+    """Whether a sidechain in the same file was matched to this call."""
 
 
 class _State(msgspec.Struct, omit_defaults=True):
-    """What must be remembered of the part of a file that was read."""
+    """The state for the part of a file that was read."""
 
     prompt: str | None = None
     project: str | None = None
     tasks: list[_Task] = []
     chains: dict[str, str] = {}
-    """The first line of the sidechain that a line belongs to, for the latest lines."""
+    """For each of the latest lines, the first line of its sidechain."""
     roots: dict[str, _Place] = {}
     """The place of a sidechain, by its first line."""
 
@@ -150,8 +150,8 @@ class ClaudeCode:
     name = "claude-code"
 
     def __init__(self) -> None:
-        self._agents: dict[str, _Place] = {}  # of sub-agents with files of their own, by session and agent
-        self._orphans: set[str] = set()  # sub-agents whose calls were given without such a place
+        self._agents: dict[str, _Place] = {}  # the places of sub-agents with their own files, by session and agent
+        self._orphans: set[str] = set()  # sub-agents whose calls were returned without a place
         self._sessions: dict[str, Path] = {}  # the file of each session
         self._whole: set[str] = set()  # sessions whose file was read from its start
 
@@ -192,7 +192,9 @@ class ClaudeCode:
         yield from reader.end()
 
     def place_of(self, session: str | None, agent: str) -> _Place:
-        """The turn of a sub-agent. If another process read what started it, the session's file is read again."""
+        """The turn of a sub-agent. If another process read the call that started it, the session's file is read
+        again.
+        """
         key = f"{session}/{agent}"
         if key not in self._agents and session in self._sessions and session not in self._whole:
             self._whole.add(session)
@@ -205,7 +207,7 @@ class ClaudeCode:
         return self._agents.get(key) or _Place(key, depth=1)
 
     def link(self, session: str | None, agent: str, task: _Task, *, goes_on: bool) -> ImportedLink | None:
-        """Remember which tool call started a sub-agent. The link is for calls that were given without it."""
+        """Store the tool call that started a sub-agent. Returns a link for the calls that were returned before."""
         key = f"{session}/{agent}"
         self._agents[key] = place = task.place.below(key, task.tool_use_id, task.call)
         _forget(self._agents, _MOST_AGENTS)
@@ -226,7 +228,7 @@ class _Reader:
         self._file = file
         self._source = source
         self._goes_on = start.read_to > 0
-        self._agents: set[str] = set()  # whose links were given
+        self._agents: set[str] = set()  # the sub-agents whose links were returned
         self._linked: list[ImportedLink] = []
         self._content = content
         self._state = _decode_state(start.state) if start.state else _State()
@@ -284,7 +286,9 @@ class _Reader:
             self._call = None
 
     def _said(self, line: _Line, at: Line) -> ImportedMessage | None:
-        """The message of a line. What sub-agents say is another conversation, and is left out."""
+        """The message of a line. Messages of sub-agents are left out, because they belong to another
+        conversation.
+        """
         message, session, when = line.message, self._session(line), moment(line.timestamp)
         if message is None or session is None or when is None or line.is_sidechain or line.agent_id:
             return None
@@ -328,7 +332,7 @@ class _Reader:
             self._state.prompt = line.prompt_id or line.uuid
 
     def _note_chain(self, line: _Line) -> None:
-        """Remember which sidechain of the session's file a line belongs to. The first line has no parent."""
+        """Store the sidechain of a line. The first line of a sidechain has no parent."""
         if not line.is_sidechain or line.agent_id or not line.uuid:
             return
         state = self._state
@@ -427,7 +431,7 @@ class _Reader:
         return message.id if line.request_id is None else f"{message.id}:{line.request_id}"
 
     def _usage(self, raw: msgspec.Raw) -> TokenUsage | None:
-        """The tokens of a line. Most lines of a reply have the same ones."""
+        """The tokens of a line. Most lines of a reply have equal tokens, so the last result is reused."""
         told = bytes(raw)
         if told != self._last_usage[0]:
             usage = token_usage(read_usage(raw), raw=raw)
@@ -470,14 +474,16 @@ def _starts_agents(message: _Message) -> bool:
 
 
 class _IncompleteLine(Exception):
-    """A line without what a call needs."""
+    """A line that lacks required fields of a call."""
 
 
 _NULL = msgspec.Raw(b"null")
 
 
 def _may_matter(data: bytes) -> bool:
-    """Whether a line may have a usage, a prompt or a link to a sub-agent. Most of a file's bytes are in others."""
+    """Whether a line may have a usage, a prompt or a link to a sub-agent. Most bytes of a file are in other
+    lines.
+    """
     if b'"usage"' in data or b'"agentId"' in data:
         return True
     if b'"tool_result"' in data:
@@ -490,7 +496,7 @@ def _stop_reason(word: str | None) -> StopReason | None:
 
 
 def _folder_of(cwd: str) -> str:
-    """The folder in which Claude Code keeps the sessions of a project."""
+    """The name of Claude Code's folder for the sessions of a project."""
     return re.sub("[^a-zA-Z0-9]", "-", cwd)
 
 

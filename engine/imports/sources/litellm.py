@@ -1,8 +1,8 @@
 """LiteLLM's spend logs: the table ``LiteLLM_SpendLogs`` on a server, or exports of it as CSV, JSON or JSON lines.
 
-The prompt's tokens include cache reads and cache writes. The metadata has the provider's whole
-usage, in versions since 2025. A spend of zero is unknown and not free. A hit in LiteLLM's own cache has no tokens
-at the provider. The prompt tokens of a failed request are LiteLLM's own estimate, unless it had a spend.
+The prompt's tokens include cache reads and cache writes. In versions since 2025, the metadata has the provider's
+whole usage. A spend of zero means an unknown cost, not a free call. A hit in LiteLLM's own cache has no tokens at
+the provider. The prompt tokens of a failed request are LiteLLM's own estimate, unless it had a spend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.usage import TokenUsage, details_of, unusual_tier
+from callboard.bus.values.usage import TokenUsage, details_of, tier_in, unusual_tier
 from callboard.tracestore.postgres.connection import server_rows
 
 from ..source import (
@@ -60,7 +60,7 @@ _ERRORS = {
     "Timeout": "network",
     "APIConnectionError": "network",
 }
-"""LiteLLM's exceptions, with Callboard's classes."""
+"""Callboard's error classes for LiteLLM's exceptions."""
 
 
 class LiteLlm:
@@ -115,7 +115,7 @@ _COLUMNS = (
 _CONTENT = ("messages", "response", "proxy_server_request")
 _ORDER = "endTime"
 _OVERLAP = "1 hour"
-"""LiteLLM writes rows in batches, some minutes after a request ended."""
+"""The time span that is read again, because LiteLLM writes rows in batches some minutes after a request."""
 _ROWS_BETWEEN_MARKS = 1000
 
 
@@ -162,7 +162,7 @@ _TOOLS: Final = ("call_mcp_tool", "list_mcp_tools")
 
 
 def _stored(value: Json) -> Json:
-    """A column with content. LiteLLM writes an empty object if it stores no content."""
+    """The value of a column with content. LiteLLM writes an empty object if it stores no content."""
     return None if value in ("", "{}", "[]", {}, []) else value
 
 
@@ -233,5 +233,7 @@ def _usage(row: Mapping[str, Json], metadata: JsonObject) -> TokenUsage:
     return msgspec.structs.replace(
         usage,
         details=details_of(web_search=count_of(tools.get("web_search_requests"))),
-        service_tier="fast" if whole.get("speed") == "fast" else unusual_tier(text_of(tier)),
+        service_tier=tier_in(
+            "fast" if whole.get("speed") == "fast" else unusual_tier(text_of(tier)), whole.get("inference_geo")
+        ),
     )
