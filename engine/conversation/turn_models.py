@@ -522,6 +522,10 @@ class TurnModels:
             # A client's own body may say more than our tables know, and there is no other model to choose.
             if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
+        if not speaks_client and (wire := self._turn.given and self._turn.given.wire) and wire.refers_to:
+            obstacle = CapabilityError(
+                f"{named.model} can't serve the request: {wire.refers_to!r} names data of another provider"
+            )
         return Option(
             named=named,
             capabilities=capabilities,
