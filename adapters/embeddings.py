@@ -3,9 +3,9 @@
 A vector is an `array('f')`: four bytes for each dimension. Use `tolist()` for JSON, `tobytes()` for a database,
 and `numpy.frombuffer(vector, "f4")` without a copy.
 
-A batch is as many texts in a row as fit by count and by estimated tokens. If the provider finds one too large, it
-is split in two until it fits or holds one text. If a failure would affect further batches (the key, the model,
-spent credit), pending batches are not started.
+A batch contains as many consecutive texts as the limits on count and estimated tokens allow. If the provider
+rejects a batch as too large, it is split in two, repeatedly if needed. After a failure that would affect all
+batches (the key, the model, no credit), pending batches are not started.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ Encoding: TypeAlias = Literal["base64", "float"]
 
 
 class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model through its adapter. None means unknown: nothing is refused or cut for it."""
+    """The abilities of a model through its adapter. None means unknown; an unknown limit is not enforced."""
 
     max_inputs: int = 2048
     """The largest number of texts in one request."""
@@ -95,7 +95,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     input_types: tuple[str, ...] = ()
     """The supported input types."""
     supports_truncation: bool = False
-    """Whether a request can allow that long texts are cut."""
+    """Whether a request can permit the provider to cut long texts."""
     cuts_silently: bool = False
     """Whether the provider cuts long texts by default."""
     encodings: tuple[Encoding, ...] = ("float",)
@@ -134,7 +134,9 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     input_type: InputType | None = None
     """The purpose of the texts. Dropped with a warning if the model has no such option."""
     truncate: bool = False
-    """Whether long texts may be cut. Otherwise they are an error, if the provider has that option."""
+    """Whether the provider may cut long texts. If False, a long text is an error at providers that offer the
+    choice.
+    """
     encoding: Encoding | None = None
     """The form of vectors on the wire; None uses the best one."""
 
@@ -175,7 +177,7 @@ def count_tokens(given: EmbeddingInput, estimate: Callable[[str], int]) -> int:
 
 
 class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
-    """The vectors of one request. The latency of several batches is the slowest batch's."""
+    """The vectors of one request. If it was split into batches, the latency is the slowest batch's."""
 
     vectors: tuple[Vector, ...]
     """The vectors, in the order of the inputs."""
@@ -267,29 +269,29 @@ AT_ONCE = 4
 """The default number of batches in progress at the same time."""
 
 SHARE_OF_TOKENS = 0.8
-"""The share of a request's token limit to fill, because estimates err."""
+"""The share of a request's token limit that a batch may fill, because estimates are inexact."""
 
 _TOO_MANY = re.compile(
     r"batch|array too long|length of the list|tokens per request|too many (?:inputs|items|texts)|"
     r"at most \d+ (?:inputs|requests|texts)|number of texts",
     re.IGNORECASE,
 )
-"""Refusals of a request with too many texts, by servers without an error code for it."""
+"""Error messages about too many texts in a request, of servers without an error code for this."""
 
 Batch: TypeAlias = range
 """Indices of the texts of one request."""
 
 OnProgress: TypeAlias = Callable[[int, int], object]
-"""Gets the number of finished texts, embedded or failed, and the number of all."""
+"""A function that gets the number of finished texts, embedded or failed, and the total number."""
 
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[EmbeddingResponse]]
 
 
 def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[Batch]:
-    """Plan the batches of all texts, in order. Pure.
+    """Divide texts into batches, in order. Pure.
 
-    A text that is larger than a request is alone. A request is filled to 80 % of its tokens, because estimates
-    err.
+    A text that is larger than a request gets its own batch. A batch fills 80 % of the token limit, because
+    estimates are inexact.
 
     Args:
         estimates: The estimated tokens of each text.
@@ -340,7 +342,7 @@ class Gathered:
 
         Raises:
             PartialEmbeddingError: Some are missing.
-            AdapterError: All are missing; it is the first failure.
+            AdapterError: All are missing. The first failure is raised.
         """
         if not self.failures:
             return tuple(vector for vector in self.vectors if vector is not None)
@@ -422,14 +424,16 @@ async def run_batches(
 
 
 def _first(error: Exception) -> Exception:
-    """The first of several workers' errors if they are alike."""
+    """The first exception in a group, at any depth."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
-    """Raise unless the vectors are comparable with the earlier ones. A mixture would be worthless."""
+    """Raise CapabilityError if the vectors have other dimensions than earlier ones, because they could not be
+    compared.
+    """
     if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
         raise CapabilityError(
             f"{response.model} returned {response.dimensions} dimensions, but {known} for the texts before"
@@ -437,7 +441,7 @@ def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
 
 
 def _is_too_large(error: AdapterError) -> bool:
-    """Whether a request with fewer texts may succeed. Servers without an error code for it mention the batch."""
+    """Whether the error means that the request was too large. Some servers only mention the batch in a message."""
     if isinstance(error, ContextOverflowError) or error.provider_status == 413:
         return True
     return isinstance(error, InvalidRequestError) and _TOO_MANY.search(error.provider_message) is not None
@@ -457,7 +461,7 @@ async def embed_all(
     """Embed any number of texts, in order, without an engine.
 
     Each batch is a separate request with its own retries. Its id is the request's id and the indexes of its texts
-    (``mine.0-100``). If the call is cancelled, the vectors so far are lost, and billed.
+    (``mine.0-100``). If the call is cancelled, finished batches are billed and their vectors are lost.
 
     Args:
         adapter: The adapter of the model's provider.

@@ -12,7 +12,6 @@ no times:
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import os
 import random
@@ -33,6 +32,10 @@ from .support.virtual_time import FakeClock, runs_on
 # By default Python looks for garbage after each 700 new objects. Less often saves a quarter of a run's CPU time.
 gc.set_threshold(10_000, 20, 20)
 
+# A client's TLS context reads the certificates of all authorities, which takes 50 ms each time. Here it reads one,
+# which signs for nobody: its key was thrown away.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "authority.pem")
+
 # Their assertions are those of the tests that share them; before any test imports them.
 pytest.register_assert_rewrite("tests.conformance.replies.cases", "tests.support.wires.reading")
 
@@ -50,8 +53,8 @@ if hasattr(providers, "_get_local_constants"):
 
 HERE = Path(__file__).parent
 
-QUICK_PART, QUICK_LEAST = 5, 5
-"""A quick run tries a fifth of the examples that a property test asks for, and at least five."""
+QUICK_PART, QUICK_LEAST = 10, 5
+"""A quick run tries a tenth of the examples that a property test asks for, and at least five."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,35 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "deep(reason): adds depth to what a quick test holds; see CONTRIBUTING.md")
+    config.addinivalue_line("markers", "more(reason): tries more in a deep run")
     config.addinivalue_line("markers", "local: needs the local model")
     # In the background of a script SIGINT is ignored, and the commands that tests interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "row(number, of): proves a row of the definition of done; see its folder")
-
-
-@pytest.hookimpl(optionalhook=True)  # xdist's
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two for each core: half of the time tests wait. `-n logical` is one for each: another run is beside it."""
-    for_each = 1 if config.option.numprocesses == "logical" else 2
-    return max(2, (os.cpu_count() or 1) * for_each)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """In a fresh checkout, compile each test file in one worker only: pytest's own step is slow."""
-    worker = getattr(session.config, "workerinput", None)
-    if worker is not None and not any("::" in argument for argument in session.config.args):
-        left_out = [Path(path).resolve() for path in session.config.option.ignore or ()]
-        given = [Path(argument).resolve() for argument in session.config.args]
-        tests = {path for each in given for path in (each.rglob("test_*.py") if each.is_dir() else [each])}
-        files = sorted(path for path in tests if not compiled(path) and not {*path.parents} & {*left_out})
-        for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
-            importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
-
-
-def compiled(path: Path) -> bool:
-    return any(path.parent.glob(f"__pycache__/{path.stem}.*-pytest-*.pyc"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -138,7 +138,7 @@ def test_a_server_of_ones_own_can_crash() -> None:
 
 
 def test_processes_of_a_session_share_a_server_that_ends_with_the_last_of_them() -> None:
-    session = {**os.environ, "PYTEST_XDIST_TESTRUNUID": f"shared{os.getpid()}"}
+    session = {**os.environ, "CALLBOARD_TEST_RUN": f"shared{os.getpid()}"}
     with sharing(session) as second:
         with sharing(session) as first:
             told = said(first)

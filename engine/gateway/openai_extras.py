@@ -1,6 +1,6 @@
 """Embeddings and images of OpenAI's clients. Pure.
 
-The mirror image of `adapters.operations.openai_wires` and `adapters.operations.openai_media`.
+The reverse of `adapters.operations.openai_wires` and `adapters.operations.openai_media`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _model(body: JsonObject) -> str:
 
 
 def _others(body: JsonObject, known: Sequence[str], losses: LossReport) -> JsonObject:
-    """The fields that only these protocols have, as provider options."""
+    """The other fields of a body, as provider options for these protocols."""
     own: JsonObject = {name: value for name, value in body.items() if name not in known and value is not None}
     for name in own:
         if name not in _HARMLESS:
@@ -56,7 +56,7 @@ _HARMLESS = ("user", "safety_identifier")
 # --- Embeddings ---
 
 MOST_TOKEN = 2**31 - 1
-"""The largest token. No vocabulary is as large."""
+"""The largest accepted token. No vocabulary is that large."""
 
 
 class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
@@ -179,9 +179,9 @@ class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
     request: ImageRequest
     """The request in the canonical form. Its id is empty."""
     stream: bool = False
-    """Whether the client asked for a stream."""
+    """Whether the client requested a stream."""
     as_url: bool = False
-    """Whether the client asked for addresses instead of base64."""
+    """Whether the client requested addresses instead of base64."""
     losses: tuple[CallWarning, ...] = ()
     """What the canonical form has no word for. If another protocol serves the request, the client gets these
     warnings."""
@@ -196,7 +196,7 @@ _READ = (
 def read_images(
     body: JsonObject, images: Sequence[ImageBlock] = (), mask: ImageBlock | None = None
 ) -> ClientImageRequest:
-    """Read the body of ``POST /v1/images/generations``. The word ``auto`` is the provider's default.
+    """Read the body of ``POST /v1/images/generations``. The value ``auto`` means the provider's default.
 
     Args:
         body: The body.
@@ -289,7 +289,7 @@ def _data_url(given: Json, where: str) -> ImageBlock:
 
 
 def _value(text: str) -> Json:
-    """A field of a form as JSON would have it."""
+    """The JSON value of a form field."""
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
@@ -308,7 +308,7 @@ def write_images(
     Args:
         asked: The request.
         images: The images.
-        usage: The tokens. A provider without counts bills by image.
+        usage: The tokens. A provider that bills by image has no counts.
         created: Seconds since the epoch.
     """
     body: JsonObject = {"created": created, "data": [_image(image, as_url=asked.as_url) for image in images]}

@@ -1,7 +1,7 @@
-"""Requests besides replies: embeddings and images, and the calls that other programs report.
+"""Requests other than replies: embeddings, images, and imported calls of other programs.
 
-Embeddings and images are read by their wire, made by the engine, and written by their wire. Calls of other
-programs come as OpenTelemetry's exporters send spans over HTTP, and are imported.
+The client's wire reads requests for embeddings and images, the engine runs them, and the wire writes the replies.
+Calls of other programs arrive as OpenTelemetry spans over HTTP, and are imported.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .wire import BadRequest
 
 
 class OperationResult(NamedTuple):
-    """What an operation gave."""
+    """The result of an operation."""
 
     body: bytes
     """The body of the answer."""
     usage: TokenUsage
     cost: Cost
     call_id: str
-    """The id of the call in the trace; of the first one, if there were several."""
+    """The id of the call in the trace, or of the first of several calls."""
     warnings: Sequence[CallWarning]
     kind: bytes = b"application/json"
     """The content type of the answer."""
@@ -85,7 +85,7 @@ async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Ta
 
 
 def _require_same_tokens(engine: Engine, name: str, models: Sequence[str]) -> None:
-    """Refuse tokens for a name that stands for another model, because a client makes them for the model it names.
+    """Refuse tokens as input if the name is mapped to another model, because tokens are specific to a model.
 
     Raises BadRequest.
     """
@@ -170,7 +170,7 @@ class SpanImports:
             tags: Tags for the calls.
 
         Raises:
-            BadRequest: Nothing of it can be read.
+            BadRequest: The body can't be read.
         """
         found = await anyio.to_thread.run_sync(lambda: list(read_otlp(body, kind)))
         unread = [item for item in found if isinstance(item, UnreadablePart)]

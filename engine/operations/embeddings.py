@@ -1,8 +1,8 @@
 """Embeddings and images: routed, limited, priced and traced like conversations, one call for each request.
 
-Vectors of two models can't be compared, even if they have the same length. So a fallback is always the same model
-at another provider: both must have the same space. If two providers name one model differently, set the same
-`embedding_space` for both in models.yaml.
+Vectors of two models can't be compared, even if they have the same length. So a fallback must be the same model at
+another provider, with the same space. If two providers name one model differently, set the same `embedding_space`
+for both in models.yaml.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
 
 
 def _most(request: ImageRequest) -> Sequence[TokenUsage]:
-    """The most that a request can use."""
+    """The maximum usage of a request."""
     said = Message.user([TextBlock(request.prompt), *request.images])
     return most_of_images(estimate_request([said], (), None, TokenRates()), request.n)
 
@@ -330,10 +330,11 @@ class _Embedding:
             return await self._calls.first_that_works(self._abilities, call)
         except AdapterError:
             raise
-        except CallboardError as refusal:  # as a spent budget is
+        except CallboardError as refusal:  # for example a spent budget
             if not self._costs:
                 raise
-            raise AdapterError(str(refusal), retryable=False) from refusal  # so that the other batches are kept
+            # An AdapterError, so that the vectors of the other batches are kept.
+            raise AdapterError(str(refusal), retryable=False) from refusal
 
     def _abilities(self, adapter: EmbeddingAdapter, named: Named) -> EmbeddingCapabilities:
         can = adapter.get_embedding_capabilities(named.entry.wire_name)

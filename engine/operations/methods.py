@@ -12,7 +12,7 @@ from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, merged
 from ..conversation.turn import Turn
-from ..conversation.turn_models import FirstIds
+from ..conversation.turn_context import FirstIds
 from ..runtime.runtime import Runtime, settled_store
 from ..sessions.state import SessionState
 

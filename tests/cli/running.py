@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import pty
@@ -17,9 +16,8 @@ import anyio
 
 from callboard import PriceTable, ServerError
 from tests.support.engines import running
+from tests.support.forking import Forked, Program, can_fork
 from tests.support.scripted import Say
-
-from .forking import Command, Forking
 
 CHECKOUT = Path(__file__).parents[2]
 PRICES = CHECKOUT / "examples" / "demo-prices.yaml"
@@ -43,6 +41,15 @@ models:
   "obedient:m": {adapter: obedient}
   "locked:m": {adapter: locked}
 default_model: first
+"""
+
+
+COMMAND = """
+import sys
+import tests.cli.everything
+from callboard.engine.cli import main
+sys.argv[0] = "callboard"
+sys.exit(main())
 """
 
 
@@ -81,34 +88,25 @@ def call(
 
 def call_into(stdout: int, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     """A command that writes to an open file, such as a pipe or a device."""
-    command = Command(arguments, environment(home), str(CHECKOUT))
-    ended = _forking().call(command, b"", timeout=PATIENCE_SECONDS * 4, stdout=stdout)
-    return subprocess.CompletedProcess(ended.args, ended.returncode, "", ended.stderr.decode())
+    return _ended(Forked(Program(COMMAND, arguments, environment(home)), stdout=stdout, text=False), "")
 
 
 def _called(
     arguments: tuple[str, ...], home: Path, said: str, without: str | None, more: Mapping[str, str] | None
 ) -> subprocess.CompletedProcess[str]:
-    if without is None and hasattr(os, "fork"):
-        command = Command(arguments, {**environment(home), **(more or {})}, str(CHECKOUT))
-        ended = _forking().call(command, said.encode(), timeout=PATIENCE_SECONDS * 4)
-        return subprocess.CompletedProcess(
-            ended.args, ended.returncode, ended.stdout.decode(), ended.stderr.decode()
-        )
-    with start(*arguments, home=home, without=without) as process:
-        out, err = process.communicate(said.encode(), timeout=PATIENCE_SECONDS * 4)
-        return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
+    if without is None and can_fork():
+        return _ended(Forked(Program(COMMAND, arguments, {**environment(home), **(more or {})}), text=False), said)
+    return _ended(start(*arguments, home=home, without=without), said)
 
 
-_started: list[Forking] = []
-
-
-def _forking() -> Forking:
-    """One for all commands of this run."""
-    if not _started or _started[-1].closed:
-        _started.append(Forking(environment(CHECKOUT), CHECKOUT))
-        atexit.register(_started[-1].close)
-    return _started[-1]
+def _ended(process: subprocess.Popen[bytes], said: str) -> subprocess.CompletedProcess[str]:
+    with process:
+        try:
+            out, err = process.communicate(said.encode(), timeout=PATIENCE_SECONDS * 4)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, (out or b"").decode(), err.decode())
 
 
 def at_terminal(

@@ -35,6 +35,7 @@ from callboard.bus.values.content import ContentBlock
 from callboard.bus.values.messages import Message, Role
 
 from ..support import fake_http
+from ..support.depth import is_quick
 from ..support.fake_http import FakeReply, FakeTransport, pieces
 from ..support.invariants import check_stream
 from ..support.recordings import FOLDER
@@ -42,14 +43,14 @@ from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import CALLING_WIRES, WIRES, Wire
 
 SECONDS = float(os.environ.get("CALLBOARD_FUZZ_SECONDS", "0"))
-CASES = 300
-"""For each wire, where no time is given."""
+QUICK_CASES, CASES = 50, 300
+"""For each wire in a quick and in a deep run, where no time is given."""
 AT_ONCE = 50
 SLOWEST = 5.0
 """Seconds of CPU for one case; a good one takes a few milliseconds."""
 CASSETTES = Path(__file__).parent.parent.parent / "cassettes" / "local"
 LARGEST = 40_000
-SAMPLE = 200
+QUICK_SAMPLE, SAMPLE = 30, 200
 """Of the recorded replies, so many of each protocol, none of them with more bytes than LARGEST."""
 ASKED = CanonicalRequest(
     request_id="req_1", messages=(Message.user("Hi"),), model="x:some-model", max_output_tokens=64, max_retries=0
@@ -105,7 +106,7 @@ def _found() -> list[Body]:
             for body in [exchange["response_body"]]
         ]
         small = [body for body in found if len(body.data) <= LARGEST]
-        bodies += random.Random(7).sample(small, min(SAMPLE, len(small)))
+        bodies += random.Random(7).sample(small, min(QUICK_SAMPLE if is_quick() else SAMPLE, len(small)))
     return bodies
 
 
@@ -241,12 +242,13 @@ def fuzz(wire: Wire, seed: int, cases: int, own: list[Body], others: list[Body])
     run_virtual(run)
 
 
+@pytest.mark.more("more damaged replies")
 @pytest.mark.timeout(120 + 4 * SECONDS)
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 def test_damaged_replies_are_understood_or_refused_and_never_spoil_a_history(wire: Wire) -> None:
     own, others = corpus(wire)
     if not SECONDS:
-        fuzz(wire, 1, CASES, own, others)
+        fuzz(wire, 1, QUICK_CASES if is_quick() else CASES, own, others)
         return
     end = time.monotonic() + SECONDS / len(WIRES)
     seeds = random.Random()

@@ -241,7 +241,7 @@ def test_a_script_has_its_streams_to_itself(tmp_path: Path) -> None:
     """Beside a raising tool and the lost run of another process, stdout is the script's JSON, stderr is empty."""
     trace = str(tmp_path / "trace.db")
     for program in (DIES, UNRELATED):
-        done = ended(program, trace)
+        done = ended(program, trace, fresh=True)
         assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == '["done", null, null, "process_lost"]\n'
 

@@ -29,10 +29,25 @@ each_pair = pytest.mark.parametrize(
     ids=[f"{kind.protocol}-over-{wire}" for kind in CLIENTS.values() for wire in PROVIDERS],
 )
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+each_pair_both_ways = pytest.mark.parametrize(
+    ("kind", "wire", "streamed"),
+    [
+        pytest.param(
+            kind,
+            wire,
+            streamed,
+            marks=pytest.mark.deep("the pair in its other form") if (one + other + streamed) % 2 else (),
+            id=f"{kind.protocol}-over-{wire.name}-{'streamed' if streamed else 'whole'}",
+        )
+        for one, kind in enumerate(CLIENTS.values())
+        for other, wire in enumerate(PROVIDERS.values())
+        for streamed in (False, True)
+    ],
+)
+"""A quick run has each client and each provider in both forms, and each pair in one."""
 
 
-@each_pair
-@both_ways
+@each_pair_both_ways
 async def test_text(kind: type[Client], wire: Wire, streamed: bool) -> None:
     async with client_of(kind, wire) as found:
         found.says("It is warm.", 0, "end", streamed=streamed)
@@ -47,8 +62,7 @@ async def test_text(kind: type[Client], wire: Wire, streamed: bool) -> None:
     found.check_sent()
 
 
-@each_pair
-@both_ways
+@each_pair_both_ways
 async def test_parallel_tools_over_three_turns(kind: type[Client], wire: Wire, streamed: bool) -> None:
     async with client_of(kind, wire) as found:
         history = [found.user("Look around.")]
@@ -74,8 +88,7 @@ async def test_parallel_tools_over_three_turns(kind: type[Client], wire: Wire, s
         found.check_sent()
 
 
-@each_pair
-@both_ways
+@each_pair_both_ways
 async def test_thinking_with_signatures(kind: type[Client], wire: Wire, streamed: bool) -> None:
     """The reasoning is shown, and the provider gets its signature back, from the client or kept here."""
     async with client_of(kind, wire) as found:
@@ -91,8 +104,7 @@ async def test_thinking_with_signatures(kind: type[Client], wire: Wire, streamed
     found.check_sent()
 
 
-@each_pair
-@both_ways
+@each_pair_both_ways
 async def test_images_and_documents_go_in(kind: type[Client], wire: Wire, streamed: bool) -> None:
     """Servers of Chat Completions accept texts as documents, and only OpenAI's own accepts PDFs."""
     is_text = wire.name == "openai_compatible"
@@ -142,8 +154,7 @@ async def test_images_come_out(kind: type[Client], wire: Wire) -> None:
             assert (said.text, said.images) == ("Here.", [PICTURE])
 
 
-@each_pair
-@both_ways
+@each_pair_both_ways
 async def test_structured_output(kind: type[Client], wire: Wire, streamed: bool) -> None:
     async with client_of(kind, wire) as found:
         found.says('{"name":"Rome","people":3}', 0, "end", streamed=streamed)
@@ -236,8 +247,7 @@ ERRORS = {
 """The status, the code and the wait, by the client's protocol."""
 
 
-@each_pair
-@both_ways
+@each_pair_both_ways
 @pytest.mark.parametrize("condition", OF_OPENAI)
 async def test_errors(kind: type[Client], wire: Wire, streamed: bool, condition: str) -> None:
     refused, body = wire.error_body(condition)

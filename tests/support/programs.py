@@ -10,17 +10,26 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .forking import Forked, Program, can_fork
+
 CHECKOUT = Path(__file__).parents[2]
 
 
 def started(
-    program: str, *arguments: object, flags: tuple[str, ...] = (), **environment: str
+    program: str, *arguments: object, flags: tuple[str, ...] = (), fresh: bool = False, **environment: str
 ) -> subprocess.Popen[str]:
-    """The process of a program, which is given these arguments and can import what we can."""
+    """The process of a program, which is given these arguments and can import what we can.
+
+    With flags, or if it is to be fresh, it is a new interpreter that has imported nothing and ends like one.
+    """
+    text, given = textwrap.dedent(program), [*map(str, arguments)]
+    its_environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **environment}
+    if can_fork() and not flags and not fresh:
+        return Forked(Program(text, given, its_environment))
     return subprocess.Popen(
-        [sys.executable, *flags, "-c", textwrap.dedent(program), *map(str, arguments)],
+        [sys.executable, *flags, "-c", text, *given],
         cwd=CHECKOUT,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), **environment},
+        env=its_environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -29,10 +38,15 @@ def started(
 
 
 def ended(
-    program: str, *arguments: object, flags: tuple[str, ...] = (), timeout: float = 60, **environment: str
+    program: str,
+    *arguments: object,
+    flags: tuple[str, ...] = (),
+    fresh: bool = False,
+    timeout: float = 60,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """A program that has ended by itself, or was killed by itself."""
-    with started(program, *arguments, flags=flags, **environment) as process:
+    with started(program, *arguments, flags=flags, fresh=fresh, **environment) as process:
         try:
             said, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 from urllib.request import Request, urlopen
 
-ROOT = Path(__file__).resolve().parents[2]
+from .programs import started
 
 
 class ServerProcess:
-    """The process of a module that serves with `serve`, and keeps books and a list of faults."""
+    """The process of a module whose `main` serves with `serve`, and keeps books and a list of faults."""
 
     def __init__(self, module: str, *arguments: object) -> None:
-        self._command = [sys.executable, "-m", module, *map(str, arguments)]
+        self._program = f"from {module} import main; main()"
+        self._arguments = arguments
         self._port = 0
         self.url = ""
         self.start()
 
     def start(self) -> None:
         """Start it, at the address that it had."""
-        self._process = subprocess.Popen(
-            [*self._command, str(self._port)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._process = started(self._program, *self._arguments, self._port)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
         self._port = int(self.url.rpartition(":")[2])

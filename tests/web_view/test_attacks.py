@@ -532,6 +532,6 @@ def test_every_file_has_a_type_and_is_given() -> None:
 
 def test_without_the_extra_everything_else_is_imported() -> None:
     """And `web` says what to install."""
-    done = ended(WITHOUT)
+    done = ended(WITHOUT, fresh=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert 'pip install "callboard[web]"' in done.stdout

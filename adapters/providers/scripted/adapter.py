@@ -57,7 +57,7 @@ from ...http.call import HttpCall
 from ...http.wire import ChatWire
 from ...replies.assembler import Assembler
 from ...requests import settings
-from ...requests.fitted import WireCall
+from ...requests.fitted_history import WireCall
 from ...requests.settings import check_demands
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 
@@ -221,7 +221,7 @@ _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
-    """The steps of a reply, each with whether its pace delays it. If the reply fails, they have no end."""
+    """Yield the steps of a reply, each with whether `pace` delays it. A failing reply has no end step."""
     if reply.usage is not None:
         yield UsageStep(reply.usage), False
     for piece in pieces_of(reply.thinking):
@@ -238,7 +238,7 @@ def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
 
 
 def understand(step: Step, assembler: Assembler) -> bool:
-    """Feed one step; True at the end."""
+    """Feed one step to the assembler. Return True at the end."""
     match step:
         case UsageStep():
             assembler.usage = step.usage
@@ -262,7 +262,7 @@ def understand(step: Step, assembler: Assembler) -> bool:
 
 
 def read_lines(body: bytes, assembler: Assembler) -> bool:
-    """Feed the steps of a body or a piece of it; True at the end."""
+    """Feed the steps in a piece of a body. Return True at the end."""
     return any(understand(_decoder.decode(line), assembler) for line in body.splitlines())
 
 
@@ -470,7 +470,7 @@ class ScriptedAdapter(HttpAdapter):
         return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True, supports_tokens=True)
 
     async def health_check(self) -> AdapterHealth:
-        """Always well."""
+        """Always healthy."""
         return AdapterHealth(True, "plays a script")
 
 

@@ -554,7 +554,7 @@ asyncio.run(main())
 
 def test_a_call_without_a_proxy_imports_neither_httpx_nor_httpcore() -> None:
     """Which would be half of the time to the first answer."""
-    run = ended(PROGRAM)
+    run = ended(PROGRAM, fresh=True)
     assert run.returncode == 0, run.stderr
     body, modules = json.loads(run.stdout)
     assert body == "ok"

@@ -21,6 +21,8 @@ from ...support.wires import responses as r
 from ...support.wires.reading import Reading, read, read_whole, shown
 from .cases import CHAT, CLAUDE, GEMINI, OLLAMA, RESPONSES, Case, check, quirky, table
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 TOOL_USE = StopReason.TOOL_USE
 FIRST, SECOND = ("look", {"at": 1}, "call_1"), ("hear", {"to": 2}, "call_2")
 ONE, TWO = r.call("look", '{"at":1}'), r.call("hear", '{"to":2}', 2)

@@ -21,6 +21,8 @@ from ...support.wires import tgi as t
 from ...support.wires.reading import Reading, read, read_pieces, read_whole
 from .cases import CHAT, CLAUDE, EACH, GEMINI, HI, OLLAMA, RESPONSES, TGI
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 PARTIAL, INCONSISTENT, ESTIMATED = UsageSource.PARTIAL, UsageSource.INCONSISTENT, UsageSource.ESTIMATED
 
 

@@ -33,6 +33,8 @@ from ...support.wires.wire import Event
 from ..endings import ENDINGS
 from .cases import CHAT, CLAUDE, EACH, GEMINI, HI, OLLAMA, OVER, RESPONSES, TGI, Case, check, quirky, table
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 ERROR: JsonObject = {"error": {"message": "late"}}
 LATER: dict[str, list[JsonObject | bytes]] = {
     "anthropic": [b"[DONE]", b"not json", a.event("error", error={})],

@@ -32,6 +32,8 @@ from ...support.wires import responses as r
 from ...support.wires.reading import asked, read, read_pieces, read_whole
 from .cases import CHAT, CLAUDE, GEMINI, RESPONSES, Case, check, table
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 CITED: JsonObject = {"type": "char_location", "cited_text": "x", "document_index": 0}
 CITED_TOO: JsonObject = {**CITED, "cited_text": "y"}
 FOUND: JsonObject = {"type": "web_search_result", "url": "https://x.test", "page_age": None}

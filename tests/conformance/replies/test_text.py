@@ -26,6 +26,8 @@ from ...support.wires import tgi as t
 from ...support.wires.reading import read, read_pieces, read_whole, shown
 from .cases import CHAT, CLAUDE, EACH, GEMINI, HI, OLLAMA, OVER, RESPONSES, TGI, Case, check, table
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 HELLO = r.message("Hello")
 PART = r.event("content_part.done", output_index=0, content_index=0, part={"type": "output_text", "text": "a"})
 CHANGING = [{**r.text_delta(0, text), "item_id": f"msg_{text}"} for text in ("Hel", "lo")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -18,6 +18,7 @@ from tests.support.engines import talking
 from tests.support.logs import captured_logs
 from tests.support.present import present
 from tests.support.scripted import Say
+from tests.support.virtual_time import runs_on
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
@@ -25,22 +26,30 @@ from callboard.engine.mcp.values import legal_names
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
+anyio_backend = runs_on("asyncio", scope="module")
+
+
+@pytest.fixture(scope="module")
+async def tools() -> AsyncIterator[tuple[Tool, ...]]:
+    """The tools of one server, which takes two seconds of CPU to start."""
+    async with mcp_tools(COMMAND) as found:
+        yield found
+
 
 def named(tools: tuple[Tool, ...], name: str) -> Tool:
     return next(tool for tool in tools if tool.name == name)
 
 
-async def test_a_servers_tools_are_tools() -> None:
+async def test_a_servers_tools_are_tools(tools: tuple[Tool, ...]) -> None:
     """With description, schema and annotations; a call goes to the server and its text comes back."""
-    async with mcp_tools(COMMAND) as tools:
-        find = named(tools, "find")
-        assert find.definition.description == "Find a book."
-        assert find.definition.annotations == ToolAnnotations(read_only=True, open_world=False, title="Look it up")
-        result = await result_of(find, {"title": "Emma", "arguments": 2})
-        assert (result.content, result.is_error) == ("Emma x2", False)
-        async with talking(Say(calls=[("find", {"title": "Emma"})]), Say("found"), tools=tools) as (session, _):
-            assert (await session.send("go")).text == "found"
-            assert "Emma x1" in session.messages[2].content[0].text  # type: ignore[union-attr]
+    find = named(tools, "find")
+    assert find.definition.description == "Find a book."
+    assert find.definition.annotations == ToolAnnotations(read_only=True, open_world=False, title="Look it up")
+    result = await result_of(find, {"title": "Emma", "arguments": 2})
+    assert (result.content, result.is_error) == ("Emma x2", False)
+    async with talking(Say(calls=[("find", {"title": "Emma"})]), Say("found"), tools=tools) as (session, _):
+        assert (await session.send("go")).text == "found"
+        assert "Emma x1" in session.messages[2].content[0].text  # type: ignore[union-attr]
 
 
 async def test_a_name_that_models_do_not_take_is_changed_and_known_again() -> None:
@@ -59,29 +68,27 @@ async def test_a_name_that_models_do_not_take_is_changed_and_known_again() -> No
         await connection.__aexit__(None, None, None)
 
 
-async def test_images_structures_and_errors_come_back_as_what_they_are() -> None:
+async def test_images_structures_and_errors_come_back_as_what_they_are(tools: tuple[Tool, ...]) -> None:
     """Content blocks, JSON, and error results."""
-    async with mcp_tools(COMMAND) as tools:
-        picture = await result_of(named(tools, "cover"))
-        assert isinstance(picture.content, tuple)
-        assert picture.content[0] == TextBlock("the cover:")
-        assert isinstance(picture.content[1], ImageBlock)
-        assert picture.content[1].media_type == "image/png"
-        assert '"sum": 6' in (await result_of(named(tools, "count"), {"numbers": [1, 2, 3]})).text
-        failed = await result_of(named(tools, "fail"))
-        assert failed.is_error
-        assert "out of paper" in failed.text
+    picture = await result_of(named(tools, "cover"))
+    assert isinstance(picture.content, tuple)
+    assert picture.content[0] == TextBlock("the cover:")
+    assert isinstance(picture.content[1], ImageBlock)
+    assert picture.content[1].media_type == "image/png"
+    assert '"sum": 6' in (await result_of(named(tools, "count"), {"numbers": [1, 2, 3]})).text
+    failed = await result_of(named(tools, "fail"))
+    assert failed.is_error
+    assert "out of paper" in failed.text
 
 
-async def test_arguments_are_checked_here_first() -> None:
+async def test_arguments_are_checked_here_first(tools: tuple[Tool, ...]) -> None:
     """The server's schema is the tool's."""
-    async with mcp_tools(COMMAND) as tools:
-        result = await result_of(named(tools, "count"), {"numbers": ["x"]})
-        assert result.is_error
-        assert "$.numbers[0]" in result.text
+    result = await result_of(named(tools, "count"), {"numbers": ["x"]})
+    assert result.is_error
+    assert "$.numbers[0]" in result.text
 
 
-async def test_progress_and_cancellation_are_passed_on(tmp_path: Path) -> None:
+async def test_progress_and_cancellation_are_passed_on(tools: tuple[Tool, ...], tmp_path: Path) -> None:
     """The server's progress is told; a call that is given up is cancelled on the server."""
     marks = tmp_path / "marks"
     begun = anyio.Event()
@@ -93,12 +100,11 @@ async def test_progress_and_cancellation_are_passed_on(tmp_path: Path) -> None:
             if isinstance(event, ToolProgress):
                 begun.set()
 
-    async with mcp_tools(COMMAND) as tools:
-        async with anyio.create_task_group() as group:
-            slow = call("slow", {"marks": str(marks)})
-            group.start_soon(run, [slow], [named(tools, "slow")], Hearing())
-            await begun.wait()
-            group.cancel_scope.cancel()
+    async with anyio.create_task_group() as group:
+        slow = call("slow", {"marks": str(marks)})
+        group.start_soon(run, [slow], [named(tools, "slow")], Hearing())
+        await begun.wait()
+        group.cancel_scope.cancel()
     assert [event for event in told if isinstance(event, ToolProgress)] == [
         ToolProgress(tool_use_id="tu_1", tool_name="slow", message="begun", fraction=0.25)
     ]

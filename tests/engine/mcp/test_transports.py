@@ -25,6 +25,7 @@ from callboard.engine import (
     mcp_tools,
 )
 from tests.engine.tools.rounds import Told, call, result_of, run
+from tests.support.depth import first_is_quick
 from tests.support.engines import talking
 from tests.support.present import present
 from tests.support.scripted import Say
@@ -56,7 +57,7 @@ def settings_of(kind: str, port: int) -> McpServerSettings:
     return McpServerSettings(url=f"http://127.0.0.1:{port}/{path}", type=kind)
 
 
-@pytest.mark.parametrize("kind", ["http", "sse"])
+@pytest.mark.parametrize("kind", first_is_quick(["sse", "http"], "test_one_server has a server over HTTP"))
 async def test_a_server_behind_a_url_that_is_restarted_is_used_again(kind: str) -> None:
     """While it is away, calls are error results that name it."""
     with serving(kind) as (process, port):

@@ -1,0 +1,189 @@
+"""A process that has imported what programs need, and forks for each program that a test starts.
+
+    python -m tests.support.forking FILE
+
+A program is a process all the same, with its own arguments, environment, streams and threads, and the child of
+the test. Only the imports are made once for all of them, and modules aren't taken apart at its end. These two take
+half a second of CPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import contextlib
+import ctypes
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import msgspec
+
+CHECKOUT = Path(__file__).parents[2]
+FIRST = ("aiosqlite", "anyio._backends._asyncio", "callboard.engine.engine", "tests.support.engines")
+OURS = ("callboard", "examples", "labs", "tests")
+SET_CHILD_SUBREAPER = 36
+STREAMS = slice(10, 16)
+"""The arguments of `Popen._execute_child` that are the ends of pipes: its own and ours, for each stream."""
+
+
+class Program(msgspec.Struct):
+    """A program that the process is to run."""
+
+    text: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class Forked(subprocess.Popen[Any]):
+    """The process of a program.
+
+    It is a grandchild of the process that forks. Its parent ends immediately, so it becomes a child of this one.
+    """
+
+    def __init__(self, program: Program, *, stdout: int = subprocess.PIPE, text: bool = True) -> None:
+        self._program = program
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", program.text, *program.arguments]
+        super().__init__(command, stdin=pipe, stdout=stdout, stderr=pipe, text=text)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        reads, _, heard, writes, _, complains = arguments[STREAMS]
+        self.pid = _forking().fork(self._program, [reads, writes, complains])
+        self._child_created = True
+        for end in (reads, complains, *([writes] if heard >= 0 else [])):  # else it is the caller's file
+            os.close(end)
+
+
+class _Forking:
+    """The process that forks, from the side of the tests."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                cwd=CHECKOUT,
+                stdin=subprocess.PIPE,  # so that the streams are what they are for a program: pipes
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self, program: Program, streams: list[int]) -> int:
+        """The number of the new process."""
+        with self._lock, _taking_orphans():
+            socket.send_fds(self._socket, [msgspec.json.encode(program) + b"\n"], streams)
+            answer = self._socket.recv(16)
+            assert answer, self._process.communicate()[1].decode()
+            return int(answer)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.communicate()
+
+
+@cache
+def _forking() -> _Forking:
+    forking = _Forking()
+    atexit.register(forking.close)
+    return forking
+
+
+@contextlib.contextmanager
+def _taking_orphans() -> Iterator[None]:
+    """Within the block, grandchildren whose parents end become children."""
+    call = ctypes.CDLL(None).prctl
+    call(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        call(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def can_fork() -> bool:
+    return sys.platform == "linux"
+
+
+def main(file: int) -> None:
+    """Serve until the tests have gone; in a grandchild, be the program."""
+    with socket.socket(fileno=file) as tests:
+        for name in FIRST:
+            import_module(name)
+        while True:
+            request, streams, _, _ = socket.recv_fds(tests, 1 << 20, 3)
+            while request and not request.endswith(b"\n"):
+                request += tests.recv(1 << 20)
+            if not request:
+                return
+            program = msgspec.json.decode(request, type=Program)
+            for name in imported(program.text):
+                with contextlib.suppress(ImportError):
+                    import_module(name)
+            gc.freeze()
+            told, tells = os.pipe()
+            if (child := os.fork()) == 0:
+                if (grandchild := os.fork()) == 0:
+                    break
+                os.write(tells, str(grandchild).encode())
+                os._exit(0)
+            for end in (*streams, tells):
+                os.close(end)
+            os.waitpid(child, 0)
+            tests.sendall(os.read(told, 16))
+            os.close(told)
+    os.close(told)
+    os.close(tells)
+    for stream, number in zip(streams, range(3), strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    be(program)
+
+
+def imported(text: str) -> Iterator[str]:
+    """Our modules that a program imports."""
+    for node in ast.parse(text).body:
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names if name.name.startswith(OURS))
+            case ast.ImportFrom(module=str(name), names=names) if name.startswith(OURS):
+                yield name
+                yield from (f"{name}.{each.name}" for each in names)
+
+
+def be(program: Program) -> NoReturn:
+    """Run the program in this process."""
+    os.environ.clear()
+    os.environ.update(program.environment)
+    time.tzset()
+    sys.argv = ["-c", *program.arguments]
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    status = 1
+    try:
+        exec(compile(program.text, "<string>", "exec"), vars(module))
+        status = 0
+    except SystemExit as exit:
+        status = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # what an interpreter does at its end: it waits for threads,
+    atexit._run_exitfuncs()  # calls who asked for it,
+    sys.stdout.flush()  # and writes what is left
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
