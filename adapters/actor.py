@@ -1,8 +1,8 @@
 """An adapter as a supervised actor, with a task for each call.
 
-It publishes no events; it reports to the starter of each call. Starting a call is synchronous and sends no
-message. So a thousand calls in one tick start a thousand tasks and fill no mailbox. A crash inside a call fails
-that call. A crash of the actor fails its calls, and the next call uses a fresh adapter.
+It publishes no events. Each call reports to the code that started it. Starting a call is synchronous and sends no
+message, so a thousand calls started together do not fill the mailbox. An exception in a call fails only that call.
+A crash of the actor fails all its calls, and the next call uses a new adapter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AdapterActor(Actor):
     async def started(self, context: ActorContext) -> None:
         self._made = self._factory()
         initialize = getattr(self._made, "initialize", None)
-        if initialize is not None:  # optional in the contract
+        if initialize is not None:  # the contract makes `initialize` optional
             try:
                 with anyio.fail_after(INITIALIZE_SECONDS):
                     await initialize()
@@ -57,7 +57,7 @@ class AdapterActor(Actor):
     async def stopping(self) -> None:
         made, self._made = self._made, None
         if made is not None:
-            await made.close()  # the supervisor bounds and shields it
+            await made.close()  # the supervisor shields it and limits its time
 
 
 class CallHandle(Generic[T]):
@@ -86,7 +86,7 @@ class CallHandle(Generic[T]):
             raise self._broken(f"the adapter crashed: {type(error).__name__}: {error}") from error
 
     def cancel(self) -> None:
-        """Request the end of the call. Then `wait()` ends as the contract describes. Idempotent."""
+        """Request the end of the call. `wait()` then raises or returns as the contract describes. Idempotent."""
         actor = self._ref.actor
         if self._task.done or not isinstance(actor, AdapterActor):
             return
@@ -99,7 +99,7 @@ class CallHandle(Generic[T]):
         return self._task.done
 
     def abandon(self) -> None:
-        """Let `wait` raise CancelledError immediately. A call in a separate task runs until `kill`."""
+        """Make `wait` raise CancelledError immediately. A call in a separate task continues until `kill`."""
         if self._in_place:
             self._task.cancel()
         else:
@@ -122,10 +122,10 @@ def start_call(
     *,
     on_attempt: AttemptObserver | None = None,
 ) -> CallHandle[CanonicalResponse]:
-    """Start a call in an adapter's actor, now.
+    """Start a call in an adapter's actor immediately.
 
-    A call that ends when cancelled runs in the waiting task. Any other call gets a separate task, which can be
-    abandoned if the adapter ignores its cancellation.
+    If the adapter's method is marked with `ends_when_cancelled`, the call runs in the task that waits for it.
+    Otherwise it gets a separate task, which can be abandoned if the adapter ignores the cancellation.
     """
 
     adapter = _adapter_of(ref, request.request_id)
@@ -152,7 +152,7 @@ def start_call(
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start a call of any kind in a separate task, now. Raises the errors of `start_call`."""
+    """Start work of any kind in a separate task immediately. Raises the errors of `start_call`."""
     adapter = _adapter_of(ref, request_id)
     return CallHandle(ref, request_id, ref.spawn(work, adapter, name=f"call {request_id}"))
 

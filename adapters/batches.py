@@ -1,10 +1,10 @@
 """The contract of adapters with batches: the protocol, its requests and its jobs.
 
 A batch holds many conversations for one model. The provider answers them within about a day, usually for half the
-price and in any order. The job belongs to the provider and continues without this process. Creating it costs
-money, so a request with a lost answer is not repeated. Instead, the provider's list is searched for the caller's
-mark. Anthropic's jobs have no mark: a job is found by its time and size, and confirmed by its results. Other
-requests may be repeated.
+price and in any order. The job belongs to the provider and continues without this process. Creating a job costs
+money. If the answer is lost, the request is not repeated. Instead, the provider's list is searched for the
+caller's mark. Anthropic's jobs have no mark: a job is found by its time and size, and confirmed by its results.
+All other requests may be repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 BatchStatus: TypeAlias = Literal[
     "queued", "in_progress", "cancelling", "completed", "failed", "expired", "cancelled"
 ]
-"""The status of a job, by Callboard's names. The last four are ends. A job may have results after any end."""
+"""The status of a job, by Callboard's names. The last four are final. A job may have results after any of them."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class BatchRequest(CallRequest, frozen=True, kw_only=True):
     """A new job with its requests, which all use `model`."""
 
     mark: str
-    """The caller's mark of the job, for finding it again. At most 200 characters."""
+    """A text that identifies the job in the provider's list; at most 200 characters."""
     items: tuple[BatchItem, ...]
     """The requests. `BatchAdapter.split_batch` returns the number that fits into one job."""
 
@@ -82,11 +82,11 @@ class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int | None = None
     """The creation time in seconds since the epoch; None if not reported."""
     expires_at: int | None = None
-    """The time at which the provider abandons the job, in seconds since the epoch; None if not reported."""
+    """The time at which the provider gives the job up, in seconds since the epoch; None if not reported."""
     mark: str | None = None
     """The caller's mark; None if the provider keeps none."""
     places: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The places of the results, in the provider's words."""
+    """Where the results are: file ids or addresses, by the provider's names."""
     key: str | None = None
     """The name of the key that owns the job; None for the adapter's own key."""
     certain: bool = True
@@ -94,7 +94,9 @@ class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     results are read.
     """
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the caller, such as ``found_again`` for a job with an unconfirmed creation."""
+    """Warnings for the caller, such as ``found_again`` for a job that was found because the answer to its creation
+    was lost.
+    """
     provider_request_id: str | None = None
     """The provider's id of the request, for its support."""
 
@@ -116,7 +118,7 @@ class BatchAdapter(Protocol):
     """The adapter's name, the prefix of its models' names."""
 
     def get_batch_limits(self, model: str) -> BatchLimits:
-        """The largest size of a job. Raises CapabilityError if the provider has no batches."""
+        """The largest size of a job. Raises CapabilityError if the provider does not support batches."""
         ...
 
     def split_batch(self, items: Sequence[BatchItem]) -> tuple[int, ...]:
@@ -133,7 +135,7 @@ class BatchAdapter(Protocol):
 
         Raises:
             CapabilityError: The provider has no batches. Nothing was sent.
-            OutcomeUnknownError: There may be a job with an unknown id.
+            OutcomeUnknownError: The answer was lost. A job may exist, but its id is unknown.
             AdapterError: The request failed for another reason.
         """
         ...
@@ -141,7 +143,7 @@ class BatchAdapter(Protocol):
     async def find_batch(
         self, model: str, mark: str, count: int, since: int, *, key: str | None = None, known: Sequence[str] = ()
     ) -> BatchJob | None:
-        """Find the job of an unconfirmed creation, if the provider lists exactly one match.
+        """Find a job whose creation was not confirmed. Returns it if the provider lists exactly one match.
 
         Args:
             model: The job's model.
@@ -169,13 +171,13 @@ class BatchAdapter(Protocol):
     async def read_batch(self, job: BatchJob, items: Sequence[BatchItem]) -> Sequence[BatchOutcome]:
         """Read the results of a job that has ended, one for each request, in order.
 
-        Reading is free, and a broken download is repeated. A result may be parsed at each access of the sequence,
-        so keep it if you need it twice.
+        Reading is free, and a broken download is repeated. The sequence may parse a result at each access, so keep
+        a result that you need twice.
 
         Args:
             job: The job.
-            items: The job's requests. Requests without messages are enough, but then tools' inputs are not
-                cleaned, and there are no warnings about the requests.
+            items: The job's requests. Their ids are enough. Without their messages, the inputs of tool calls are
+                not cleaned, and there are no warnings about the requests.
 
         Raises:
             OutcomeUnknownError: The results belong to other requests.
@@ -184,7 +186,8 @@ class BatchAdapter(Protocol):
         ...
 
     async def cancel_batch(self, job: BatchJob, *, model: str) -> bool:
-        """Cancel a job. Answered requests are billed, and can be read when the job has ended.
+        """Cancel a job. Requests that were already answered are billed. Their results can be read when the job has
+        ended.
 
         Returns:
             False if the job does not exist, or it has ended already.

@@ -6,13 +6,14 @@ A cassette is one JSON file for a scenario, meant for review:
       {"request": {"method": "POST", "path": "/v1/messages", "headers": {...}, "body": {...}},
        "reply": {"status": 200, "headers": {...}, "chunks": ["data: ...", ...], "end": "whole"}}]}
 
-* body is the request's JSON. Callboard's random ids (``tu_<ulid>`` and the like) are numbered by appearance.
+* body is the request's JSON. Callboard's random ids (``tu_<ulid>`` and similar) are numbered in the order in which
+they appear.
 * chunks are the pieces from the network, decompressed; a piece that is not UTF-8 is ``{"base64": "..."}``.
 * end is ``whole``; ``left`` if the reader left first; otherwise the text of the error.
 * Headers are kept by allow-list. Known keys (from headers and `secrets`) are masked everywhere.
 
-The first unplayed recording with the same method, path and body answers a request; top level fields in
-VOLATILE_FIELDS are ignored. A request without a recording raises CassetteMiss with the nearest one.
+A request gets the first unplayed recording with the same method, path and body. Top-level fields in
+VOLATILE_FIELDS are ignored. If there is none, CassetteMiss shows the most similar recording.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Difference(msgspec.Struct):
 
 
 def differences(recorded: Json, sent: Json, where: str = "") -> Iterator[Difference]:
-    """The changes, additions and omissions."""
+    """Yield the changed, added and missing values."""
     if isinstance(recorded, dict) and isinstance(sent, dict):
         for name in sorted({*recorded, *sent}):
             place = f"{where}.{name}" if where else name
@@ -111,7 +112,7 @@ _SHORTEST_SECRET = 4
 class CassetteMiss(AdapterError):
     """No recording answers this request.
 
-    It is an AdapterError, because a transport raises nothing else. Its class is ``other``. It is never retried,
+    It is an AdapterError, because transports raise only those. Its class is ``other``. It is never retried,
     because the cause is in the test.
     """
 
@@ -238,7 +239,7 @@ class RecordingTransport:
         return _mask(text, self._secrets)
 
     def _mask_chunks(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """Mask keys, also a key that is split over two chunks. Each chunk keeps its length."""
+        """Mask keys, including a key that is split across two chunks. Each chunk keeps its length."""
         body = b"".join(chunks)
         for secret in sorted(self._secrets, key=len, reverse=True):
             body = body.replace(secret.encode(), b"*" * len(secret.encode()))
@@ -351,7 +352,9 @@ class _ReplayedReply:
 
 
 def number_ids(body: str) -> str:
-    """A body with Callboard's random ids numbered by appearance, so that every run has the same body."""
+    """Replace Callboard's random ids in a body by numbers in order of appearance, so that every run has the same
+    body.
+    """
     numbers: dict[str, str] = {}
     return _OUR_ID.sub(lambda found: numbers.setdefault(found[0], f"{found[1]}_{len(numbers) + 1}"), body)
 
@@ -374,7 +377,7 @@ def _compared(request: RecordedRequest) -> JsonObject:
 
 
 def _key(request: RecordedRequest) -> bytes:
-    return msgspec.json.encode(_compared(request), order="sorted")  # as text, because in Python True equals 1
+    return msgspec.json.encode(_compared(request), order="sorted")  # compared as text, because True == 1 in Python
 
 
 def _mask(text: str, secrets: Iterable[str]) -> str:

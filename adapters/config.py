@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 KeySource: TypeAlias = Callable[[], str | Awaitable[str]]
-"""Returns a key. It is called at the key's first use, and again if the provider refuses the key.
+"""A function that returns a key. It is called at the first use, and again if the provider rejects the key.
 
 A plain function runs on the event loop, so it must not block for long.
 """
@@ -33,14 +33,14 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
-"""A function of the error, the number of the retry from 0, and the wait before it in seconds."""
+"""A function that gets the error, the number of the retry from 0, and the seconds to wait before it."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The waits of an adapter between attempts.
 
-    The n-th retry (n from 0) waits `base_delay` · `backoff_multiplier`ⁿ seconds, at most `max_delay`. The
-    provider's hint takes precedence, also up to `max_delay`.
+    The n-th retry (n from 0) waits `base_delay` · `backoff_multiplier`ⁿ seconds, at most `max_delay`. A wait that
+    the provider requests takes precedence, up to `max_delay`.
     """
 
     base_delay: float = 1.0
@@ -79,8 +79,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     """Seconds for the connection of each attempt."""
     first_event_timeout: float = 120.0
-    """Seconds of silence before the first event of a streamed reply. Five times as many while signs of life
-    arrive.
+    """Seconds of silence before the first event of a streamed reply. If comments or pings arrive, the limit is
+    five times as long.
     """
     stream_read_timeout: float = 120.0
     """Seconds of silence after the first event, with the same rule."""
@@ -90,8 +90,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     With 0 the connection is closed immediately, and the call's usage is partial or an estimate.
     """
     api_key_env: str | None = None
-    """The environment variable of the key. Without a `base_url`, it identifies the key's vendor: another vendor's
-    key is refused.
+    """The environment variable of the key. Without a `base_url`, a variable of another vendor's key raises
+    ConfigurationError.
     """
     keys: Mapping[str, str | KeySource] = msgspec.field(default_factory=dict)
     """Further keys by names of the host, such as one for each tenant. A call with ``key=`` uses that key only."""

@@ -64,7 +64,7 @@ class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_reset: str | None = None
     """The time at which all tokens are available again, as the provider writes it."""
     counts_output: bool = True
-    """Whether the tokens of replies count as well."""
+    """Whether the tokens of replies count, too."""
     fixed_window: bool = False
     """Whether the limit resets completely at the start of the next period, not gradually."""
 
@@ -85,7 +85,7 @@ class CallResponse(ShortRepr, frozen=True, kw_only=True):
     response_id: str | None = None
     """The provider's id of the reply."""
     warnings: tuple[CallWarning, ...] = ()
-    """The request fields and values that were dropped, changed or estimated."""
+    """Warnings about request fields and values that were dropped, changed or estimated."""
     rate_limit: RateLimitInfo | None = None
     """The limits in the reply's headers; None if there are none."""
     provider_request_id: str | None = None
@@ -130,7 +130,7 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_parallel_tool_calls: bool = False
     """Several tool calls in one reply."""
     supports_tool_choice: bool = True
-    """Tool calls that a request can require."""
+    """Requests that force or forbid tool calls."""
     supports_prompt_caching: bool = False
     """A prompt cache at the provider."""
     max_context_tokens: int = 128_000
@@ -148,14 +148,14 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class WireRequest(ShortRepr, frozen=True, kw_only=True):
     """A request as a client wrote it, for an adapter of the same protocol.
 
-    Such an adapter sends `body` with its own model name, and with the few fields that it needs itself, see
-    `adapters.http.fidelity`. It ignores the canonical fields. Any other adapter ignores this. Batches ignore it,
-    and so does an adapter that emulates the request's tools.
+    Such an adapter sends `body` with its own model name and a few fields of its own, see `adapters.http.fidelity`.
+    It ignores the canonical fields. An adapter of another protocol ignores this object and sends the canonical
+    request. So do batches, and adapters that emulate the request's tools.
 
-    A refused body is repaired by edits, like any other. If a repair changes the canonical request instead, the
-    canonical request is sent and `on_event` gets nothing. A reply that breaks off is never continued
-    (`continue_broken`). A Responses body with ``background: true`` asks for a background reply: the call ends
-    when the provider has completed it.
+    If the provider rejects the body, its fields are repaired as usual. If the repair changes the canonical request
+    instead, the canonical request is sent, and `on_event` is not called. A broken reply is never continued
+    (`continue_broken`). A Responses body with ``background: true`` requests a background reply: the call ends when
+    the provider has completed it.
     """
 
     protocol: str
@@ -165,19 +165,20 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the request, such as ``anthropic-beta``."""
     on_headers: Callable[[Mapping[str, str], RateLimitInfo | None], object] | None = None
-    """Called with the headers of the reply, and the limits that they state, when its first content has arrived. An
-    adapter of any protocol calls it. It must not raise."""
+    """Called with the headers of a reply and the limits that they state, when its first content has arrived. An
+    attempt that fails calls it with the headers of its reply, which are empty without one. An adapter of any
+    protocol calls it. It must not raise."""
     on_event: Callable[[str, bytes], object] | None = None
     """Called with the name and the data of each event of a streamed reply, or with ``""`` and the body of a whole
     one, as the provider sent it. It is called before the canonical events of the same data, and must not raise.
 
-    Events are passed on from one attempt only, the one that delivers content. The events before its first content
-    come together with it. An error that the provider reports later is passed on, and then the call raises it.
+    Only events of the attempt that delivers content are passed on. Events before the first content are held until
+    it arrives. A later error event is passed on, and then the call raises the error.
 
-    Nothing is passed on if the reply has another form than the requested one: a whole reply in a stream, or events
-    for a whole reply. The same holds if middleware changed the request or may change the reply. So a caller writes
-    the canonical reply if this was not called before the first canonical event or the response. Nothing is passed
-    on after a cancellation. Keys that a server repeats are masked.
+    Nothing is passed on if the reply does not have the requested form: a whole reply instead of a stream, or a
+    stream instead of a whole reply. Nothing is passed on either if middleware changed the request or may change
+    the reply. If this was not called before the first canonical event or the response, the caller must write the
+    canonical reply itself. Nothing is passed on after a cancellation. Keys in the reply are masked.
     """
 
 
@@ -191,17 +192,17 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     """
 
     messages: tuple[Message, ...]
-    """The whole conversation, because adapters keep none."""
+    """The whole conversation. Adapters store no history."""
     max_output_tokens: int
     """The largest number of tokens in the reply, including reasoning."""
     default_output_limit: bool = False
-    """Whether that limit is a default. Then it is dropped if the model's limits are unknown and the protocol
-    allows it.
+    """Whether `max_output_tokens` is only a default. A default is left out if the model's limits are unknown and
+    the protocol allows it.
     """
     capabilities: AdapterCapabilities | None = None
     """The capabilities of the model with the configuration's corrections; None uses the adapter's own.
 
-    The current turn and the history are both checked against them.
+    The current turn and the history are checked against them.
     """
     tools: tuple[ToolDefinition, ...] = ()
     """The tools that the model may call."""
@@ -214,9 +215,9 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     top_p: float | None = None
     """The share of the most likely tokens to sample from."""
     frequency_penalty: float | None = None
-    """The penalty for tokens by how often they came before."""
+    """The penalty for a token, growing with its earlier occurrences."""
     presence_penalty: float | None = None
-    """The penalty for tokens that came before."""
+    """The penalty for a token that has occurred before."""
     seed: int | None = None
     """The seed of sampling."""
     verbosity: str | None = None
@@ -238,7 +239,7 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     drain_for_usage: float | None = None
     """Replaces `AdapterConfig.drain_for_usage`."""
     stream: bool = False
-    """Whether the request is streamed. For middleware only; the field has no effect."""
+    """Whether the request is streamed. Middleware may read it; setting it has no effect."""
     background: bool | None = None
     """Whether the provider continues the reply if the connection or the process is lost; see
     `adapters.operations.background`.
@@ -246,11 +247,13 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     response_id: str = ""
     """The provider's id of a background reply to resume. No new reply is requested."""
     continue_broken: bool | None = None
-    """Whether another attempt continues a streamed reply that breaks off in its text, if the model supports it."""
+    """Whether to continue a streamed reply that broke off in its text, with another attempt, if the model supports
+    it.
+    """
     include_raw: bool | None = None
     """Whether the response includes the provider's raw reply in `CanonicalResponse.raw`."""
     has_beginning: bool = False
-    """Whether the last message is the start of the reply, for the model to continue."""
+    """Whether the last message is the start of the reply, which the model continues."""
     wire: WireRequest | None = None
     """The request as a client wrote it; see `WireRequest`."""
 
@@ -319,7 +322,7 @@ class AttemptResent(msgspec.Struct, frozen=True):
 
 
 class AttemptAccepted(msgspec.Struct, frozen=True):
-    """From now on the provider generates the reply in the background, under an id."""
+    """The provider has accepted the request and generates the reply in the background, under an id."""
 
     attempt: int
     """The attempt's number, from 1."""
@@ -361,7 +364,7 @@ Its result for an `AttemptFailed` is awaited before the next attempt, after the 
 class AdapterStream(Protocol):
     """A streamed reply: an async iterator of events, and an async context manager that closes it.
 
-    The stream ends after `MessageComplete`, also if the call is cancelled. If the call fails, the stream yields
+    The stream ends after `MessageComplete`, even if the call is cancelled. If the call fails, the stream yields
     `MessageComplete` with stop reason ``error`` (after any other event) and then raises AdapterError. Leaving the
     context early, or `aclose()`, closes the socket. The stream never hangs. It has one reader.
     """
@@ -399,7 +402,7 @@ class MeteredAdapter(Protocol):
     def usage_so_far(self, request_id: str) -> TokenUsage | None:
         """The usage of the current attempt of a call, as if it ended now. None if unknown.
 
-        It is computed on demand. A call that ends early is billed with it.
+        It is computed on demand. If the call ends early, this usage is charged.
         """
         ...
 
@@ -416,7 +419,7 @@ class SendsClientRequests(Protocol):
 def ends_when_cancelled(method: F) -> F:
     """Mark `complete` or `stream` of an adapter: its call ends immediately if the waiting task is cancelled.
 
-    The engine then runs the call in the turn's own task. An override in a subclass loses the mark.
+    The engine then runs the call in the turn's own task. A subclass that overrides the method must mark it again.
     """
     method.__dict__["ends_when_cancelled"] = True
     return method

@@ -3,9 +3,9 @@
 A vector is an `array('f')`: four bytes for each dimension. Use `tolist()` for JSON, `tobytes()` for a database,
 and `numpy.frombuffer(vector, "f4")` without a copy.
 
-A batch is as many texts in a row as fit by count and by estimated tokens. If the provider finds one too large, it
-is split in two until it fits or holds one text. If a failure would affect further batches (the key, the model,
-spent credit), pending batches are not started.
+A batch contains as many consecutive texts as the limits on count and estimated tokens allow. If the provider
+rejects a batch as too large, it is split in two, repeatedly if needed. After a failure that would affect all
+batches (the key, the model, no credit), pending batches are not started.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ __all__ = [
     "INPUT_TYPES",
     "EmbeddingAdapter",
     "EmbeddingCapabilities",
+    "EmbeddingInput",
     "EmbeddingRequest",
     "EmbeddingResponse",
     "Encoding",
@@ -53,6 +54,9 @@ __all__ = [
 
 Vector: TypeAlias = "array[float]"
 """The embedding of one text: float32, in an `array('f')`."""
+
+EmbeddingInput: TypeAlias = str | tuple[int, ...]
+"""A text, or its tokens: numbers in the vocabulary of one model."""
 
 InputType: TypeAlias = Literal[
     "query",
@@ -74,7 +78,7 @@ Encoding: TypeAlias = Literal["base64", "float"]
 
 
 class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model through its adapter. None means unknown: nothing is refused or cut for it."""
+    """The abilities of a model through its adapter. None means unknown; an unknown limit is not enforced."""
 
     max_inputs: int = 2048
     """The largest number of texts in one request."""
@@ -91,11 +95,13 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     input_types: tuple[str, ...] = ()
     """The supported input types."""
     supports_truncation: bool = False
-    """Whether a request can allow that long texts are cut."""
+    """Whether a request can permit the provider to cut long texts."""
     cuts_silently: bool = False
     """Whether the provider cuts long texts by default."""
     encodings: tuple[Encoding, ...] = ("float",)
     """The supported encodings, the best first."""
+    supports_tokens: bool = False
+    """Whether an input can be tokens instead of a text."""
 
     def refusal(self, dimensions: int) -> str | None:
         """The reason why vectors can't have this number of dimensions; None if they can, or if unknown."""
@@ -117,32 +123,61 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     """One request to one model.
 
     Raises:
-        TypeError: `inputs` is a single string.
-        ValueError: The input type is unknown.
+        TypeError: `inputs` is a single input.
+        ValueError: The input type is unknown, or an input is not a list of tokens.
     """
 
-    inputs: tuple[str, ...]
-    """The texts."""
+    inputs: tuple[EmbeddingInput, ...]
+    """The texts, or their tokens. Few providers accept tokens, see `EmbeddingCapabilities.supports_tokens`."""
     dimensions: int | None = None
     """The dimensions of the vectors; None uses the model's default."""
     input_type: InputType | None = None
     """The purpose of the texts. Dropped with a warning if the model has no such option."""
     truncate: bool = False
-    """Whether long texts may be cut. Otherwise they are an error, if the provider has that option."""
+    """Whether the provider may cut long texts. If False, a long text is an error at providers that offer the
+    choice.
+    """
     encoding: Encoding | None = None
     """The form of vectors on the wire; None uses the best one."""
 
     def __post_init__(self) -> None:
-        given: str | tuple[str, ...] = self.inputs
-        if isinstance(given, str):
-            raise TypeError("inputs must be a list of texts. Put a single text into a list")
-        msgspec.structs.force_setattr(self, "inputs", tuple(given))
+        msgspec.structs.force_setattr(self, "inputs", read_inputs(self.inputs))
         if self.input_type is not None and self.input_type not in INPUT_TYPES:
             raise ValueError(f"input_type {self.input_type!r} must be one of {', '.join(INPUT_TYPES)}")
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The inputs without those of tokens, for providers that accept only texts."""
+        return tuple(each for each in self.inputs if isinstance(each, str))
+
+
+def read_inputs(given: Sequence[str | Sequence[int]] | str) -> tuple[EmbeddingInput, ...]:
+    """The inputs in their canonical form. Raises TypeError or ValueError."""
+    if isinstance(given, str):
+        raise TypeError("inputs must be a list of texts. Put a single text into a list")
+    inputs: list[EmbeddingInput] = []
+    for each in given:
+        if not isinstance(each, Sequence):
+            raise TypeError(f"an input must be a text or a list of tokens, not {type(each).__name__}")
+        inputs.append(each if isinstance(each, str) else _read_tokens(each))
+    return tuple(inputs)
+
+
+def _read_tokens(given: Sequence[int]) -> tuple[int, ...]:
+    if not given:
+        raise ValueError("an input has no tokens")
+    if not all(type(token) is int and token >= 0 for token in given):
+        raise ValueError("tokens must be integers of at least 0")
+    return tuple(given)
+
+
+def count_tokens(given: EmbeddingInput, estimate: Callable[[str], int]) -> int:
+    """The number of an input's tokens: exact if the input is tokens, an estimate for a text."""
+    return estimate(given) if isinstance(given, str) else len(given)
+
 
 class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
-    """The vectors of one request. The latency of several batches is the slowest batch's."""
+    """The vectors of one request. If it was split into batches, the latency is the slowest batch's."""
 
     vectors: tuple[Vector, ...]
     """The vectors, in the order of the inputs."""
@@ -234,29 +269,29 @@ AT_ONCE = 4
 """The default number of batches in progress at the same time."""
 
 SHARE_OF_TOKENS = 0.8
-"""The share of a request's token limit to fill, because estimates err."""
+"""The share of a request's token limit that a batch may fill, because estimates are inexact."""
 
 _TOO_MANY = re.compile(
     r"batch|array too long|length of the list|tokens per request|too many (?:inputs|items|texts)|"
     r"at most \d+ (?:inputs|requests|texts)|number of texts",
     re.IGNORECASE,
 )
-"""Refusals of a request with too many texts, by servers without an error code for it."""
+"""Error messages about too many texts in a request, of servers without an error code for this."""
 
 Batch: TypeAlias = range
 """Indices of the texts of one request."""
 
 OnProgress: TypeAlias = Callable[[int, int], object]
-"""Gets the number of finished texts, embedded or failed, and the number of all."""
+"""A function that gets the number of finished texts, embedded or failed, and the total number."""
 
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[EmbeddingResponse]]
 
 
 def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[Batch]:
-    """Plan the batches of all texts, in order. Pure.
+    """Divide texts into batches, in order. Pure.
 
-    A text that is larger than a request is alone. A request is filled to 80 % of its tokens, because estimates
-    err.
+    A text that is larger than a request gets its own batch. A batch fills 80 % of the token limit, because
+    estimates are inexact.
 
     Args:
         estimates: The estimated tokens of each text.
@@ -307,7 +342,7 @@ class Gathered:
 
         Raises:
             PartialEmbeddingError: Some are missing.
-            AdapterError: All are missing; it is the first failure.
+            AdapterError: All are missing. The first failure is raised.
         """
         if not self.failures:
             return tuple(vector for vector in self.vectors if vector is not None)
@@ -389,14 +424,16 @@ async def run_batches(
 
 
 def _first(error: Exception) -> Exception:
-    """The first of several workers' errors if they are alike."""
+    """The first exception in a group, at any depth."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
-    """Raise unless the vectors are comparable with the earlier ones. A mixture would be worthless."""
+    """Raise CapabilityError if the vectors have other dimensions than earlier ones, because they could not be
+    compared.
+    """
     if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
         raise CapabilityError(
             f"{response.model} returned {response.dimensions} dimensions, but {known} for the texts before"
@@ -404,7 +441,7 @@ def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
 
 
 def _is_too_large(error: AdapterError) -> bool:
-    """Whether a request with fewer texts may succeed. Servers without an error code for it mention the batch."""
+    """Whether the error means that the request was too large. Some servers only mention the batch in a message."""
     if isinstance(error, ContextOverflowError) or error.provider_status == 413:
         return True
     return isinstance(error, InvalidRequestError) and _TOO_MANY.search(error.provider_message) is not None
@@ -424,7 +461,7 @@ async def embed_all(
     """Embed any number of texts, in order, without an engine.
 
     Each batch is a separate request with its own retries. Its id is the request's id and the indexes of its texts
-    (``mine.0-100``). If the call is cancelled, the vectors so far are lost, and billed.
+    (``mine.0-100``). If the call is cancelled, finished batches are billed and their vectors are lost.
 
     Args:
         adapter: The adapter of the model's provider.
@@ -437,7 +474,11 @@ async def embed_all(
         AdapterError: Nothing was embedded, or there is nothing to embed.
     """
     can = adapter.get_embedding_capabilities(request.model)
-    estimates = [adapter.estimate_text_tokens(text, model=request.model) for text in request.inputs]
+
+    def estimate(text: str) -> int:
+        return adapter.estimate_text_tokens(text, model=request.model)
+
+    estimates = [count_tokens(each, estimate) for each in request.inputs]
     batches = plan_batches(estimates, can)
     if len(batches) <= 1:
         batches = [range(len(request.inputs))]

@@ -18,7 +18,7 @@ from .transport.transport import HttpRequest, Transport, TransportStatistics, cl
 
 
 class AdapterHealth(msgspec.Struct, frozen=True):
-    """The result of a health check. It is true if `ok` is."""
+    """The result of a health check. Its truth value is `ok`."""
 
     ok: bool
     """Whether the provider answers and accepts the key."""
@@ -47,7 +47,7 @@ class ChecksHealth(Protocol):
     """An adapter that can check whether its provider answers, within seconds and for free."""
 
     async def health_check(self) -> AdapterHealth | bool:
-        """Whether the provider answers. The check starts nothing, is free, and should not raise.
+        """Whether the provider answers. The check must be free and have no effect, and should not raise.
 
         An AdapterError counts as false.
         """
@@ -67,14 +67,16 @@ class CountingTransport(Protocol):
 
 
 def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
-    """An error as a finding. The default `fix` is the text after the semicolon, or after the first sentence."""
+    """Convert an error to a result. `fix` defaults to the text after its semicolon, or after its first
+    sentence.
+    """
     text = str(error)
     said, _, advice = text.partition("; " if "; " in text else ". ")
     return AdapterHealth(False, said, fix or advice)
 
 
 async def probe(transport: Transport, request: HttpRequest, seconds: float) -> AdapterHealth:
-    """Send one harmless request, once, and judge by the status alone. Raises only cancellation."""
+    """Send one harmless request and derive the health from its status. Raises only cancellation."""
     where = place(request.url)
     reply = None
     try:

@@ -1,8 +1,8 @@
 """The contract of adapters with images: protocol, requests and responses.
 
-The inputs decide the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the open
-area, and several images are *composed* into one. Each image costs money, so a request with a lost answer is not
-repeated. It raises `OutcomeUnknownError`.
+The inputs decide the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the
+mask's transparent area, and several images are *composed* into one. Each image costs money, so a request with a
+lost answer is not repeated. It raises `OutcomeUnknownError`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composit
 
 
 class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model. None means unknown: nothing is refused for it. An empty tuple offers no choice."""
+    """The abilities of a model. None means unknown, and then any value is accepted. An empty tuple means that the
+    option does not exist.
+    """
 
     operations: tuple[ImageOperation, ...] = ("generate", "edit", "edit-masked", "composite")
     """The supported operations."""
@@ -43,9 +45,11 @@ class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     sizes: tuple[str, ...] | None = None
     """The sizes by the provider's names: ``1024x1024`` or ``2K``."""
     free_sizes: bool = False
-    """Whether any multiples of `size_step` are sizes, within `max_pixels` and an aspect ratio of 3:1."""
+    """Whether width and height may be any multiples of `size_step`, within `max_pixels` and an aspect ratio of
+    3:1.
+    """
     size_step: int = 16
-    """The pixels that divide width and height."""
+    """Width and height must be multiples of this number of pixels."""
     max_pixels: int | None = None
     """The largest number of pixels of an image."""
     aspect_ratios: tuple[str, ...] | None = None
@@ -158,7 +162,7 @@ class ImageResponse(CallResponse, frozen=True, kw_only=True):
     images: tuple[GeneratedImage, ...]
     """The images."""
     usage: TokenUsage
-    """The tokens, if the provider counts them. Otherwise the images, as pieces (`TokenUsage.details`)."""
+    """The tokens, if the provider counts them. Otherwise the number of images, in `TokenUsage.details`."""
 
 
 @runtime_checkable
@@ -185,7 +189,7 @@ class ImageAdapter(Protocol):
             CapabilityError: The model lacks an ability. Nothing was sent.
             OutcomeUnknownError: The answer was lost. Images may have been made and billed.
             ContentFilterError: The provider refuses to make such an image.
-            InvalidRequestError: The reply has only text. The error has the `usage` that is billed.
+            InvalidRequestError: The reply has only text. The error's `usage` is billed.
             AdapterError: The request failed for another reason.
         """
         ...
@@ -195,7 +199,9 @@ class ImageAdapter(Protocol):
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. Returns True if it was running. Idempotent. The images may still be made and billed."""
+        """Stop a request. Returns True if it was in progress. Idempotent. The images may still be made and
+        billed.
+        """
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The keys of an adapter: sources, pools, and pauses after refusals."""
+"""The keys of an adapter: sources, pools, and pauses after errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KnownKey(NamedTuple):
 
 
 class Key:
-    """A key, given or requested at its first use."""
+    """A key: a fixed value, or one that is requested from a function at its first use."""
 
     def __init__(
         self, adapter: str, name: str | None, given: str | KeySource | None, on_value: Callable[[str], object]
@@ -55,8 +55,8 @@ class Key:
         return self.known or await self._ask(None)
 
     async def replaced(self, refused: KnownKey) -> bool:
-        """Whether a new value replaces a refused one. It is requested once for all calls that were refused with
-        the same value.
+        """Request a new value for a rejected one. Return whether it differs. Calls rejected with the same value
+        share one request.
         """
         if self.source is None:
             return False
@@ -69,7 +69,7 @@ class Key:
                 assert known is not None
                 return known
             value, fault = await _answer(self.source)
-            self._on_value(value)  # a value that can't be sent is a secret, too
+            self._on_value(value)  # masked even if it can't be sent
             if fault is not None:
                 key = "api_key" if self.name is None else f"keys[{self.name!r}]"
                 raise AuthError(
@@ -81,7 +81,7 @@ class Key:
 
 
 async def _answer(source: KeySource) -> tuple[str, str | None]:
-    """A function's answer, and the reason if it can't be sent. Exception texts are left out, because they may
+    """A function's result, and the reason if it can't be used. Texts of exceptions are left out, because they may
     contain a key.
     """
     try:
@@ -97,10 +97,10 @@ async def _answer(source: KeySource) -> tuple[str, str | None]:
     return value, f"it has {fault}" if fault else None if value else "it is empty"
 
 
-# --- Pauses of refused keys ---
+# --- Pauses of keys after errors ---
 
 REFUSED_US = 600_000_000
-"""Microseconds of a pause after a refusal."""
+"""Microseconds of a pause after the provider rejected the key."""
 PAUSE_US = 10_000_000
 """Microseconds of a pause after a rate limit without a hint."""
 TRIAL_US = 30_000_000
@@ -119,7 +119,7 @@ class KeyCooldown(msgspec.Struct, frozen=True):
     model: str | None
     """The model on the wire; None for all models."""
     weight: Weight
-    """``refused``, or ``limited`` for a while."""
+    """``refused``: the key was rejected. ``limited``: a rate limit or quota applies."""
     until_us: int
     """The end of the pause, in microseconds since the epoch."""
     reason: str
@@ -140,7 +140,9 @@ class KeyCooldowns:
         return max(found, key=lambda cooldown: cooldown.until_us, default=None)
 
     def begin(self, key: str, model: str, now_us: int) -> None:
-        """Record the start of a call with a key. If the key's pause has ended, this call tests the key."""
+        """Record the start of a call with a key. If the key's pause has just ended, this call tests the key, and
+        the key stays paused for other calls meanwhile.
+        """
         for cooldown in self._of(key, model):
             if cooldown.until_us <= now_us:
                 self._cooldowns[cooldown.key, cooldown.model] = msgspec.structs.replace(
@@ -159,7 +161,7 @@ class KeyCooldowns:
                 cooldown = KeyCooldown(key, model, "refused", now_us + REFUSED_US, type(error).__name__)
             case AuthError() | QuotaExceededError():
                 cooldown = KeyCooldown(key, None, "refused", now_us + REFUSED_US, type(error).__name__)
-            case RateLimitError() if not isinstance(error, OverloadedError):  # that is the server's own problem
+            case RateLimitError() if not isinstance(error, OverloadedError):  # an overload is not about the key
                 hint = error.retry_after_seconds
                 pause_us = PAUSE_US if hint is None else round(max(hint, 0.0) * 1e6)
                 cooldown = KeyCooldown(key, model, "limited", now_us + pause_us, type(error).__name__)
@@ -194,8 +196,8 @@ class KeyPool:
         self._of_session: dict[str, str] = {}
 
     def choose(self, session: str, model: str, now_us: int, *, without: Collection[str] = ()) -> str | None:
-        """The key of a call. If all keys are paused, it is the one whose pause ends first, unless the call has
-        tried a key before.
+        """Choose a key for a call. If all keys are paused, it is the key that is free first; None if the call has
+        tried one before.
         """
         ends = {name: self._end_of_cooldown(name, model, now_us) for name in self.names if name not in without}
         ready = [name for name, end in ends.items() if end == 0]
@@ -237,7 +239,7 @@ class Keyring:
 
     def __init__(self, adapter: str, config: AdapterConfig) -> None:
         self.secrets = secrets(config)
-        """The values to mask. It grows as keys are requested."""
+        """The values to mask. Requested keys are added."""
         self.cooldowns = KeyCooldowns()
         self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.cooldowns) if config.key_pool else None
         """The keys for calls without a named key."""
@@ -248,7 +250,7 @@ class Keyring:
         self.own = self._own(config)
         """The key of requests outside of calls."""
         self.unnamed = self.own if self.pool is None and (config.api_key is not None or not self._named) else None
-        """The key of calls without a named key; None if there is a pool, or if each call must name a key."""
+        """The key of calls that name no key; None if there is a pool, or if every call must name a key."""
         hide_in_logs(self, self.secrets)
 
     @property
@@ -282,7 +284,7 @@ class Keyring:
             name = self.pool.choose(session, model, now_us, without=without)
             if name is None:
                 return None
-        assert name is not None  # `check` refuses it without a pool
+        assert name is not None  # without a pool, `check` has rejected an unnamed call
         self.cooldowns.begin(name, model, now_us)
         return self._named[name]
 

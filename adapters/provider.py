@@ -1,9 +1,9 @@
 """The descriptor of a provider, the search for descriptors, and the adapters that they and other packages offer.
 
-Each package in `adapters.providers` has a `PROVIDER`. Every list of providers is derived from them: types of
-models.yaml, exported names, environment keys, names in price files and telemetry, owners of keys, estimates. So
-adding a folder adds a provider. A descriptor names code by its place in the folder, ``module:name``. The code is
-imported when needed, so a folder's `__init__` imports nothing.
+Each package in `adapters.providers` has a `PROVIDER`. All lists of providers are derived from these descriptors:
+the types in models.yaml, exported names, environment variables, names in price files and telemetry. So adding a
+folder adds a provider. A descriptor refers to code in its folder as ``module:name``. The code is imported when
+needed, so a folder's `__init__` imports nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True):
     genai_prices: str | None = None
     """The name in the published prices of genai-prices; defaults to `name`."""
     litellm: tuple[str, ...] = ()
-    """The names in LiteLLM's list of models. All may be missing if the name is `name`."""
+    """The names in LiteLLM's list of models. Leave it empty if LiteLLM uses `name`."""
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The name of the folder, and the `type` of its adapters in models.yaml."""
     adapter: str
-    """The place of its adapter: a class, or a function that makes one."""
+    """The adapter's class, or a function that makes an adapter, as ``module:name``."""
     kinds: tuple[Kind, ...] = ("chat",)
     """The interfaces of its adapter: those of `adapters.contract`, `embeddings`, `images` and `videos`."""
 
@@ -81,7 +81,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     base_url_variable: str | None = None
     """The environment variable of another address. The vendor's own library reads it, too."""
     expected: bool = False
-    """Whether it is listed as not configured if its key is missing and there is no models.yaml."""
+    """Whether `doctor` lists the provider as not configured if there is no key and no models.yaml."""
     precedence: int = 100
     """Among several providers with a key and without a choice, the one with the lowest number is used."""
     presets: tuple[Preset, ...] = ()
@@ -92,7 +92,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     # --- Owner of keys ---
 
     home: str | None = None
-    """The host that the key is for. None means that any key may be sent to the address."""
+    """The only host that the provider's key may be sent to; None for any host."""
     key_words: tuple[str, ...] = ()
     """Words in an environment variable's name for a key of `home`."""
 
@@ -108,10 +108,11 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     # --- Names elsewhere ---
 
     vendor: Vendor | None = None
-    """The vendor of its models. None if it depends on the address, or is unknown."""
+    """The vendor of its models; None if the vendor is unknown or depends on the address."""
     vendor_of: str | None = None
-    """Where to find a function that returns a vendor's name, given the options and the address of
-    `AdapterConfig`."""
+    """A function, as ``module:name``, that returns the vendor's name from the options and the address in
+    `AdapterConfig`.
+    """
     other_vendors: tuple[Vendor, ...] = ()
     """Further vendors with its protocol."""
 
@@ -125,7 +126,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return self.adapter.partition(":")[2]
 
     def load(self, place: str) -> object:
-        """The object at a place in the provider's folder, imported at its first use."""
+        """Import an object of the provider's folder, given as ``module:name``."""
         return _load(self.package, place)
 
     def data(self, file: str) -> bytes:
@@ -217,7 +218,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def reasons(self) -> bool:
-        """Whether the model can think before it answers."""
+        """Whether the model supports reasoning."""
         raise NotImplementedError
 
     def within(self, capabilities: AdapterCapabilities) -> AdapterCapabilities:
@@ -247,13 +248,13 @@ class ModelFile(msgspec.Struct, Generic[Row], frozen=True, kw_only=True, forbid_
     models: tuple[Row, ...]
     """The models, the best first."""
     like: tuple[tuple[str, str], ...] = ()
-    """Patterns of unlisted names, each with the listed model that has the same facts. The first match counts."""
+    """Patterns of unlisted names, each with the listed model whose row applies. The first match counts."""
 
 
 class ModelTable(Generic[Row]):
     """The table in a provider's folder, read at its first use.
 
-    Any use raises msgspec.ValidationError or ValueError if the file is invalid.
+    If the file is invalid, any use raises msgspec.ValidationError or ValueError.
     """
 
     def __init__(self, module: str, kind: type[ModelFile[Row]]) -> None:
@@ -300,7 +301,7 @@ class ModelTable(Generic[Row]):
         return self._aliases.get(alias)
 
     def resembling(self, name: str) -> Row | None:
-        """The model of a name, or the listed model with the same facts as an unlisted name."""
+        """The row for a name. For an unlisted name, it is the row of the listed model that its pattern names."""
         return self.listed(name) or next((row for pattern, row in self._like if pattern.match(name)), None)
 
 
@@ -366,7 +367,7 @@ def _load_adapter(plugin: Plugin) -> Loaded:
         found: object = import_module(module)
         for name in filter(None, names.split(".")):
             found = getattr(found, name)
-    except (Exception, SystemExit) as error:  # foreign code may raise anything
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
         fault = f"{type(error).__name__}: {error}"
         _log.warning("plugin_broken", group=plugin.group, name=plugin.name, package=plugin.package, reason=fault)
         return Loaded(None, fault)
@@ -432,7 +433,7 @@ def model_table(vendor: str) -> ModelTable[ModelRow] | None:
 
 
 def is_named_like(vendor: str, model: str) -> bool:
-    """Whether a name belongs to a vendor's models, listed or future."""
+    """Whether a name looks like one of a vendor's models, even one that is not listed."""
     models = _models(vendor)
     return models is not None and models.find_model(model) is not None
 

@@ -1,10 +1,11 @@
 """Videos: the contract of adapters, waiting for jobs, and downloads.
 
 A video takes minutes, so it is a job of the provider, which continues without this process. Creating it costs
-money, so a request with a lost answer is not repeated: the provider's list is searched, and `OutcomeUnknownError`
-is raised without a certain match. All other requests may be repeated. A download goes to a temporary file, which
-is checked and then renamed. It is **whole** if it has the size and checksum that the server gave. Without both, an
-MP4 must be complete by its own structure. Any other file only needs a regular end of the connection.
+money. If the answer is lost, the request is not repeated: the provider's list is searched, and
+`OutcomeUnknownError` is raised if no job certainly matches. All other requests may be repeated. A download goes to
+a temporary file, which is checked and then renamed. The file must have the size and checksum that the server gave.
+If the server gave neither, the structure of an MP4 is checked. For any other file, the connection must only end
+regularly.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
-"""The status of a job, by Callboard's names. The last three are ends."""
+"""The status of a job, by Callboard's names. The last three are final."""
 
 VideoVariant: TypeAlias = Literal["video", "thumbnail", "spritesheet"]
 """A file of a job: the video, an image of it, or a sheet of small images."""
@@ -58,7 +59,7 @@ VIDEO_VARIANTS: tuple[VideoVariant, ...] = get_args(VideoVariant)
 
 
 class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model. None means unknown: nothing is refused for it."""
+    """The abilities of a model. None means unknown, and then any value is accepted."""
 
     seconds: tuple[int, ...] | None = None
     """The supported lengths in seconds."""
@@ -81,7 +82,7 @@ class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VideoTerms(msgspec.Struct, frozen=True):
-    """The terms of a job. None leaves the choice to the provider, or is unknown."""
+    """The length, size and sound of a job's video. None means unknown or chosen by the provider."""
 
     seconds: int | None = None
     """The video's length in seconds."""
@@ -146,11 +147,13 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     terms: VideoTerms = UNKNOWN_TERMS
     """The terms of the job."""
     usage: TokenUsage | None = None
-    """The seconds of a completed job, as a piece (see `adapters.operations.media_wire`); None before."""
+    """The billed seconds of a completed job (see `adapters.operations.media_wire`); None before."""
     addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The addresses of downloads by variant, if they can't be derived from the id."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the caller, such as ``found_again`` for a job with an unconfirmed creation."""
+    """Warnings for the caller, such as ``found_again`` for a job that was found because the answer to its creation
+    was lost.
+    """
     provider_request_id: str | None = None
     """The provider's id of the request, for its support."""
 
@@ -206,8 +209,8 @@ class VideoAdapter(Protocol):
     """One provider's videos.
 
     The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
-    raises only AdapterError and the loop's cancellation exception. `wait_for_video` polls a job until it ends,
-    `download_video` continues broken downloads.
+    raises only AdapterError and the loop's cancellation exception. `wait_for_video` polls a job until it ends.
+    `download_video` resumes broken downloads.
     """
 
     name: str
@@ -216,7 +219,7 @@ class VideoAdapter(Protocol):
     async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
         """Create a job. The request is repeated only if the provider certainly did not run it.
 
-        An unconfirmed job is searched in the provider's list, if there is one.
+        If the answer is lost, the job is searched in the provider's list, if it has one.
 
         Args:
             request: The video to make.
@@ -224,7 +227,7 @@ class VideoAdapter(Protocol):
 
         Raises:
             CapabilityError: The model lacks an ability. Nothing was sent.
-            OutcomeUnknownError: There may be a job with an unknown id.
+            OutcomeUnknownError: The answer was lost. A job may exist, but its id is unknown.
             AdapterError: The request failed for another reason.
         """
         ...
@@ -235,7 +238,7 @@ class VideoAdapter(Protocol):
         Args:
             job_id: The provider's id of the job.
             model: The job's model.
-            terms: The known terms of the job, in place of terms that the provider doesn't report.
+            terms: The known terms of the job, used if the provider doesn't report them.
 
         Raises:
             NotFoundError: The job does not exist.
@@ -251,9 +254,9 @@ class VideoAdapter(Protocol):
         Args:
             job: The job, which must be completed.
             variant: The file of the job.
-            start: The first byte to download. It has an effect if the server supports it and the file still has
-                that `etag`.
-            etag: The mark of the version of an earlier download.
+            start: The first byte to download. It is ignored if the server doesn't support it or the file's `etag`
+                has changed.
+            etag: The `etag` of an earlier download that this one resumes.
 
         Raises:
             InvalidRequestError: The job isn't completed.
@@ -272,7 +275,7 @@ class VideoAdapter(Protocol):
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. A created job continues. Returns True if the request was running. Idempotent."""
+        """Stop a request. A created job continues. Returns True if the request was in progress. Idempotent."""
         ...
 
     async def close(self) -> None:
@@ -293,7 +296,7 @@ async def wait_for_video(
 
 
 MOST_BREAKS = 6
-"""The number of breaks in a row without a new byte that end a download."""
+"""The number of consecutive breaks without a new byte that a download survives."""
 
 AFTER_BREAKS = RetryPolicy()
 
@@ -443,7 +446,7 @@ class _Download:
         self._size, self._total, self._etag, self._digest = 0, None, "", None
 
     def _check(self) -> None:
-        """Require that the file is whole. A short file is continued, and a wrong file starts again."""
+        """Check that the file is complete. A short file is resumed, and a wrong file is downloaded again."""
         if self._total is not None and self._size < self._total:
             raise StreamError(f"the download ended after {self._size} of {self._total} bytes")
         said = self._wrong()
@@ -480,7 +483,7 @@ _LARGE = 16
 
 
 def is_whole_mp4(file: BinaryIO, size: int) -> bool:
-    """Whether the boxes fill the file exactly and make it playable."""
+    """Whether an MP4 is complete: its boxes fill the file exactly and make it playable."""
     at = 0
     kinds: set[bytes] = set()
     while at < size:
@@ -494,7 +497,7 @@ def is_whole_mp4(file: BinaryIO, size: int) -> bool:
                 return False
             (length,) = struct.unpack_from(">Q", head, _HEAD)
         if length == 0:
-            return False  # "to the end of the file": it may be cut anywhere
+            return False  # size 0 means "to the end of the file", so a cut can't be detected
         if length < _HEAD:
             return False
         kinds.add(kind)

@@ -1,7 +1,7 @@
 """Lazy imports for the public names of a package.
 
-A host pays only for the parts that it uses. A package's ``__init__.py`` lists each name once, under the module
-that defines it:
+Only the modules that a program uses are imported. A package's ``__init__.py`` lists each name once, under the
+module that defines it:
 
     __getattr__, __dir__, __all__ = face(__name__, {".actors.actor": "Actor ActorContext"})
 
@@ -24,8 +24,8 @@ def face(
         package: The package's name.
         homes: The names that each module defines, separated by spaces. A module of the package is given relative
             to it.
-        others: Finds a class that the table lacks, such as an adapter of a folder that was added. It raises
-            KeyError if there is none.
+        others: A function that finds a name missing from the table, such as an adapter in an added folder. It
+            raises KeyError if there is none.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
@@ -36,7 +36,7 @@ def face(
         except KeyError:
             missing = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(missing, name=name, obj=module) from None
-        setattr(module, name, value)  # later uses find the value itself
+        setattr(module, name, value)  # later uses read the module attribute and skip this function
         return value
 
     def found(name: str) -> object:

@@ -1,6 +1,6 @@
 """Primitives for asyncio and trio: signals, locks, scopes and time.
 
-anyio determines the library on every call, which costs more than the operation itself on a call's path.
+anyio detects the library on every call, which costs more than the operation itself.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Signal(Protocol):
 class LoopSignal:
     """A signal on asyncio.
 
-    The event of anyio costs 2 µs more for every wait, and a call waits a few times, also for each token. The event
-    of asyncio has a deque, which takes more memory than the rest of a waiting stream.
+    anyio's event costs 2 µs more for every wait. A call waits several times, and once per token. asyncio's event
+    contains a deque, which is larger than the rest of a waiting stream.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiters")
@@ -79,7 +79,7 @@ class LoopLock:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self) -> None:
-        """Return when this task has the lock, without a wait if it is free."""
+        """Wait for the lock. Return immediately if it is free."""
         if not self._locked:
             self._locked = True
             return
@@ -90,7 +90,7 @@ class LoopLock:
         except BaseException:
             if turn in self._waiters:
                 self._waiters.remove(turn)
-            elif not turn.cancelled():  # it had just become this task's
+            elif not turn.cancelled():  # the lock was passed to this task just before the cancellation
                 self.release()
             raise
 

@@ -4,8 +4,8 @@
 a reader, so no reader can block it, recurse into it or raise through it. Each reader's policy decides what happens
 if it is slow (see `bus.subscription`).
 
-`seq` counts the calls of `publish` from 1, without a gap. Every reader sees it strictly increase. Two buses are
-not ordered. A bus belongs to the thread that first used it. It has no lock, so other threads use
+`seq` counts the calls of `publish` from 1, without a gap. It strictly increases for every reader. Numbers of two
+buses can't be compared. A bus belongs to the thread that first used it. It has no lock, so other threads use
 `publish_threadsafe`.
 """
 
@@ -63,7 +63,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class Bus(ObservableBus):
-    """An in-process event bus. It is a plain object, without a task or a start.
+    """An in-process event bus. It needs no start and runs no task.
 
     It belongs to the thread that first uses it.
 
@@ -121,9 +121,9 @@ class Bus(ObservableBus):
     ) -> int:
         """Publish an event under its type's topic.
 
-        It never waits, and never raises because of a subscriber. Its time depends on the matching subscriptions
-        only. On a closed bus the event is counted and not delivered. The keywords are fields of the `Envelope`,
-        such as `attempt`, which counts from 1.
+        It never waits, and never raises because of a subscriber. Its cost depends only on the number of matching
+        subscriptions. On a closed bus the event is counted and not delivered. The keywords are fields of the
+        `Envelope`, such as `attempt`, which counts from 1.
 
         Returns:
             The event's seq.
@@ -216,7 +216,7 @@ class Bus(ObservableBus):
     def dead_letter(self, recipient: str, message: object, reason: str) -> None:
         """Record a message that can't be delivered to an actor. The last 1000 are kept, and all are counted.
 
-        The first ten are logged, then none for five minutes, and so on.
+        Ten of them are logged, then none for five minutes, then the next ten.
         """
         letter = DeadLetter(recipient, type(message).__name__, reason, self._now_us())
         self._dead_letters.append(letter)

@@ -38,9 +38,9 @@ def from_us(moment_us: int) -> datetime:
 
 
 def iso_day(day: int) -> str:
-    """Days since the epoch as an ISO date (UTC); beyond the years 1 to 9999 with a sign and six digits or more.
+    """Format days since the epoch as an ISO date (UTC). Years beyond 1 to 9999 get a sign and at least six digits.
 
-    A wrongly set clock produces such days. They must not prevent the display of others.
+    A wrong system clock produces such days. They must not prevent the display of other rows.
     """
     cycles, rest = divmod(day - (_CYCLE_BEGIN - _EPOCH.date()).days, _CYCLE_DAYS)
     within = _CYCLE_BEGIN + timedelta(days=rest)
@@ -56,7 +56,7 @@ def iso_moment(moment_us: int) -> str:
 
 
 def read_moment(text: str) -> datetime:
-    """The moment that a text names: a day, a time, or a time ago such as 90m, 24h, 7d or 2w.
+    """Parse a day, a time, or an age such as 90m, 24h, 7d or 2w into a moment.
 
     A day or a time without a zone is local.
     """
@@ -101,7 +101,7 @@ class SystemClock:
     def now_us(self) -> int:
         return time.time_ns() // 1000
 
-    monotonic_ns = staticmethod(time.monotonic_ns)  # the function itself, because a call uses it fifteen times
+    monotonic_ns = staticmethod(time.monotonic_ns)  # not wrapped, because a call uses it fifteen times
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}_{_ulids.next()}"
@@ -127,14 +127,14 @@ def letters(number: int, count: int) -> str:
 class Ulids:
     """ULIDs as text, for any number of threads.
 
-    Each one has 80 random bits from the operating system. So one id does not reveal another, and an id can be part
-    of an address. The random letters of 256 ids are made together to save system calls. Ids sort by the
-    millisecond of their creation, without an order inside it.
+    Each one has 80 random bits from the operating system, so ids can't be guessed and may be part of a URL. The
+    random letters of 256 ids are made together to save system calls. Ids sort by the millisecond of their
+    creation; within a millisecond their order is random.
     """
 
     def __init__(self) -> None:
-        self._second = (0, "")  # The current 1,024 ms, because two letters hold ten bits, and its letters.
-        self._random: list[str] = []  # each is used once
+        self._second = (0, "")  # The current period of 1,024 ms and its letters. Two letters encode ten bits.
+        self._random: list[str] = []  # each element is used once
 
     def next(self) -> str:
         now = time.time_ns() // 1_000_000
@@ -144,7 +144,7 @@ class Ulids:
         try:
             return (
                 written + _PAIRS[now & 1023] + self._random.pop()
-            )  # one step, so that no two threads get the same
+            )  # popped in one step, so that two threads never get the same one
         except IndexError:
             first, *others = _random_letters()
             self._random.extend(others)

@@ -44,7 +44,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .events.sessions import TurnSoFar
+    from .values.base import Json
     from .values.content import ContentBlock
     from .values.usage import Cost, TokenUsage
 
@@ -53,7 +56,7 @@ class CallboardError(Exception):
     """The root of all Callboard exceptions."""
 
     turn: TurnSoFar | None = None
-    """The turn that the exception ended, with its content so far; None outside of a turn."""
+    """The turn that the exception ended, with the content received so far; None outside of a turn."""
 
 
 class ConfigurationError(CallboardError):
@@ -63,7 +66,8 @@ class ConfigurationError(CallboardError):
 class AdmissionError(CallboardError):
     """The engine did not admit a new turn.
 
-    Its trace writer is too far behind, or, in a cluster, the owner of the session can't be determined.
+    The trace writer is too far behind. In a cluster, it may also mean that the session's owner can't be
+    determined.
     """
 
 
@@ -84,11 +88,12 @@ class StoreError(CallboardError):
 
 
 class StoreUnavailable(StoreError):
-    """A trace file can't be used now (disk full, no permission, locked, damaged, missing). Retry later.
+    """A trace file can't be used now: the disk is full, or the file is locked, damaged, missing or forbidden.
+    Retry later.
 
     Args:
         message: The text.
-        reopen: Whether the file has to be opened again before the next try.
+        reopen: Whether the file must be opened again before the next try.
     """
 
     def __init__(self, message: str, *, reopen: bool = True) -> None:
@@ -156,7 +161,7 @@ class AdapterError(CallboardError):
         provider_param: The request field that the provider rejects, if it names one.
         retryable: Whether the failure is temporary, so that the caller may retry later. None uses the class's
             default.
-        retry_after_seconds: The wait that the provider asks for, in seconds, if it gave one.
+        retry_after_seconds: The wait that the provider requests, in seconds, if it gave one.
         request_id: Callboard's id of the request.
         provider_request_id: The provider's id of the request, for its support.
     """
@@ -190,6 +195,9 @@ class AdapterError(CallboardError):
         self.retry_after_seconds = retry_after_seconds
         self.request_id = request_id
         self.provider_request_id = provider_request_id
+        self.provider_details: Mapping[str, Json] = {}
+        """Further fields of the provider's error, such as Groq's ``failed_generation``. They may quote the
+        conversation, and are not in the trace."""
         self.content: tuple[ContentBlock, ...] = ()
         """The content that had arrived when the call failed."""
         self.usage: TokenUsage | None = None
@@ -247,7 +255,7 @@ class NetworkError(AdapterError):
     error_class = ErrorClass.NETWORK
     default_retryable = True
     before_sending = False
-    """Whether no byte of the request was sent, so that the provider ran nothing."""
+    """True if no byte of the request was sent, so the provider can't have run it."""
 
 
 class RequestTimeoutError(NetworkError):
@@ -275,7 +283,7 @@ class ContextOverflowError(AdapterError):
 
 
 class InvalidRequestError(AdapterError):
-    """The provider refuses the request as it is."""
+    """The provider rejects the request."""
 
     error_class = ErrorClass.INVALID_REQUEST
 
@@ -285,13 +293,14 @@ class NotFoundError(InvalidRequestError):
 
 
 class ContentFilterError(InvalidRequestError):
-    """The provider refuses the request for its content."""
+    """The provider rejects the request because of its content."""
 
 
 class GuardrailStopped(ContentFilterError):
     """A guardrail of the host stopped the reply.
 
-    `content` is the part that it let pass, and `cost` is the cost of the call. There is no retry and no fallback.
+    `content` is the part of the reply that it allowed. `cost` is the cost of the call. The call is not retried,
+    and no fallback model is tried.
     """
 
 
@@ -308,7 +317,7 @@ class PromptTooLongError(CapabilityError):
 
 
 class NoModelAvailable(AdapterError):
-    """All models for the call are unavailable. The text gives the reasons. `retryable` is set.
+    """All models for the call are unavailable. The text gives the reasons. `retryable` is True.
 
     `retry_after_seconds` is the time until the first of them may be tried again, if known.
     """
@@ -337,9 +346,9 @@ class ErrorRow(msgspec.Struct, frozen=True):
     retried: Retried
     """Whether an adapter retries it by itself."""
     hint: Hint
-    """The source of the wait before a retry, if it replaces the schedule."""
+    """The part of the reply that gives the wait before a retry; ``none`` uses the retry schedule."""
     counts: Counts
-    """The part of the provider against which the failure counts."""
+    """The part of the provider that is marked as failing: a key, a model or the whole provider."""
     seen: str
     """The signs by which it is recognised."""
 
@@ -393,7 +402,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(AdapterError, _E.OTHER, "depends", "none", "none",
              "an error with an unknown text and code; retried, because it may pass"),
 )  # fmt: skip
-"""Every AdapterError. No other exception ends a call."""
+"""A row for each AdapterError. No other exception ends a call."""
 
 
 # --- Codes of warnings ---
@@ -411,7 +420,7 @@ class WarningCode(StrEnum):
         member.meaning = meaning
         return member
 
-    # --- Requested, and dropped or changed before sending ---
+    # --- Settings that were dropped or changed before sending ---
 
     PARAMETER_DROPPED = "parameter_dropped", "A setting was not sent, because the model or the protocol lacks it."
     PARAMETER_CHANGED = "parameter_changed", "A setting was sent with the nearest value that the model accepts."
@@ -456,7 +465,7 @@ class WarningCode(StrEnum):
         "The provider rejected its own reasoning in the history. The reasoning was left out.",
     )
 
-    # --- Received, and not as expected ---
+    # --- Unexpected replies ---
 
     USAGE_ESTIMATED = (
         "usage_estimated",

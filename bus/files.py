@@ -1,4 +1,5 @@
-"""Private files. Only the owner can read them. Each file is replaced as a whole, and never through a link.
+"""Private files. Only the owner can read them. Each file is replaced as a whole. A symbolic link is never
+followed.
 
 A file is made under a random name in the same folder, and replaces the target in one step. A symbolic link at the
 target is refused, because it may have been put there to overwrite another file.
@@ -27,7 +28,7 @@ class UnfinishedFile:
         self.target = Path(path)
         refuse_link(self.target)
         prefix = f".{self.target.name[:_LONGEST_PREFIX]}."
-        import tempfile  # it loads random and more, which most programs don't need
+        import tempfile  # lazy, because it imports many modules that most programs don't need
 
         handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=prefix, suffix=".part")
         self.path = Path(name)
@@ -77,7 +78,7 @@ def write_private(path: str | Path, data: bytes) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    if path.parts[:2] in _SYSTEM_FOLDERS:  # the links there are the system's
+    if path.parts[:2] in _SYSTEM_FOLDERS:  # links in these folders belong to the operating system
         return True
     try:
         mode = os.lstat(path).st_mode

@@ -1,8 +1,9 @@
 """Log lines with fields for the standard library's `logging`, and warnings about renamed names.
 
-Every module logs under its own name below `callboard`. structlog formats the lines and is imported with the first
-one, independent of the host's configuration of it. Without a handler of the host, lines are dropped. The path of
-a single delta has no log lines. An old public name works, with a DeprecationWarning at the caller's line.
+Every module logs under its own name below `callboard`. structlog formats the lines. It is imported at the first
+line, and the host's configuration of structlog has no effect. If the host has no log handler, lines are dropped.
+Code that runs for each delta does not log. An old public name still works and raises a DeprecationWarning at the
+caller's line.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TIME_LIMITS = {"timeout_seconds": "timeout", "timeout_s": "timeout", "call_timeout_seconds": "call_timeout"}
-"""The old names of time limits, in seconds, with the new ones."""
+"""The old names of time-limit arguments, each with its new name. Values are in seconds."""
 
 
 def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[s
 
 
 def warn_of_old_name(text: str) -> None:
-    """Warn at the line of the program that calls this library."""
+    """Issue a DeprecationWarning at the caller's line outside this library."""
     own = (__package__ or "engine").partition(".")[0]
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == own:
@@ -48,7 +49,7 @@ def warn_of_old_name(text: str) -> None:
 
 
 def takes_old_names(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function take keywords by their old names, too."""
+    """Decorator: accept keyword arguments under their old names, with a warning."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -67,7 +68,7 @@ ROOT = "callboard"
 
 LoggerCall: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
-_CALLER = 6  # the frame that logs, as `logging` counts: behind three of structlog and two of this module
+_CALLER = 6  # the stack level of the logging frame: above it are three frames of structlog and two of this module
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())  # prevents Python's default output to stderr
 
@@ -86,7 +87,7 @@ class Log:
         self._bound: BoundLogger | None = None
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """Log a detail for finding a fault."""
+        """Log a detail for debugging."""
         self._say(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
@@ -128,8 +129,8 @@ def _for_logging(logger: logging.Logger, method: str, line: MutableMapping[str, 
 
 
 def current_trace() -> str | None:
-    """The host's current span; None if there is none or OpenTelemetry is not in use."""
-    # never imported by us: if it is not loaded, there is no current span
+    """The host's current OpenTelemetry span; None if there is none."""
+    # not imported here: if OpenTelemetry is not loaded, there is no current span
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

@@ -6,9 +6,8 @@
                 ...
 
 Envelopes of a replay are unchanged: run_id, seq, times, ids. They are in the order of the source, and nothing can
-be published. A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and
-`Latest` drop events, but all readers get a turn after every few events. After the source's end, every
-subscription ends.
+be published. A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and `Latest`
+drop events. After every few events, all readers get time to run. When the source ends, every subscription ends.
 """
 
 from __future__ import annotations
@@ -184,7 +183,9 @@ def check_pattern(pattern: str) -> None:
 
 
 def _schedule_on_this_loop() -> Schedule | None:
-    """A function that schedules calls on this thread's loop from any thread; None outside a loop."""
+    """Return a function that other threads can call to run something on this thread's loop; None outside a
+    loop.
+    """
     try:
         return asyncio.get_running_loop().call_soon_threadsafe
     except RuntimeError:
@@ -361,7 +362,7 @@ class ReplayBus(ObservableBus):
         return found
 
     def _turn_after(self) -> int:
-        """The number of events between readers' turns: half the size of the smallest buffer."""
+        """The number of events after which readers get time to run: half the size of the smallest buffer."""
         capacities = (
             each.policy.capacity for each in self._subscriptions if not isinstance(each.policy, Lossless)
         )

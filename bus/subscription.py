@@ -6,7 +6,7 @@
 
 The bus puts an envelope into a buffer with a plain call. The sequence numbers that a reader sees strictly
 increase. The oldest event is dropped first, so one gap at the head of the buffer covers all drops. A waiting
-reader registers one signal, which the next envelope sets. For a busy reader, the publisher only does one append.
+reader registers one signal, which the next envelope sets. For a busy reader, publishing is one append.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
 class Lossless(msgspec.Struct, frozen=True):
     """Keep everything until it is read.
 
-    Use it for the few readers that must not lose events and that admission checks.
+    Use it only for readers that must not lose events. The buffer has no limit, so check its `depth`.
     """
 
 
@@ -76,7 +76,7 @@ class Latest(msgspec.Struct, frozen=True):
     """
 
     key: Callable[[Envelope], Hashable]
-    """A fast pure function. If it raises for an event, the event gets a unique key."""
+    """A pure function, called for every event, so it must be fast. If it raises, the event gets a unique key."""
     capacity: int = 1024
     """The largest number of keys."""
 
@@ -120,7 +120,7 @@ class _Buffer(Protocol):
 
 
 class _LosslessBuffer(deque[Envelope]):
-    """A queue. Its length is the deque's own, because it is read several times for each event."""
+    """An unbounded queue. It subclasses deque, because its length is read several times for each event."""
 
     dropped = 0
     push = deque.append
@@ -131,7 +131,7 @@ class _LosslessBuffer(deque[Envelope]):
 
 
 class _DroppingBuffer:
-    """The common part of the two dropping buffers: the gap at their head."""
+    """Base of the two buffers that drop events. It records the gap at the head."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -187,7 +187,7 @@ class _NewestPerKey(_DroppingBuffer):
         items = self._items
         try:
             key = self._policy.key(envelope)
-            items.pop(key, None)  # a dict keeps the position of a key that is set again; it must move to the end
+            items.pop(key, None)  # remove first, because a dict keeps the old position of a key that is set again
         except Exception as error:
             _log.warning("bus.key_failed", error, seq=envelope.seq, topic=envelope.topic, error=repr(error))
             key = (_NewestPerKey, envelope.seq)
@@ -274,6 +274,9 @@ class Subscription:
         """
         buffer = self._buffer
         taken: list[Envelope] = []
+        if isinstance(buffer, _LosslessBuffer) and (limit is None or len(buffer) <= limit):
+            taken = list(buffer)
+            buffer.clear()
         while buffer and len(taken) != limit:
             taken.append(buffer.pop())
         self._delivered += len(taken)

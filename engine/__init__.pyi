@@ -4,7 +4,7 @@ from .budgets.budget import Budget
 from .budgets.ledger import AccountState, Amount, BudgetExceededError
 from .calls.accumulator import StreamAccumulator
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, SchemaMode, Summarise, Truncate
-from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
+from .conversation.options import SessionOptions, StopWhen, TimeoutConfig, TurnOptions
 from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
 from .functions.agents import agent_tool, handoff
@@ -47,10 +47,12 @@ from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsAppr
 from .tools.define import tool
 from .tools.handler import FunctionTool, Tool
 from .tools.parameters import ToolDefinitionError
-from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
+from .tree import ChildTurn, TurnLimitError, TurnLimits
+from .tree_headers import attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
-from .watching.now import ActiveWork, EngineStatistics, ProviderStatistics, WorkInProgress
+from .watching.now import ActiveWork, WorkInProgress
+from .watching.statistics import EngineStatistics, ProviderStatistics
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.subject import Scope
@@ -144,6 +146,7 @@ __all__ = [
     "Scope",
     "Session",
     "SessionInfo",
+    "SessionOptions",
     "StepResult",
     "StopWhen",
     "StreamAccumulator",

@@ -50,7 +50,7 @@ class PriceWatch:
         return True
 
     async def mark(self) -> None:
-        """Record the present costs as known."""
+        """Record the current costs as known."""
         self._known = await self._store.current_prices()
 
     async def look(self) -> CurrentPrices | None:
@@ -67,7 +67,7 @@ class PriceWatch:
         known, self._known = self._known, found
         if known is None or known == found:
             return None
-        # Going back is no run of its own, so it has no sums.
+        # An undone repricing is not a run, so it has no sums.
         return found if known.run_id != found.run_id else msgspec.structs.replace(found, run=None)
 
 
@@ -86,7 +86,7 @@ def announcement(found: CurrentPrices) -> PricingRepriced:
 
 
 TELL_EVERY_NS = 200_000_000
-"""The least time between two progress events of a repricing, in nanoseconds."""
+"""The shortest time between two progress events of a repricing, in nanoseconds."""
 
 
 def load_prices(prices: PriceTable | Path | str | None) -> PriceTable:
@@ -121,7 +121,7 @@ class Pricing:
         self._store = store
         self._host = host
         self._sessions = sessions
-        # Of repricings here that changed the table as well: the one before it, and the one since.
+        # For each repricing here that also changed the table: the table before and the table after.
         self._changed: dict[int, tuple[PriceTable, PriceTable]] = {}
         self._watch = None if store is None else PriceWatch(store, clock)
 

@@ -32,7 +32,8 @@ from .runtime.runtime import Limits, Runtime, Timeouts, take_over
 from .sessions.engine_methods import SessionMethods
 from .sessions.resuming import require_capture
 from .stores import store_for
-from .watching.now import EngineStatistics, WatchingMethods, collect
+from .watching.now import WatchingMethods
+from .watching.statistics import EngineStatistics, collect
 
 if TYPE_CHECKING:
     import httpx
@@ -66,9 +67,9 @@ class Engine(
         ship_to: The address of a trace on a server to which the trace file is copied, as
             ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls continue, and events wait
             in the file.
-        ship: When: ``behind`` the calls, or ``before_reply``, so that a reply is returned when its events are
-            on the server. Then a turn waits at most 5 seconds in total for the server. It does not wait while
-            the server is known to be unreachable.
+        ship: The time of shipping: ``behind`` the calls, or ``before_reply``. With ``before_reply``, a reply is
+            returned after its events are on the server. A turn waits at most 5 seconds in total for that, and not
+            at all while the server is known to be unreachable.
         cluster: The cluster that this engine is a node of, see `Cluster`: its sessions can be resumed, and its
             streams be read, on every other node. A trace in a file is shipped to the cluster's store.
         capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.
@@ -165,7 +166,7 @@ class Engine(
 
     @property
     def availability(self) -> AvailabilityTable:
-        """The state of providers and models."""
+        """The availability of providers and models."""
         return self._runtime.availability
 
     @property
@@ -175,7 +176,7 @@ class Engine(
 
     @property
     def shows_content(self) -> bool:
-        """Whether other readers than the host may see content: it is captured and not redacted."""
+        """Whether readers other than the host may see content, because it is captured and not redacted."""
         capture = self._runtime.capture
         return capture is not None and not capture.redacts
 
@@ -325,7 +326,7 @@ class Engine(
     # --- State and figures ---
 
     async def budgets(self) -> list[AccountState]:
-        """The amounts spent, held and left of each account of the budgets, at this moment.
+        """The current amounts of each budget account: spent, reserved and left.
 
         Raises:
             StoreError: The trace can't be read, so the amount spent is unknown.
@@ -338,13 +339,14 @@ class Engine(
         return budgets.states()
 
     async def change_budgets(self, *, add: Sequence[Budget] = (), remove: Sequence[Budget] = ()) -> None:
-        """Put budgets in force while the engine runs, and then remove others.
+        """Add budgets while the engine runs, and then remove others.
 
         Amounts spent before count, and so do calls in progress. To change a budget, add the new one and remove the
         old one in one call. Budgets that were given to the constructor can't be removed.
 
         Args:
-            add: Budgets. One that is in force already stays as it is. Without a trace a new one starts from zero.
+            add: New budgets. One that is in force already is not changed. Without a trace, a new one starts from
+                zero.
             remove: Budgets that were added by this method. Others are ignored.
 
         Raises:
@@ -388,11 +390,11 @@ class Engine(
 
     @property
     def closed(self) -> bool:
-        """True when the engine has been stopped, or has ended by itself. Then another engine is needed."""
+        """True if the engine was closed, or has ended by itself. It can't be started again."""
         return self._host.closed
 
     def require_loop(self) -> None:
-        """Check that the engine's own event loop runs here.
+        """Check that the engine's own event loop is running here.
 
         Raises:
             WrongLoop: Another event loop runs here.

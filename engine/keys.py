@@ -87,7 +87,8 @@ def read_keys(path: Path) -> StoredKeys:
         fix = "Make it readable for its owner, or remove it."
         return StoredKeys(path, exists=True, fault=f"it can't be read: {error.strerror or error}", fix=fix)
     with os.fdopen(descriptor, "rb") as file:
-        fault, fix = _exposed(path, os.fstat(descriptor))  # of the file that is read, not of one that replaced it
+        # The opened file's mode, because the path may be replaced meanwhile.
+        fault, fix = _exposed(path, os.fstat(descriptor))
         if fault:
             return StoredKeys(path, exists=True, fault=fault, fix=fix)
         data = file.read(_LARGEST)
@@ -148,7 +149,7 @@ def _change(path: Path, change: Callable[[dict[str, str]], bool]) -> bool:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """A lock on a folder. It ends with the block, or with the process."""
+    """A lock on a folder. It is released at the end of the block or of the process."""
     try:
         import fcntl
     except ImportError:  # pragma: no cover - Windows has no flock; there the last who writes is right

@@ -18,6 +18,7 @@ from .generation.arguments import Arguments, complete, generate_on, new_turn, tu
 from .generation.readers import OnUsage
 from .generation.streaming import AttachedView, StreamResult
 from .routing.model_choice import Model
+from .runtime.alone import ReaderArguments
 from .runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -172,35 +173,26 @@ class GenerationMethods:
             )
         runtime = self._runtime
         runtime.host.require_loop()
-        elsewhere = runtime.cluster.streams.attach(
-            stream_id,
-            from_seq,
-            runtime.host.start,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        arguments: ReaderArguments = {
+            "from_seq": from_seq,
+            "coalesce": coalesce,
+            "min_interval": min_interval,
+            "owner": owner,
+            "any_owner": any_owner,
+        }
+        elsewhere = runtime.cluster.streams.attach(stream_id, runtime.host.start, **arguments)
         if elsewhere is not None:
             return elsewhere
-        return runtime.streams.attach(
-            stream_id,
-            from_seq=from_seq,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            unfold=spelled_out,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        return runtime.streams.attach(stream_id, unfold=spelled_out, **arguments)
 
 
-# Replies that are data, as methods of the engine.
+# Structured output as methods of the engine.
 
 T = TypeVar("T")
 
 
 class ObjectMethods:
-    """The methods of `Engine` for replies that are data."""
+    """The methods of `Engine` for structured output."""
 
     _runtime: Runtime
 
@@ -253,7 +245,7 @@ class ObjectMethods:
 
         Raises:
             NoObjectGeneratedError: The reply does not match the schema. It is billed.
-            SchemaError: The schema is invalid, or the type has none.
+            SchemaError: The schema is invalid, or the type has no schema.
         """
         from .generation.objects import ObjectTask, generate_object_on
 
@@ -322,7 +314,7 @@ class PricingMethods:
         return self._runtime.pricing.prices
 
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
-        """Price new calls by another table from now on.
+        """Use another price table for new calls from now on.
 
         The costs of earlier calls stay as they are; `reprice` changes them. Other engines keep their tables.
 
@@ -336,7 +328,7 @@ class PricingMethods:
             The table in force.
 
         Raises:
-            ConfigurationError: The file is bad.
+            ConfigurationError: The price file is invalid.
             StoreError: The version is unknown.
         """
         return await self._runtime.pricing.use_prices(prices, alone=alone)
@@ -350,7 +342,7 @@ class PricingMethods:
         as_model: str | None = None,
         for_new_calls: bool = False,
     ) -> RepriceReport:
-        """Price the stored calls by another price table. The report has their costs.
+        """Recalculate the costs of stored calls with another price table. The report has the costs.
 
         Unless `dry_run` is set, the new costs are stored, and live messages show them. New calls still use
         the prices of this engine's own table.
@@ -359,9 +351,9 @@ class PricingMethods:
             version: A table, or the version of one in the trace.
             where: A filter for the calls to price.
             dry_run: Whether to report only, without changing the stored costs.
-            as_model: A ``provider:name``; the calls are priced as if every call had gone there. Such costs are
-                never stored.
-            for_new_calls: Whether to price new calls of this engine by that table too, as `use_prices` does.
+            as_model: A ``provider:name``. The calls are priced as if this model had served all of them. Such costs
+                are never stored.
+            for_new_calls: Whether new calls of this engine also use that table, as with `use_prices`.
                 `undo_reprice` reverts that, too, if no other table was chosen since.
 
         Raises:
@@ -375,7 +367,7 @@ class PricingMethods:
     async def undo_reprice(self) -> RepriceRun:
         """Undo the latest repricing, also in live messages.
 
-        If it was done here with `for_new_calls`, new calls have their former prices again.
+        If this engine did it with `for_new_calls`, new calls also get their earlier prices again.
 
         Raises:
             StoreError: There is no repricing to undo.

@@ -116,7 +116,7 @@ def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
 
 
 def place_to_read(store: Store | None) -> TracePlace | Store | None:
-    """The path of a store's file, so that it is read over a separate connection. For any other store, the store
+    """The path of a store's file, for reading over a separate connection. For any other store, the store
     itself.
     """
     return store.path if isinstance(store, tracestore.TraceStore) else store
@@ -157,7 +157,7 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
 
 
 async def shipping_checks(trace: Path) -> list[Check]:
-    """The progress of shipping a trace file to each shared store. No store is queried."""
+    """Checks with the shipping progress of a trace file to each shared store. No store is queried."""
     from callboard.tracestore.shipping.marks import check_shipping
 
     return await check_shipping(trace)

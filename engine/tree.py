@@ -1,9 +1,9 @@
-"""The tree of turns: the calls that tools make, with their limits, their costs and their end.
+"""The tree of turns: the limits, costs and cancellation of the calls that tools make.
 
 While a tool runs, a context variable holds its `Caller`. A call or a turn that starts during that time reads it
 once. It is a child of the turn that runs the tool. Async functions, tasks and threads inherit the variable.
-`trace_context` carries it to another process. A turn has a `TreeNode` as soon as it runs a tool, has limits, or
-is a child itself.
+Headers pass it to another process, see `engine.tree_headers`. A turn gets a `TreeNode` when it runs a tool, has
+limits, or is a child itself.
 
 A child may run on another event loop than its parent: a tool in a thread uses the loop of the sync functions. One
 lock guards all nodes, and a child is cancelled on its own loop.
@@ -15,15 +15,13 @@ import asyncio
 import contextlib
 import math
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from decimal import Decimal
 from functools import partial
-from types import MappingProxyType, TracebackType
-from typing import Protocol, Self
-from urllib.parse import quote, unquote
+from types import MappingProxyType
+from typing import Protocol
 from weakref import ref
 
 import anyio
@@ -31,7 +29,6 @@ import msgspec
 
 from callboard.bus import CallboardError
 from callboard.bus.errors import CancelledError
-from callboard.bus.log import current_trace
 from callboard.bus.values.usage import CostSum, TokenUsage, UsageSource
 
 from .budgets.budget import Budget
@@ -47,8 +44,9 @@ PARENT_ENDED = "the turn that made this call with a tool ended, or the engine wa
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one turn together with its descendants: all turns and calls that its tools start.
 
-    A descendant gets the rest. A call above a limit raises in the tool that makes it: `TurnLimitError`, or
-    BudgetExceededError for money. The model gets that as the tool's error, and its turn continues.
+    A descendant gets the rest. A call above a limit raises an exception in the tool that makes it:
+    `TurnLimitError`, or BudgetExceededError for money. The model gets that as the tool's error, and its turn
+    continues.
 
     Raises:
         ValueError: A limit is negative.
@@ -65,7 +63,7 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     tree.
     """
     max_cost_usd: Decimal | float | str | None = None
-    """The largest amount of money, in US dollars. The most that a call can cost is reserved before it is sent."""
+    """The largest cost in US dollars. The maximum cost of a call is reserved before it is sent."""
     timeout_seconds: float | None = None
     """Seconds from the start of the turn. Its descendants end with it."""
 
@@ -120,7 +118,7 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteTurn(Protocol):
-    """The connection to the node that runs a turn that is represented here; see `engine.nodes.trees`."""
+    """The connection to the node that runs a turn; see `engine.nodes.trees`."""
 
     async def known(self) -> None:
         """Wait until that node has received that calls are in progress here."""
@@ -132,17 +130,19 @@ class RemoteTurn(Protocol):
         """Report that a turn has started here below it."""
 
     def called(self, calls: int) -> None:
-        """Report that calls were counted here below it, or taken back."""
+        """Report that calls below it were counted here, or taken back."""
 
     def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """Report that an attempt here below it has ended."""
+        """Report that an attempt below it has ended here."""
 
 
 MOST_ELSEWHERE = 1024
 """The number of children of other engines whose streams can be found."""
 
 MOST_PARTS = 64
-"""The number of attempts that are kept before they are summed up, because one sum of many is fast."""
+"""The number of attempts that are collected before they are added together, because one addition of many is
+fast.
+"""
 
 _lock = threading.Lock()
 _elsewhere: OrderedDict[str, tuple[ref[object], asyncio.AbstractEventLoop]] = OrderedDict()
@@ -159,7 +159,7 @@ class TreeNode:
         limits: The turn's own limits.
     """
 
-    # Most turns in a tree keep these values, and a call in a tool should cost little.
+    # Defaults on the class, because most turns never change them.
     limited: tuple[TreeNode, ...] = ()
     """The nodes from here up that have limits."""
     accounts: tuple[Account, ...] = ()
@@ -167,20 +167,20 @@ class TreeNode:
     depth = 0
     """The number of turns above it."""
     deadline = math.inf
-    """The event loop's time at which the turn's time is up."""
+    """The turn's deadline, in the event loop's time."""
     calls = 0
-    """The calls that the turn and its descendants have started, if one of `limited` counts them."""
+    """The number of calls of the turn and its descendants, if one of `limited` counts them."""
     over = False
     """Whether the turn has ended. Calls that its tools start later are not its children."""
     refusal = ""
-    """The reason to refuse new calls of its tools: the turn was cancelled, or has failed."""
+    """The reason why its tools may start no more calls: the turn was cancelled, or has failed."""
     remote: RemoteTurn | None = None
     """The connection to the turn, if another node runs it."""
     remote_above: RemoteTurn | None = None
     """The connection to the nearest turn above that another node runs."""
     spends_below = False
     """Whether an attempt of a descendant has ended."""
-    _started = 0  # counted if a node of `limited` needs it
+    _started = 0  # used if a node of `limited` needs it
     _below = CostSum()
     _below_usage = _NO_USAGE
     _idle: Callable[[], object] | None = None
@@ -201,7 +201,7 @@ class TreeNode:
                 self.accounts = (Account(limits.as_budget(), turn_id), *self.accounts)
         self.children: list[ChildTurn] = []
         """The turns that its tools have started."""
-        self._ended: list[tuple[CostSum, TokenUsage | None]] = []  # attempts that `below` does not have yet
+        self._ended: list[tuple[CostSum, TokenUsage | None]] = []  # ended attempts that are not in `below` yet
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
 
     @property
@@ -248,13 +248,15 @@ class TreeNode:
                 stored_1h += each.cache_creation_1h_input_tokens
             else:
                 usage += each
-        if plain:  # these are added one by one without an object for each sum
+        if plain:  # plain costs are added without an object for each sum
             usage += TokenUsage(fresh, written, cached, stored, stored_1h)
         self._below += CostSum(nano, calls, estimated, unpriced, unknown)
         self._below_usage = usage
 
     def seconds(self, own: float | None) -> float | None:
-        """The seconds that the turn has: the least of its own time, its limits, and the rest of the turn above."""
+        """The turn's time in seconds: the shortest of its own time, its limits, and the remaining time of the turn
+        above.
+        """
         above = math.inf if self.above is None else self.above.deadline
         if above == math.inf and self.limits is None:
             return own
@@ -264,7 +266,7 @@ class TreeNode:
         return min((each for each in given if each is not None), default=None)
 
     def count(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """Count an attempt that a descendant has ended, here and in all turns above."""
+        """Count a descendant's ended attempt, here and in all turns above."""
         with _lock:
             top: TreeNode | None = None
             node: TreeNode | None = self
@@ -296,7 +298,7 @@ class TreeNode:
             self._count_calls(1)
 
     def take_back_call(self) -> None:
-        """Stop counting a call that was admitted and is not made."""
+        """Stop counting an admitted call that was not made."""
         with _lock:
             self._count_calls(-1)
 
@@ -354,7 +356,7 @@ class TreeNode:
             cancel()
 
     async def end(self, refusal: str) -> None:
-        """End the turn's part in the tree: cancel the remaining calls of its tools, and wait for their end."""
+        """Cancel the remaining calls of the turn's tools, and wait for their end."""
         self.over, self.refusal = True, refusal
         if not self._open:
             return
@@ -384,7 +386,7 @@ class Caller:
         tool_use_id: The id of the tool's call.
         tool_name: The name of the tool.
         runtime: The engine's parts, for a sub-agent that the tool runs.
-        key: Gives the key of `ToolContext.idempotency_key`.
+        key: Returns the key of `ToolContext.idempotency_key`.
         tell: Publishes that the tool has started a turn.
         session_id: The session of the turn, if there is one.
         tags: The tags of the turn's calls.
@@ -424,13 +426,11 @@ class Caller:
         self.trace_parent = trace_parent
         self.internal = internal
         self.counted = node.above if internal else node
-        """The lowest turn for which the call's costs are those of a descendant."""
+        """The lowest turn that counts the call as a descendant's."""
         self.carry = carry
         self.carried = carried
         self.beyond: object = None
-        """The part of the node that exchanges messages about this run with other nodes, if its place was carried
-        there.
-        """
+        """The object that exchanges messages about this run with other nodes, if the run was passed to one."""
         self._key = key
         self._report = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
@@ -443,11 +443,11 @@ class Caller:
 
     @property
     def refusal(self) -> str:
-        """The reason why the tool may start no call: the turn or the run was cut off. Empty if it may."""
+        """The reason why the tool may start no call: the turn or the run was cancelled. Empty if it may."""
         return self._refusal or self.node.refusal
 
     def require(self) -> None:
-        """Check that the tool may start a call. Raises CancelledError if the turn or the run was cut off."""
+        """Check that the tool may start a call. Raises CancelledError if the turn or the run was cancelled."""
         if refusal := self.refusal:
             raise CancelledError(refusal)
 
@@ -465,7 +465,7 @@ class Caller:
             node.remote.started(turn)
 
     def lend(self, turn_id: str, streams: object) -> None:
-        """Let readers of the tree find the stream of a child that another engine runs, on its own event loop."""
+        """Register a child that another engine runs, so that readers of the tree find its stream."""
         if self._home is not None and streams is not getattr(self.runtime, "streams", None):
             with _lock:
                 _elsewhere[turn_id] = ref(streams), asyncio.get_running_loop()
@@ -489,7 +489,7 @@ class Caller:
     def end(self, refusal: str = "") -> None:
         """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
         self._report = self._key = self.runtime = self.carry = (
-            None  # Tasks that it has left behind keep this object.
+            None  # Tasks that the tool has left running keep this object alive.
         )
         if refusal:
             self._refusal = refusal
@@ -523,169 +523,3 @@ def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = N
     if caller is None or not caller.tags:
         return dict(own) if own else None
     return {**caller.tags, **(own or {})}
-
-
-# --- Leaving the tree, and other processes ---
-
-
-@contextlib.contextmanager
-def detached() -> Iterator[None]:
-    """Start calls in this block outside of the tree, although a tool runs.
-
-    They have no parent, no share in its costs and limits, and they don't end with it. Use it for work that
-    outlives the turn.
-    """
-    token = current_tool.set(None)
-    try:
-        yield
-    finally:
-        current_tool.reset(token)
-
-
-_PREFIX = "callboard-"
-
-
-def trace_context() -> dict[str, str]:
-    """The place of this code in the tree of turns, for `attach_trace_context` in another process.
-
-    Returns:
-        The headers ``traceparent`` and ``baggage`` as W3C defines them, if there is anything to carry. A parent's
-        remaining limits are included.
-    """
-    caller = current_tool.get()
-    carried: dict[str, str] = {}
-    if (trace := current_trace() or (None if caller is None else caller.trace_parent)) is not None:
-        carried["traceparent"] = trace
-    if caller is not None and not caller.node.over:
-        members = {**_place(caller), **_left(caller.node)}
-        if caller.carry is not None:
-            members.update(caller.carry(caller))
-        carried["baggage"] = ",".join(
-            f"{_PREFIX}{name}={quote(value, safe='')}" for name, value in members.items()
-        )
-    return carried
-
-
-def _place(caller: Caller) -> dict[str, str]:
-    node = caller.node
-    place = {
-        "turn": node.turn_id,
-        "root": node.root_turn_id,
-        "depth": str(node.depth),
-        "call": caller.call_id or "",
-        "tool": caller.tool_use_id or "",
-    }
-    return {name: value for name, value in place.items() if value}
-
-
-def _left(node: TreeNode) -> dict[str, str]:
-    """The unused part of the turn's limits, which applies to the calls of its tools."""
-    calls = [
-        each.limits.max_calls - each.calls - (node.depth + 1 - each.depth)
-        for each in node.limited
-        if each.limits is not None and each.limits.max_calls is not None
-    ]
-    depth = [
-        each.limits.max_depth - (node.depth + 1 - each.depth)
-        for each in node.limited
-        if each.limits is not None and each.limits.max_depth is not None
-    ]
-    children = [
-        each.limits.max_children
-        for each in node.limited
-        if each.limits is not None and each.limits.max_children is not None
-    ]
-    nano = [left for each in node.accounts if (left := each.state(0).left_nano_usd) is not None]
-    found: dict[str, int | None] = {
-        "max-calls": min(calls, default=None),
-        "max-depth": min(depth, default=None),
-        "max-children": min(children, default=None),
-        "max-nano-usd": min(nano, default=None),
-    }
-    carried = {name: str(max(value, -1)) for name, value in found.items() if value is not None}
-    if node.deadline < math.inf:
-        carried["seconds"] = f"{max(node.deadline - _now(), 0):.3f}"
-    return carried
-
-
-class attach_trace_context:
-    """Make the calls of this process children of the tool that another process runs.
-
-    It takes effect immediately, for this task and all that it starts. As a context manager it ends with the block.
-
-    Args:
-        carried: What `trace_context` returned, as headers or as environment variables: ``os.environ`` with
-            ``TRACEPARENT`` and ``BAGGAGE`` works. Nothing happens without them.
-    """
-
-    def __init__(self, carried: Mapping[str, str]) -> None:
-        headers = {
-            name.lower(): value for name, value in carried.items() if name.lower() in ("traceparent", "baggage")
-        }
-        self._token: Token[Caller | None] | None = None
-        caller = _caller_in(headers)
-        if caller is not None:
-            self._token = current_tool.set(caller)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._token is not None:
-            current_tool.reset(self._token)
-            self._token = None
-
-
-def _caller_in(headers: Mapping[str, str]) -> Caller | None:
-    members = {}
-    for member in headers.get("baggage", "").split(","):
-        name, _, value = member.partition(";")[0].strip().partition("=")
-        if name.startswith(_PREFIX):
-            members[name.removeprefix(_PREFIX)] = unquote(value)
-    turn_id = members.get("turn")
-    if not turn_id:
-        return None
-    node = TreeNode(turn_id, limits=_limits_in(members))
-    node.root_turn_id, node.depth = members.get("root", turn_id), _number(members.get("depth")) or 0
-    if node.limits is not None and node.limits.timeout_seconds is not None:
-        node.deadline = _now() + node.limits.timeout_seconds
-    return Caller(
-        node,
-        call_id=members.get("call"),
-        tool_use_id=members.get("tool"),
-        trace_parent=headers.get("traceparent"),
-        carried=members,
-    )
-
-
-def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
-    calls, depth, children, nano, seconds = (
-        _number(members.get(name))
-        for name in ("max-calls", "max-depth", "max-children", "max-nano-usd", "seconds")
-    )
-    if calls is depth is children is nano is seconds is None:
-        return None
-    return TurnLimits(
-        # The carried facts are for a child. The node stands for its parent, one level higher.
-        max_calls=None if calls is None else calls + 1,
-        max_depth=None if depth is None else depth + 1,
-        max_children=None if children is None else max(children, 0),
-        max_cost_usd=None if nano is None else Decimal(max(nano, 0)).scaleb(-9),
-        timeout_seconds=None if seconds is None else float(members["seconds"]),
-    )
-
-
-def _now() -> float:
-    try:
-        return asyncio.get_running_loop().time()
-    except RuntimeError:
-        return time.monotonic()  # as event loops count
-
-
-def _number(text: str | None) -> int | None:
-    try:
-        return None if text is None else max(int(float(text)), -1)
-    except (ValueError, OverflowError):
-        return None

@@ -1,10 +1,9 @@
-"""Which of many notes say the same? Embed them all, and show the pairs that are nearest to each other.
+"""Find notes with the same content: embed all of them, and print the pairs with the nearest vectors.
 
     python examples/near_duplicates.py                                  (on the local model: no key)
     python examples/near_duplicates.py openai:text-embedding-3-small < notes.txt
 
-The local model was made to talk, not to compare: it finds what is worded alike. A model made for embeddings finds
-what means the same.
+The local model was trained for chat, so it finds similar wording. An embedding model finds similar meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def likeness(one: Vector, other: Vector) -> float:
 
 
 def nearest_pairs(vectors: Sequence[Vector]) -> list[tuple[float, int, int]]:
-    """How alike each two are, and their numbers; the nearest first."""
+    """The likeness of each pair and its two indexes, the most similar pair first."""
     pairs = itertools.combinations(range(len(vectors)), 2)
     return sorted(((likeness(vectors[a], vectors[b]), a, b) for a, b in pairs), reverse=True)
 

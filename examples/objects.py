@@ -1,4 +1,4 @@
-"""Data out of text, with the local model: a dataclass at once, and a list as it grows.
+"""Data out of text with the local model: one dataclass, then a streamed list.
 
 python examples/objects.py [MODEL]
 """
@@ -38,7 +38,7 @@ async def main(model: str = "local-chat") -> None:
                 async for partial in stream:
                     print(f"so far: {partial}")
             print(await stream.object())
-        except NoObjectGeneratedError as error:  # so small a model goes on listing until it is cut off
+        except NoObjectGeneratedError as error:  # a model this small repeats itself up to its token limit
             print(f"{error.reason}: {error.text!r}")
 
 

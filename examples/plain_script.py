@@ -1,4 +1,4 @@
-"""A plain script without an event loop: a reply as it comes, and a whole one.
+"""A plain script without an event loop: a streamed reply, and a whole one.
 
 python examples/plain_script.py [MODEL]
 """

@@ -26,7 +26,7 @@ from callboard import (
 
 
 class Folder:
-    """Tools may be methods: these know their folder, and don't leave it."""
+    """Tools may be methods. These stay inside one folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -50,7 +50,7 @@ class Folder:
 
     @tool(annotations=ToolAnnotations(destructive=True), needs_approval=True)
     def write_file(self, path: str, text: str) -> str:
-        """Write a text file, also over an old one.
+        """Write a text file. An existing file is replaced.
 
         Args:
             path: Relative to the folder.

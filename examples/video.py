@@ -1,10 +1,10 @@
-"""A video, in the two ways that there are: wait for it, or come back for it. Both print what a second of it costs.
+"""Make a video in one of two ways: wait for it, or fetch it later. Both print the price of a second.
 
     python examples/video.py MODEL wait "A red boat on a lake."
     python examples/video.py MODEL create "A red boat on a lake."      (prints the job's id)
     python examples/video.py MODEL fetch ID                            (as often as you like, until it is done)
 
-What a second costs is in your price file, $CALLBOARD_HOME/prices.yaml; docs/media.md shows how.
+Set the price of a second in $CALLBOARD_HOME/prices.yaml; docs/media.md shows how.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from callboard import Engine, VideoResult
 
 
 async def wait_for(engine: Engine, model: str, prompt: str, target: Path) -> None:
-    """Blocking: one call after the other, until the file is there."""
+    """Blocking: poll the job until the file is there."""
     handle = await engine.create_video(prompt, model=model)
     result = await handle.wait(on_progress=lambda job: print(job.status, job.progress))
     await handle.download(to=target)
@@ -25,26 +25,26 @@ async def wait_for(engine: Engine, model: str, prompt: str, target: Path) -> Non
 
 
 async def create(engine: Engine, model: str, prompt: str) -> str:
-    """Not blocking: the job's id is all that has to be kept."""
+    """Not blocking: keep the job's id, nothing else."""
     handle = await engine.create_video(prompt, model=model)
     print(handle.id)
     return handle.id
 
 
 async def fetch(engine: Engine, model: str, job_id: str, target: Path) -> bool:
-    """Look once. Download it if it is done; True if there is nothing more to wait for."""
+    """Ask for the job's state once, and download a finished video. Returns whether the job has ended."""
     handle = await engine.resume_video(job_id, model)
     if not handle.job.done:
         print(handle.status, handle.job.progress)
         return False
-    result = await handle.wait()  # which returns at once, or raises why the job failed
+    result = await handle.wait()  # returns at once, or raises the job's error
     await handle.download(to=target)
     print(f"{target}: {bill(result)}")
     return True
 
 
 def bill(result: VideoResult) -> str:
-    """The seconds, and what they cost, together and each."""
+    """The seconds, the total price and the price of one second."""
     pieces = sum((result.usage.details or {}).values())
     if result.cost.usd is None:
         return f"{pieces} seconds, unpriced: {result.cost.reason}"

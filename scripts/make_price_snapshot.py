@@ -3,7 +3,7 @@
     pip install genai-prices && python scripts/make_price_snapshot.py YYYY-MM-DD
 
 The date is the day on which that release was the newest. The result is written to
-tracestore/snapshots/prices.json; look at the difference before committing it.
+tracestore/prices/snapshots/prices.json; look at the difference before committing it.
 """
 
 from __future__ import annotations

@@ -28,12 +28,14 @@ DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
     *("served_model", "error_class", "stop_reason", "operation", "key", "root", "origin"),
 )
-"""Columns of a call. ``tag:KEY`` is one more: the value of that tag. ``root`` is the turn at the root of the tree,
-which is the call's own turn if no tool made it. ``origin`` is ``callboard`` for its own calls."""
+"""The dimensions to group calls by. ``tag:KEY``, the value of that tag, is one more. ``root`` is the turn at the
+root of the tree; for a call that no tool made it is the call's own turn. ``origin`` is ``callboard`` for
+Callboard's own calls.
+"""
 
 
 class CallRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a call. A field is None if nothing is known, or nothing yet."""
+    """One attempt of a call. A field is None if its value is unknown or not known yet."""
 
     call_id: int
     """The number of the row in the trace, in the order of storing."""
@@ -95,7 +97,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingDecision | None = None
     """How the model was chosen."""
     estimated_input_tokens: int | None = None
-    """Our estimate of the input before it was sent."""
+    """Callboard's estimate of the input, in tokens, before the request was sent."""
     stop_reason: str | None = None
     """The reason why the reply ended."""
     raw_stop_reason: str | None = None
@@ -145,7 +147,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unknown(self) -> bool:
-        """True if not even the usage is known: the call got no answer, or has no end yet."""
+        """True if even the usage is unknown: the call got no answer, or has not ended."""
         if self.usage is not None or (self.cost is not None and self.cost.nano_usd is not None):
             return False
         return self.status == "started" or usage_is_unknown(self.error_class or "", self.provider_status)
@@ -164,7 +166,7 @@ class Column(NamedTuple):
     type: Any
     """The type in Python, without None."""
     default: object
-    """The value in Python of a NULL."""
+    """The value that a NULL becomes in Python."""
 
 
 def _columns() -> dict[str, Column]:
@@ -187,7 +189,7 @@ COLUMNS: Mapping[str, Column] = _columns()
 
 
 class Shown(NamedTuple):
-    """How a column is shown to people, if a call has a value in it."""
+    """How a column with a value is shown to people."""
 
     label: str
     """The label on the call's page in the live view, and the heading in lower case in `callboard traces`."""
@@ -206,7 +208,7 @@ SHOWN: Mapping[str, Shown] = {
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A filter for calls. A field that is None doesn't matter, and all others must match.
+    """A filter for calls. All fields that are not None must match.
 
     Raises:
         ValueError: A datetime has no time zone.
@@ -231,7 +233,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: dict[str, str] | None = None
     """Tags that the call must have, with their values."""
     turn_id: str | None = None
-    """The turn of the call. It has no index of its own: in a large trace, set the session too."""
+    """The turn of the call. There is no index on it: in a large trace, set the session, too."""
     root_turn_id: str | None = None
     """The turn at the root of the tree: its own calls and those of all its descendants. In a large trace, set
     `since` too."""
@@ -253,7 +255,8 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
             if moment is not None:
-                to_us(moment)  # It refuses a datetime without a time zone here, not in a later query.
+                # Raises ValueError for a datetime without a time zone now, instead of in a later query.
+                to_us(moment)
 
 
 OWN = "callboard"

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from callboard.bus.events.calls import LlmCallGuarded, ToolProgress
-from callboard.bus.events.codec import EncodedEnvelope, as_text, encode_part, fields_of
+from callboard.bus.events.codec import CATALOGUE, EncodedEnvelope, as_text, encode_part, fields_of
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
 
@@ -74,9 +74,12 @@ def encode_event(event: Event) -> bytes:
 
 def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
     """The JSON of each event, without any content."""
-    encode = _encoder.encode
+    encode, plain = _encoder.encode, _STORED_AS_THEY_ARE
     try:
-        return [encode(_bare(envelope.data)).decode() for envelope in envelopes]
+        return [
+            encode(event if type(event := envelope.data) in plain else _bare(event)).decode()
+            for envelope in envelopes
+        ]
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
         # one of them needs care
         return [encode_event(envelope.data).decode("utf-8", "replace") for envelope in envelopes]
@@ -107,7 +110,7 @@ def _without_content(event: SessionMessageAppended | SessionConfigured | ToolPro
 
 
 def storable_text(value: str) -> str:
-    """Half a surrogate pair, which SQLite doesn't take, becomes a question mark."""
+    """Replace half surrogate pairs, which SQLite rejects, by question marks."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
@@ -116,7 +119,8 @@ def encode_line(envelope: Envelope) -> bytes:
     event = envelope.data
     stored = StoredEnvelope(
         **fields_of(envelope),
-        data=msgspec.Raw(encode_event(event).replace(b"\n", b" ")),  # between values; in a text it is escaped
+        # Line breaks occur only between values; in strings they are escaped.
+        data=msgspec.Raw(encode_event(event).replace(b"\n", b" ")),
         content=_spilled(event) if isinstance(event, CapturedMessage | CapturedSetup) else None,
     )
     try:
@@ -130,21 +134,19 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
 
     Nearly all are encoded in one pass without changes, because a reply waits for this.
     """
+    plain = _STORED_AS_THEY_ARE
     try:
-        lines = as_text(_encoder.encode_lines([_line_of(envelope) for envelope in envelopes]))
-        if _has_lines(lines, len(envelopes)):  # Raw JSON of a provider may contain line breaks.
+        lines = as_text(
+            _encoder.encode_lines(
+                [envelope if type(envelope.data) in plain else _line_of(envelope) for envelope in envelopes]
+            )
+        )
+        # Raw JSON of a provider may contain line breaks. `count` would look at each byte by itself.
+        if len(lines.split(b"\n")) == len(envelopes) + 1:
             return lines
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
-        pass  # one of them needs care, and has it below
+        pass  # one event can't be encoded in one pass; each is encoded below
     return b"".join(map(encode_line, envelopes))
-
-
-def _has_lines(data: bytes, number: int) -> bool:
-    """Whether there are so many lines. `find` is several times faster than `count`, which looks at each byte."""
-    end = -1
-    for _ in range(number):
-        end = data.find(b"\n", end + 1)
-    return end == len(data) - 1
 
 
 def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
@@ -162,6 +164,10 @@ def _is_stored_as_it_is(kind: type[Event]) -> bool:
     return has_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
 
 
+_STORED_AS_THEY_ARE = frozenset(kind for kind in CATALOGUE if _is_stored_as_it_is(kind))
+"""Callboard's own events that are stored unchanged. Nearly all events are among them."""
+
+
 def _encode_line_the_hard_way(stored: StoredEnvelope) -> bytes:
     plain = {name: value for name, value in msgspec.structs.asdict(stored).items() if value is not None}
     plain["data"] = json.loads(bytes(stored.data))
@@ -174,11 +180,11 @@ def _spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent | None:
     try:
         return spilled(event)
     except (TypeError, ValueError, RecursionError):
-        return None  # the store could not have taken it either; the event itself goes on
+        return None  # the store could not store the content either; the event is written without it
 
 
 def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
-    # Only the standard library reads escaped half surrogate pairs. The result has them escaped again.
+    # Only the standard library reads escaped half surrogate pairs. They are escaped again in the result.
     try:
         fields = json.loads(line)
         fields["data"] = msgspec.Raw(json.dumps(fields["data"]))
@@ -206,9 +212,9 @@ def decode_line(line: bytes) -> Envelope:
             return envelope
 
 
-# --- Erasing the content of events ---
-# A name, a tag, the text of an error and the name of a tool may each quote content. So only listed texts stay:
-# figures, ids, and the names of models and providers. A new field is erased until it is listed.
+# --- Erasing the content of events --- Names, tags, texts of errors and names of tools may quote content. So only
+# numbers and the listed text fields stay: ids, and names of models and providers. A new field is erased unless it
+# is added to the list.
 
 
 KEPT = frozenset(
@@ -260,7 +266,7 @@ _BARE = (SessionMessageAppended, SessionConfigured)
 
 
 def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:
-    """An event without anything that may quote content."""
+    """The event without all fields that may quote content."""
     if isinstance(event, UnknownEvent):
         return UnknownEvent(topic=event.topic, raw=msgspec.Raw(msgspec.json.encode({"type": event.topic})))
     if isinstance(event, _BARE):

@@ -1,7 +1,7 @@
 """The file of collections: vectors with their ids, the hashes of their texts, and metadata.
 
-It is separate from the trace, because it doesn't follow from events, and a trace is pruned by age. Only its owner
-can read the file. A collection has one model, since vectors of two models can't be compared.
+It is separate from the trace, because a trace is derived from events and pruned by age. Only its owner can read
+the file. A collection has one model, since vectors of two models can't be compared.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Collection(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A vector that goes into a collection."""
+    """A vector to store in a collection."""
 
     id: str
     """The name of the item in its collection. A later item of this name replaces it."""
@@ -129,7 +129,8 @@ class CollectionFile:
         refuse_link(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=30)
-        connection.execute("PRAGMA secure_delete = ON")  # Vectors reveal much of their texts.
+        # Overwrite deleted vectors, because they reveal much of their texts.
+        connection.execute("PRAGMA secure_delete = ON")
         return connection
 
     def _check(self) -> None:
@@ -179,7 +180,7 @@ class CollectionFile:
     def put(
         self, name: str, items: Sequence[Item], *, model: str, space: str, asked_dimensions: int | None = None
     ) -> None:
-        """Put items into a collection, which the first ones create. All are stored, or none."""
+        """Put items into a collection, creating it if needed. All are stored, or none."""
         if not items:
             return
         dimensions = len(items[0].vector) // 4
@@ -209,7 +210,7 @@ class CollectionFile:
             )
 
     def note(self, name: str, metadata: Mapping[str, tuple[str | None, str | None]]) -> None:
-        """Store metadata, and the given texts, of items that keep their vectors, by their ids."""
+        """Change the metadata, and the texts if given, of items by id. Their vectors stay."""
         with self._translated(), self._transaction():
             self._connection.executemany(
                 "UPDATE items SET text = coalesce(?, text), metadata = ? WHERE id = ?"

@@ -39,7 +39,9 @@ def _same(**meanings: str) -> dict[str, Column]:
 
 
 def _sentences() -> dict[str, str]:
-    """The string under each field of `CallRow`, read from the source. Python itself doesn't keep these strings."""
+    """The docstring of each field of `CallRow`, read from the source, because Python does not store these
+    docstrings.
+    """
     (row,) = ast.parse(textwrap.dedent(inspect.getsource(CallRow))).body
     assert isinstance(row, ast.ClassDef)
     return {

@@ -49,7 +49,7 @@ class ClientKey(ShortRepr, frozen=True, kw_only=True):
     client: str
     """The client's name."""
     prefix: str
-    """The start of the key, by which people recognise it."""
+    """The start of the key, so that people can recognise it."""
     created_us: int
     """The time when it was made, in microseconds since the epoch."""
     expires_us: int | None = None

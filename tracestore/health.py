@@ -40,7 +40,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def file_facts(path: Path) -> FileFacts:
     """Examine the file and its folder. Nothing is opened or created."""
-    import shutil  # brings five compression libraries along
+    import shutil  # lazy: it imports five compression libraries
 
     folder = _existing(path.parent)
     exists = os.path.lexists(path)

@@ -42,7 +42,7 @@ def published_snapshot(home: Path) -> Snapshot:
 
 
 def price_table(home: Path, own: Path | None = None) -> PriceTable:
-    """A user's prices over the published prices."""
+    """The published prices, overridden by the user's own."""
     published, default = published_table(home), home / OWN_NAME
     if own is None and not default.exists():
         return published

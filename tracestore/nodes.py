@@ -15,10 +15,10 @@ from callboard.bus.events.sessions import TurnStatus
 
 from .rows import SpendingQuery
 
-# --- Shared budgets ---
-# An account belongs to one budget and one session, provider, model or value of a tag. In each slot of the budget's
-# window a node has a grant, its **slice**, and spends it without asking. An account's total is the sum of all
-# slices, of living and dead nodes, plus the trace's amount for runs without a slice:
+# --- Shared budgets --- An account belongs to one budget and one session, provider, model or value of a tag. In
+# each slot of the budget's window a node has a grant, its **slice**. It spends the slice without a request to the
+# store. An account's total is the sum of all slices, of living and dead nodes, plus the trace's amount for runs
+# without a slice:
 #
 #   spent, in the trace, by runs without a slice  +  slices of all nodes  <=  limit
 #
@@ -40,7 +40,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class AccountScope(Protocol):
-    """The counting of one account. Pure."""
+    """How the calls of one account are counted. Pure."""
 
     @property
     def budget(self) -> str:
@@ -64,7 +64,7 @@ class AccountScope(Protocol):
         ...
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
-        """The slot behind the number that an answer to `query` has."""
+        """The slot for a slot number in the result of `query`."""
         ...
 
 
@@ -76,7 +76,9 @@ class SliceRequest(msgspec.Struct, frozen=True):
     up_to: Allotment
     """The size that the slice must have at least."""
     more: Allotment = (0, 0)
-    """A further amount that the node expects to use soon. It gets a part of that amount if much is left."""
+    """A further amount that the node expects to use soon. If the account has enough left, it gets a part of this
+    amount.
+    """
     forced: bool = False
     """Whether the node has admitted calls already, while the store could not be reached."""
 
@@ -95,13 +97,13 @@ class AccountBalance(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The accounts that were asked about, in their order."""
+    """The state of the requested accounts, in the order of the request."""
 
     now_us: int
     """The time of the store's clock, in microseconds since the epoch."""
     balances: Sequence[AccountBalance]
     wanted: Sequence[bool] = ()
-    """For each account, whether a call was refused there a moment ago."""
+    """For each account, whether it has just refused a call of another node."""
 
 
 class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,8 +146,9 @@ def by_name(scope: AccountScope) -> tuple[str, str]:
 def granted(request: SliceRequest, balance: AccountBalance, own: Allotment) -> Allotment | None:
     """The size of a requested slice; None if the account has too little left.
 
-    Room for fifteen more such calls is set aside. For its further expected use, a node gets at most a quarter of
-    the rest. So an idle slice is small, and near the limit calls are admitted one by one.
+    Room for fifteen more calls of this size is reserved for all nodes. Of the rest, a node gets at most a quarter
+    for its expected use. So an idle node holds only a small slice, and near the limit calls are admitted one by
+    one.
     """
     sizes = []
     for part, limit in enumerate(request.scope.limits):
@@ -165,8 +168,8 @@ def granted(request: SliceRequest, balance: AccountBalance, own: Allotment) -> A
 class LedgerTables(Protocol):
     """The rows. Every method raises StoreError while they can't be reached.
 
-    Changes of one node have rising numbers. A late change, after a change with a higher number, has no effect. So
-    a statement that outlives its connection does no harm.
+    Each node numbers its changes. A change that arrives after one with a higher number has no effect, so a
+    statement that outlives its connection does no harm.
     """
 
     async def grant(self, node: str, number: int, requests: SliceRequests) -> Answer:
@@ -176,7 +179,7 @@ class LedgerTables(Protocol):
     async def give_back(
         self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
     ) -> None:
-        """Make slices of a node smaller. Each has the size that the node still needs."""
+        """Shrink slices of a node to the size that it still needs."""
         ...
 
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
@@ -192,14 +195,13 @@ class LedgerTables(Protocol):
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
-        """Do the same for stopped nodes whose calls are all in the trace."""
+        """Release the slices of stopped nodes whose calls are all in the trace. Returns how many were released."""
         ...
 
 
-# --- Nodes and owners of sessions ---
-# A node lives while its lease lasts, by the database's clock. A session has one owner at a time. A takeover raises
-# the session's epoch, and every message carries its epoch. So the store can refuse late messages of a former
-# owner.
+# --- Nodes and owners of sessions --- A node counts as running while its lease is valid, by the database's clock.
+# A session has one owner at a time. A takeover raises the session's epoch, and every message carries its epoch. So
+# the store can refuse late messages of a former owner.
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +225,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The node's name, for people."""
     lives: bool
-    """Whether its lease lasts."""
+    """Whether its lease is valid."""
     seconds_left: float
     """Seconds until the end of its lease; negative if it has expired."""
     sessions: int
@@ -234,7 +236,7 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
     """A renewed lease."""
 
     lease: int
-    """The number of the lease. If it is unchanged, nothing was taken from the node."""
+    """The number of the lease. If it is unchanged, no session was taken from the node."""
     owned: Mapping[str, int] | None = None
     """The sessions that the node still owns, with their epochs, if the number differs from the node's."""
     wanted: Sequence[str] = ()
@@ -247,7 +249,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """The owner's name, for people; empty if the node is no longer known."""
     epoch: int
-    """The number of the claim. It only rises: each claim gets a higher one than any earlier claim."""
+    """The number of the claim. Each claim gets a higher number than all earlier claims of the session."""
     lives: bool
     """Whether the owner's lease is valid."""
     seconds_left: float = 0.0
@@ -321,7 +323,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
-        """Decide the end of a turn, once: only if its owner can no longer end it."""
+        """Decide how a turn ended. This happens once, and only if the turn's owner can no longer end it."""
         ...
 
     async def nodes(self) -> list[NodeRow]:

@@ -22,7 +22,7 @@ from .store import Store
 #   async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus:
 #       ...
 #
-# They are read in pages, so memory is bounded by a page. Other users of the store get their turn in between.
+# They are read in pages, so memory is limited to one page, and other users of the store can work between pages.
 
 
 PAGE = 500
@@ -42,7 +42,7 @@ class StoredEvents:
         topics: Patterns of topics, as `Bus.subscribe` takes them.
         since: The first moment, in microseconds since the epoch or as an aware datetime.
         until: The moment after the last one, in the same forms.
-        types: A host's own events. Without them such events come as `UnknownEvent`.
+        types: The types of a host's own events. Events of other unknown topics are `UnknownEvent`.
         page: The number of events that are read at a time.
 
     Raises:
@@ -138,14 +138,15 @@ class _Pages:
 
 
 def _glob(topics: Sequence[str]) -> str | None:
-    """A store pattern that matches at least the events of one of our patterns, so that less is read."""
+    """A pattern for the store that matches at least all events of the topics, so that less is read; None if there
+    is none.
+    """
     if len(topics) != 1 or any(sign in topics[0] for sign in "?["):
         return None
     return topics[0].replace(">", "*")
 
 
-# --- A cache of replies ---
-# Replies are content, so they are in a file of their own and never in the trace file.
+# --- A cache of replies --- Replies are content, so they are in a separate file and never in the trace file.
 
 
 APPLICATION_ID = 0x43414C52
@@ -162,7 +163,7 @@ class SavedReplies:
 
     Args:
         path: The file. It is created at the first use, and only its owner may read it.
-        most: The largest number of replies. Beyond it, replies that expire first are deleted.
+        most: The largest number of replies. Above it, the replies that expire first are deleted.
     """
 
     def __init__(self, path: Path | str, *, most: int = 100_000) -> None:
@@ -218,7 +219,7 @@ class SavedReplies:
 
 
 async def _prepare(database: Database) -> None:
-    """Make the table in an empty file. If it is a file of another kind, raises StoreError and changes nothing."""
+    """Make the table in an empty file. Raises StoreError for a file of another kind, without changing it."""
     ((application,),) = await database.read("PRAGMA application_id")
     ((tables,),) = await database.read("SELECT count(*) FROM sqlite_schema")
     if application == APPLICATION_ID:

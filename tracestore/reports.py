@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -52,7 +52,7 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_events: int = 1024
     """The number of events in a commit."""
     batch_seconds: float = 0.1
-    """The time that an event waits for others to share its commit."""
+    """Seconds that an event may wait, so that several events share a commit."""
     first_retry: float = 1.0
     """The wait after a first failure, in seconds. It doubles with each further failure."""
     longest_retry: float = 30.0
@@ -91,8 +91,9 @@ class WriterStatistics(msgspec.Struct, frozen=True):
     waiting_bytes: int = 0
     """The approximate size of the events in memory, including the messages that they refer to."""
     unsecured: str | None = None
-    """The reason why waiting events would be lost if this process ended now, including answers already returned;
-    None if they are safe."""
+    """Why waiting events would be lost if this process ended now, even those of replies already returned; None if
+    they are safe.
+    """
 
 
 def retry_delay(failures: int, options: WriterOptions) -> float:
@@ -108,10 +109,14 @@ def after_failure(state: StoreState, failures: int, options: WriterOptions, *, m
         case "retrying" if failures >= options.spill_after:
             return "spilling"
         case "dropping" if may_spill:
-            return "spilling"  # there may be room again; if not, that is found out immediately
+            return "spilling"  # there may be room again; otherwise the next write fails immediately
         case _:
             return state
 
+
+Delivered: TypeAlias = Callable[[str, str], Awaitable[int]]
+"""Returns the output tokens of a message that readers in other processes have, by the ids of its turn and of the
+message; 0 if there are none."""
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """A function that is called between chunks with the number of the last priced call, and of the last call.
@@ -121,7 +126,7 @@ If it raises an error, the repricing stops as if it were killed, and can be resu
 
 
 class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of a repricing over some calls, and the amounts that its two sums leave out."""
+    """The counts of a repricing over some calls, and the amounts that are not in its two sums."""
 
     calls: int
     """All calls that have usage."""
@@ -130,11 +135,11 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
     unpriced_before: int
     """The calls without a cost before."""
     newly_priced: int = 0
-    """The calls with a cost only after."""
+    """The calls that had no cost before and have one now."""
     newly_priced_nano_usd: int = 0
     """The cost of these calls."""
     no_longer_priced: int = 0
-    """The calls with a cost only before."""
+    """The calls that had a cost before and have none now."""
     no_longer_priced_nano_usd: int = 0
     """The cost of these calls."""
     estimated: int = 0
@@ -262,7 +267,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """The version of the price table."""
     where: CallFilter
-    """The calls that the run is about."""
+    """The filter of the calls that the run reprices."""
     started_us: int
     """The start, in microseconds UTC."""
     finished_us: int | None
@@ -312,7 +317,9 @@ class CurrentPrices(msgspec.Struct, frozen=True):
     """The repricings with the current costs."""
 
     runs: tuple[int, ...]
-    """The runs. A call has the cost of the first run that covers it, or else the cost at call time."""
+    """The runs in order of precedence. A call has the cost of the first run that covers it, or else the cost at
+    call time.
+    """
     versions: tuple[str, ...]
     """The price versions of these runs, in the same order."""
     run: RepriceRun | None
@@ -370,7 +377,7 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a pruning can return empty pages to the disk without rewriting the file."""
 
     def leftovers(self, where: str) -> list[Check]:
-        """The checks of the data that dead processes left. It is not a fault: the next start handles it."""
+        """A check that reports data of dead processes. This is not a fault: the next start handles it."""
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
         spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
         start = f"The next start that writes to {where}"

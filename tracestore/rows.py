@@ -28,7 +28,7 @@ class FoundMessage(msgspec.Struct, frozen=True):
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a group of calls. No amount includes a call without a cost. It is counted separately."""
+    """The sums of a group of calls. Calls without a cost are in no amount; they are counted separately."""
 
     key: tuple[str, ...]
     """The values of the group, in the requested order. A day is an ISO date (UTC)."""
@@ -60,7 +60,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The calls with usage that had no cost when they were called."""
 
     def __getitem__(self, dimension: str) -> str:
-        """The group's value of a dimension. Raises KeyError if the sums are not by that dimension."""
+        """The group's value of a dimension. Raises KeyError if the sums are not grouped by it."""
         try:
             return self.key[self.by.index(dimension)]
         except ValueError:
@@ -83,11 +83,11 @@ class Percentiles(msgspec.Struct, frozen=True):
     count: int = 0
     """The number of values."""
     p50: float | None = None
-    """The value that 50 % of them don't exceed."""
+    """The smallest value that at least 50 % of the values do not exceed."""
     p90: float | None = None
-    """The value that 90 % of them don't exceed."""
+    """The smallest value that at least 90 % of the values do not exceed."""
     p99: float | None = None
-    """The value that 99 % of them don't exceed."""
+    """The smallest value that at least 99 % of the values do not exceed."""
 
 
 class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +200,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_SAID = "its messages are not stored, although the model was called"
-"""The missing part of a session that has calls but no message."""
+"""The entry in `SavedSession.missing` for a session that has calls but no message."""
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +211,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     setup: SessionSetup | None
     """The setup of the session; None if it is not stored."""
     withheld: str | None
-    """The reason why the setup has no system prompt although the session had one."""
+    """Why the stored setup lacks the session's system prompt; None if it lacks nothing."""
     tags: dict[str, str]
     """The tags of the session."""
     name: str | None
@@ -236,7 +236,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that it was created with."""
     counted: Cost | None = None
-    """The cost of the job, once a call records it."""
+    """The cost of the job; None until a call records it."""
 
 
 class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,7 +358,7 @@ class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """The number of the slot, from 0."""
     unknown: bool
-    """Whether these are the calls of unknown usage. They count at the amount reserved for them."""
+    """Whether these are calls with unknown usage. They count with the amount that was reserved for them."""
     calls: int
     """The number of attempts."""
     nano_usd: int
@@ -383,7 +383,7 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The reading position in an imported file."""
 
     source: str
-    """The source that read it."""
+    """The name of the import source that read it."""
     path: str
     """The file."""
     size: int
@@ -406,7 +406,7 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revision(NamedTuple):
-    """A change of the ledger."""
+    """A change of a call's revision in the ledger of imports."""
 
     request_id: str
     """The call."""
@@ -417,9 +417,9 @@ class Revision(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """A call in the ledger."""
+    """A call in the ledger of imports."""
 
     revision: int
     """The largest revision that was imported."""
     stored: bool
-    """Whether the call is still in the trace, and was not pruned."""
+    """Whether the call is in the trace. False if it was pruned."""

@@ -1,7 +1,7 @@
-"""The index of captured words, which only a search builds and updates.
+"""The index of words in captured content. Only searches build and update it.
 
-Without searches there is no index and no overhead. A search first adds the content since the last one, in short
-transactions. Deleted content leaves the index in the same transaction.
+A trace that is never searched has no index and no overhead. A search first indexes the content since the last
+search, in short transactions. Deleted content leaves the index in the same transaction.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def search(database: Database, index: Index, where: SearchFilter) -> list[
 
 
 def _take_in(statements: Statements, index: Index) -> bool:
-    """Index some messages. Returns False if none were left."""
+    """Index some messages. Returns False if all are indexed."""
     rows = statements.run(
         f"""
         SELECT c.id, c.body FROM content AS c
@@ -133,17 +133,16 @@ class _Fetch:
         return self._known[digest]
 
 
-# --- Words and search terms ---
-# The code is pure and the same for both databases. A word is letters and digits without accents in lower case. A
-# character of Chinese, Japanese or Korean is a word of its own. A search has words that must all occur, ``"a
-# phrase"``, ``start*``, and ``-not``.
+# --- Words and search terms --- The code is pure and the same for both databases. A word is letters and digits
+# without accents in lower case. Each Chinese, Japanese or Korean character is a separate word. A search has words
+# that must all occur, ``"a phrase"``, ``start*``, and ``-not``.
 
 
 _OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_OF_ITS_OWN}]|[^\W_{_OF_ITS_OWN}]+")
 _TERM = re.compile(r'(?P<no>-)?(?:"(?P<phrase>[^"]*)"?|(?P<word>[^\s"]+))')
 _LONGEST = 100
-"""The number of characters of a word that count. Data such as base64 is not words."""
+"""Longer runs of characters, such as base64, are not words."""
 
 
 class Term(NamedTuple):
@@ -151,14 +150,14 @@ class Term(NamedTuple):
 
     words: tuple[str, ...]
     begins: bool = False
-    """Whether the last word may be incomplete."""
+    """Whether the last word matches all words that start with it (``start*``)."""
     absent: bool = False
 
 
 def words_of(text: str) -> list[str]:
     plain = unicodedata.normalize("NFKD", text)
     bare = "".join(sign for sign in plain if not unicodedata.combining(sign))
-    composed = unicodedata.normalize("NFC", bare).casefold()  # a Korean syllable is one character again
+    composed = unicodedata.normalize("NFC", bare).casefold()  # NFC joins Korean syllables to one character again
     return [word[:_LONGEST] for word in _WORD.findall(composed)]
 
 

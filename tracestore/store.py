@@ -18,7 +18,16 @@ from callboard.bus.values.messages import Message
 
 from .call_columns import CallFilter, CallRow, SearchFilter
 from .prices.table import PriceTable
-from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
+from .reports import (
+    CurrentPrices,
+    Delivered,
+    OnProgress,
+    PruneReport,
+    RepriceReport,
+    RepriceRun,
+    SqlResult,
+    StoreCondition,
+)
 from .rows import (
     CostRow,
     CountedCall,
@@ -36,7 +45,6 @@ from .rows import (
     StoredBatch,
     StoredJob,
 )
-from .sql.batches import Delivered
 
 
 class Opening(Protocol):
@@ -156,7 +164,8 @@ class Importing(Protocol):
             files: The files with their reading positions.
 
         Returns:
-            False if another importer has written one of these calls since. Then nothing is written.
+            False if another importer has written one of these calls since, one of them was pruned, or one of the
+            events belongs to a deleted session. Then nothing is written.
         """
         ...
 
@@ -267,8 +276,8 @@ class Queries(Protocol):
 
         Args:
             session_id: A session; None is all, and calls without one.
-            owned: Whether the session belongs to the caller. If so, the store doesn't check that the process has
-                ended, because a cluster may detect that late.
+            owned: Whether the session belongs to the caller. If so, the store doesn't check whether the process
+                has ended, because in a cluster this may be detected late.
         """
         ...
 
@@ -308,8 +317,8 @@ class Queries(Protocol):
 
 
 class Statistics(Protocol):
-    """Sums and percentiles over calls, by dimensions: day (UTC), provider, model, session_id, turn_id, status,
-    served_model, error_class, stop_reason, operation, or ``tag:KEY``.
+    """Sums and percentiles over calls, grouped by dimensions: day (UTC), provider, model, session_id, turn_id,
+    status, served_model, error_class, stop_reason, operation, or ``tag:KEY``.
     """
 
     async def costs(
@@ -394,7 +403,7 @@ class Sessions(Protocol):
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
         """Make a run the owner of a stored session.
 
-        Later messages of any other run are stored separately.
+        From then on, messages of other runs are stored in a separate session.
 
         Args:
             session_id: The session.

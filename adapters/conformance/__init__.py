@@ -1,7 +1,7 @@
 """The conformance kit: checks of the contract for any adapter.
 
-Describe the adapter by a kit. Then run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or let
-pytest run it:
+Describe the adapter with a kit. Then run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or
+let pytest run it:
 
     from callboard.adapters.conformance import checks_of
 
@@ -11,11 +11,11 @@ See docs/adding-a-provider.md for a worked example. Nothing else imports this pa
 """
 
 from . import lifecycle, streams, requests, failures  # noqa: I001  (they fill CHECKS, in this order)
-from .asking import check_stream
-from .checking import CHECKS, SECTIONS, Check, Outcome, checklist, run_check, run_checks, table
+from .assertions import check_stream
+from .checks import CHECKS, SECTIONS, Check, Outcome, checklist, run_check, run_checks, table
 from .http_kit import HANG, FakeReply, FakeTransport, HttpKit, ServedKit, arguments, halves, write_event
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
-from .checking import checks_of
+from .checks import checks_of
 from .kit import FakeClock, VirtualLoop, run_virtual
 
 del failures, lifecycle, requests, streams

@@ -58,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     outcomes = []
     for check in chosen:
-        # Virtual time ends every wait. A blocked event loop ends here, with a traceback of the place.
+        # Virtual time ends every wait. If the event loop itself is blocked, the process ends here with a
+        # traceback.
         faulthandler.dump_traceback_later(given.patience, exit=True)
-        with contextlib.redirect_stdout(io.StringIO()):  # the log of adapters is no part of the table
+        with contextlib.redirect_stdout(io.StringIO()):  # keep the adapters' log out of the table
             outcomes.append(run_check(check, kit))
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.write(f"{kit.name}\n\n{table(outcomes)}\n\n{checklist(outcomes)}\n")

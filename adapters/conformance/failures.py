@@ -18,8 +18,18 @@ from callboard.bus.values.usage import StopReason
 
 from ..config import RetryPolicy
 from ..contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
-from .asking import SOON, check_stream, failure, over_http, read_events, read_stream, require, streaming, waiting
-from .checking import check
+from .assertions import (
+    SOON,
+    check_stream,
+    failure,
+    over_http,
+    read_events,
+    read_stream,
+    require,
+    streaming,
+    waiting,
+)
+from .checks import check
 from .http_kit import FakeReply
 from .kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 
@@ -37,7 +47,7 @@ BY_STATUS = {
     502: ErrorClass.SERVER_ERROR,
     503: ErrorClass.SERVER_ERROR,
 }
-"""The exception of a status without a body."""
+"""The error class of each status without a body."""
 
 
 @check("6.2", ERRORS)
@@ -84,7 +94,7 @@ async def a_status_alone_has_its_class(kit: Kit) -> None:
 
 @check("6.2", ERRORS)
 async def a_prompt_too_long_is_a_context_overflow(kit: Kit) -> None:
-    """A request larger than the context window is a ContextOverflowError, and never tried again."""
+    """A request larger than the context window is a ContextOverflowError, and is never retried."""
     async with kit.stage(Fails("overflow")) as at:
         error = await failure(at, streamed=kit.streams)
         require(isinstance(error, ContextOverflowError), f"it became {error!r}")
@@ -109,7 +119,7 @@ async def an_error_event_has_its_class(kit: Kit) -> None:
 
 @check("6.2", ERRORS)
 async def no_connection_is_a_network_error(kit: Kit) -> None:
-    """A provider that can't be reached is a NetworkError of a passing kind."""
+    """An unreachable provider is a retryable NetworkError."""
     for streamed in (False, True):
         async with kit.stage(Unreachable(), max_retries=0) as at:
             error = await failure(at, streamed=streamed)
@@ -149,7 +159,7 @@ async def the_providers_request_id_is_kept(kit: Kit) -> None:
 
 @check("6.1", ERRORS)
 async def a_bad_key_is_an_auth_error(kit: Kit) -> None:
-    """A key that the provider refuses is an AuthError without a retry, streamed or not."""
+    """A rejected key is an AuthError without a retry, streamed or not."""
     for streamed in (False, True):
         async with kit.stage(Fails("bad key")) as at:
             error = await failure(at, streamed=streamed)
@@ -179,7 +189,9 @@ async def ask(at: Stage, request: CanonicalRequest, *, streamed: bool) -> list[A
 
 @check("6.4", RETRIES)
 async def there_are_exactly_one_and_max_retries_attempts(kit: Kit) -> None:
-    """A passing failure is tried exactly 1 + max_retries times, each reported, then raised, still `retryable`."""
+    """A temporary failure has exactly 1 + max_retries attempts. Each is reported, and the error raised is
+    `retryable`.
+    """
     for streamed in (False, True):
         for retries in (0, 1, 3):
             scenes = [Fails("server")] * (retries + 1)
@@ -222,7 +234,7 @@ async def a_retry_that_works_is_one_reply(kit: Kit) -> None:
 
 
 def same(one: float, other: float) -> bool:
-    """Two times, to a millisecond: the loop's clock adds up floats."""
+    """Whether two times are equal to a millisecond, because the loop's clock adds up floats."""
     return abs(one - other) < 0.001
 
 
@@ -243,7 +255,7 @@ async def a_retry_after_is_waited_for(kit: Kit) -> None:
 
 @check("6.4", RETRIES)
 async def lasting_failures_are_raised_at_once(kit: Kit) -> None:
-    """Errors that another attempt can't solve, such as a bad key, are raised without a retry or a wait."""
+    """Permanent errors, such as a bad key, are raised without a retry or a wait."""
     for condition in ("bad key", "bad request", "overflow", "forbidden", "no model", "quota"):
         for streamed in (False, True):
             async with kit.stage_or_none(Fails(condition)) as at:
@@ -258,7 +270,7 @@ async def lasting_failures_are_raised_at_once(kit: Kit) -> None:
 
 @check("6.5", RETRIES)
 async def nothing_is_repeated_after_a_delivered_event(kit: Kit) -> None:
-    """Once an event was delivered a failure ends the call, at any number of max_retries."""
+    """After an event was delivered, a failure ends the call, for any max_retries."""
     streaming(kit)
     scene = Says("Hello, ☃!", then="break")
     for after in range(kit.pieces(scene)):
@@ -279,7 +291,7 @@ async def nothing_is_repeated_after_a_delivered_event(kit: Kit) -> None:
 
 @check("3.1", RETRIES)
 async def time_limits_hold(kit: Kit) -> None:
-    """A provider that never answers, or falls silent, is a RequestTimeoutError when the configured time is up."""
+    """If a provider never answers or stops sending, RequestTimeoutError is raised after the configured time."""
     waiting(kit)
     for streamed in (False, True):
         async with kit.stage(Silent(), max_retries=0, timeout_seconds=20.0) as at:

@@ -29,13 +29,13 @@ HANG = float("inf")
 """A wait without end, as a step of a `FakeReply`."""
 
 Step: TypeAlias = "bytes | float | Exception"
-"""A step of a body: a piece of it, a wait in seconds (HANG: for ever), or an error to raise."""
+"""A step of a body: some bytes, a wait in seconds (HANG for an endless one), or an error to raise."""
 
 
 class FakeReply:
     """A reply that follows its steps, and records whether it was closed.
 
-    `read` is the number of steps that were taken.
+    `read` counts the steps so far.
 
     Args:
         steps: The steps of the body.
@@ -48,14 +48,14 @@ class FakeReply:
     ) -> None:
         self.status = status
         self.headers: Mapping[str, str] = {"content-type": "text/event-stream", **(headers or {})}
-        self.wait = wait  # before the reply's head
+        self.wait = wait  # in seconds, before the reply's head
         self.steps = list(steps)
         self.read = 0
         self.handed_over = False
         self.closed = False
 
     async def chunk(self) -> bytes | None:
-        """The next piece; None at the end. A step that is an error is raised."""
+        """The next bytes; None at the end. Raises a step that is an error."""
         await anyio.lowlevel.checkpoint()
         while self.read < len(self.steps):
             step = self.steps[self.read]
@@ -153,7 +153,9 @@ class HttpKit(Kit):
 
     @abstractmethod
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
-        """The same reply as a stream. Names may be empty. Text and arguments come in two pieces, see `halves`."""
+        """The same reply as a stream of named events. A name may be empty. Text and arguments come in two pieces,
+        see `halves`.
+        """
 
     @abstractmethod
     def error_body(self, condition: str) -> tuple[int, Json]:
@@ -168,7 +170,7 @@ class HttpKit(Kit):
 
     @abstractmethod
     def error_event(self) -> tuple[str, JsonObject]:
-        """An error in the middle of a stream, because the provider is overloaded. Raises NotShown."""
+        """The event of an overloaded provider in the middle of a stream. Raises NotShown."""
 
     @abstractmethod
     def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
@@ -183,15 +185,15 @@ class HttpKit(Kit):
         return None
 
     def unknown_event(self) -> tuple[str, JsonObject] | None:
-        """An event of a kind that the provider may invent tomorrow."""
+        """An event of a kind that doesn't exist yet, to check that it is ignored."""
         return None
 
     def ids_issued(self, calls: int) -> list[str]:
-        """The ids of its first calls."""
+        """The provider's ids of the first `calls` tool calls."""
         return [f"{self.id_prefix}{number}" for number in range(calls)]
 
     def write_event(self, name: str, data: Json) -> bytes:
-        """One event in the form of a body. Text data are unchanged."""
+        """One event as bytes of the body. Text is written unchanged."""
         return write_event(name, data)
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
@@ -231,7 +233,7 @@ class HttpKit(Kit):
 
     @asynccontextmanager
     async def stage_of(self, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Stage]:
-        """A stage with these replies of the provider."""
+        """A stage whose provider gives these replies."""
         transport, clock = FakeTransport(*replies), FakeClock(randomness=0.0)
         adapter = self.make(transport, clock, **config)
         try:
@@ -328,7 +330,7 @@ def arguments(call: int) -> str:
 
 
 def _with_text(body: Json, text: str) -> Json:
-    """A copy with this text added to every text."""
+    """A copy with `text` appended to every string."""
     if isinstance(body, dict):
         return {name: _with_text(value, text) for name, value in body.items()}
     if isinstance(body, list):
@@ -409,7 +411,7 @@ class _Server:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request. Returns False if the connection can't be reused."""
+        """Answer one request. Return False if the connection can't be reused."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ", 2)
         headers = {

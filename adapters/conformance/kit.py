@@ -1,8 +1,8 @@
-"""The kit of an adapter, with which checks create the adapter and control its provider.
+"""The kit of an adapter: with it, the checks create the adapter and control its provider.
 
-A check puts *scenes* on a *stage*. Each scene is the provider's answer to one request, in order. For an adapter
-over HTTP, `HttpKit` turns scenes into replies of its protocol. An adapter without HTTP brings its own `Kit`.
-Checks run in virtual time, which advances only when all tasks wait.
+A check plays *scenes* on a *stage*. Each scene is the provider's answer to one request. For an adapter over HTTP,
+`HttpKit` turns scenes into replies of its protocol. An adapter without HTTP brings its own `Kit`. Checks run in
+virtual time, which advances only when all tasks wait.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from ..contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
 from ..transport.transport import HttpRequest
 
 MARK = "WORKS_IN_THREADS"
-"""The name that marks a module with futures that threads settle."""
+"""Name of a module attribute: it marks modules whose futures are completed by threads."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Moves the loop's clock to the next timer instead of sleeping."""
+    """Advances the loop's clock to the next timer instead of sleeping."""
 
     loop: VirtualLoop
 
@@ -69,9 +69,9 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop on virtual time, starting at 0. Not for sockets.
 
-    While a thread works for the loop, no time passes. So that thread must not wait for a timer of the loop. This
-    covers the threads of anyio, of executors, of aiosqlite and of plain tools. The loop can't detect other
-    threads, so it raises RuntimeError when one calls it.
+    Time stops while a thread works for the loop, so that thread must not wait for a timer of the loop. The loop
+    detects threads of anyio, executors, aiosqlite and plain tools. If any other thread calls the loop, it raises
+    RuntimeError.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Whether a thread works for a waiting task."""
         try:
             borrowed = anyio.to_thread.current_default_thread_limiter().borrowed_tokens
-        except RuntimeError:  # anyio has not started this loop
+        except RuntimeError:  # the loop was not started by anyio
             borrowed = 0
         return bool(self._awaited or borrowed)
 
@@ -132,7 +132,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def _works_in_threads(module: Mapping[str, object]) -> bool:
-    """Whether a module makes a future for a thread's work, and settles it by its own function.
+    """Whether a module's futures are completed by a thread, through a function of that module.
 
     Callboard's own modules are marked.
 
@@ -150,7 +150,7 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _ClockHeldByThreads:
-    """An instrument for trio: its clock stands still while a thread works."""
+    """A trio instrument that stops the clock while a thread works."""
 
     def __init__(self, clock: Any, thread_limiter: Callable[[], Any]) -> None:
         self._clock = clock
@@ -165,7 +165,7 @@ class _ClockHeldByThreads:
 class FakeClock:
     """A `bus.clock.Clock` for tests. Ids are counted.
 
-    Inside a loop, virtual or trio's MockClock, its times follow the loop's. `advance` moves it ahead of them.
+    Inside a virtual loop, or with trio's MockClock, it follows the loop's time. `advance` adds to it.
 
     Args:
         randomness: The number that `random` gives, in [0, 1).
@@ -237,7 +237,7 @@ CALLS: tuple[tuple[str, JsonObject], ...] = (
     ("read_file", {"path": "a.txt"}),
     ("list_files", {"path": ".", "deep": True, "limit": 3}),
 )
-"""The tool calls of a provider that calls tools: name and arguments, in this order."""
+"""The tool calls of the provider in every scene, in order: name and arguments."""
 
 TOOLS = tuple(
     ToolDefinition(
@@ -263,7 +263,7 @@ CONDITIONS: dict[str, type[AdapterError]] = {
     "bad request": InvalidRequestError,
     "server": ServerError,
 }
-"""The reasons for a refusal by the provider, and the adapter's exception for each."""
+"""The reasons for which a provider rejects a request, each with the adapter's exception."""
 
 
 class NotShown(Exception):
@@ -284,7 +284,7 @@ class Says(msgspec.Struct, frozen=True):
     streamed: bool = True
     """Whether the request asks for a stream."""
     after: int | None = None
-    """The number of pieces before `then` happens; None is all of them. A piece is an event of the protocol."""
+    """The number of pieces before `then`; None for all of them. A piece is one event of the protocol."""
     then: Literal["end", "hang", "break", "error"] = "end"
     """The event after the pieces. ``end``: the reply ends. ``hang``: nothing follows. ``break``: the connection
     breaks. ``error``: the provider reports an overload.
@@ -294,12 +294,12 @@ class Says(msgspec.Struct, frozen=True):
 
 
 class Fails(msgspec.Struct, frozen=True):
-    """The provider refuses the request."""
+    """The provider rejects the request."""
 
     condition: str
     """The reason, a name of `CONDITIONS`."""
     retry_after: float | None = None
-    """The wait that the provider asks for, in seconds."""
+    """The wait that the provider requests, in seconds."""
     says: str = ""
     """A text in the provider's message."""
 
@@ -341,7 +341,7 @@ class Stage:
         return self.adapter.get_capabilities(self.model.partition(":")[2])
 
     async def must_release(self, message: str) -> None:
-        """Require that every connection was returned.
+        """Fail unless every connection was returned.
 
         Args:
             message: The text of the error.
@@ -390,15 +390,15 @@ class Kit(ABC):
     """Whether the adapter uses real sockets. Checks that would take minutes are then skipped."""
 
     takes_key = True
-    """Whether the provider has keys."""
+    """Whether the provider uses keys."""
 
     names_model = True
     """Whether requests name a model. False for a provider with one model."""
 
     moment = 1.0
-    """The time in seconds, real or virtual, after which all pending work is done."""
+    """Seconds, real or virtual, in which all pending work completes."""
     usage: TokenUsage | None = TokenUsage(8, 7, cached_input_tokens=4)
-    """The usage in every reply; None if the provider reports none and the adapter estimates it."""
+    """The usage in every reply; None if the provider reports none, so that the adapter estimates it."""
 
     @abstractmethod
     def stage(self, *scenes: Scene, **config: object) -> AbstractAsyncContextManager[Stage]:

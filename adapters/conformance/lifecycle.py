@@ -20,7 +20,7 @@ from callboard.bus.values.usage import StopReason, UsageSource
 
 from ..contract import AdapterCapabilities, AttemptReport, ProviderAdapter
 from ..health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
-from .asking import (
+from .assertions import (
     SOON,
     StreamOutcome,
     calling,
@@ -36,13 +36,13 @@ from .asking import (
     streaming,
     within,
 )
-from .checking import check
+from .checks import check
 from .kit import KEY, TOOLS, Fails, Kit, Says, Scene, Silent, Stage, Unreachable
 
 
 @check("3.1", "Model mapping defined")
 async def it_has_the_contracts_methods(kit: Kit) -> None:
-    """Name, capabilities and every method of ProviderAdapter are there."""
+    """The adapter has a name, capabilities and every method of ProviderAdapter."""
     async with kit.stage() as at:
         require(
             isinstance(at.adapter, ProviderAdapter), f"{type(at.adapter).__name__} lacks part of ProviderAdapter"
@@ -63,7 +63,7 @@ async def any_model_has_capabilities(kit: Kit) -> None:
 
 @check("3.1")
 async def the_estimate_asks_nobody(kit: Kit) -> None:
-    """`estimate_input_tokens` is above 0, grows with the text, and sends nothing."""
+    """`estimate_input_tokens` returns more than 0, grows with the text, and sends nothing."""
     async with kit.stage() as at:
         short = at.adapter.estimate_input_tokens([Message.user("Hello")])
         long = at.adapter.estimate_input_tokens([Message.user("Hello " * 100)], TOOLS, "Be brief.")
@@ -73,7 +73,7 @@ async def the_estimate_asks_nobody(kit: Kit) -> None:
 
 @check("3.1")
 async def lifecycle_hooks_are_optional(kit: Kit) -> None:
-    """`initialize`, `health_check` and `statistics` may be absent. If one is there, it works and never raises."""
+    """`initialize`, `health_check` and `statistics` are optional. If one exists, it works and never raises."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         initialize = getattr(at.adapter, "initialize", None)
         if initialize is not None:
@@ -101,7 +101,7 @@ async def it_can_be_closed_unused_and_twice(kit: Kit) -> None:
 
 @check("8")
 async def the_key_is_in_one_header_only(kit: Kit) -> None:
-    """The key stands in at most one header, never in the address or the body."""
+    """The key is in at most one header, never in the address or the body."""
     keyed(kit)
     over_http(kit)
     async with kit.stage(Says("Hi.", streamed=False), Says("Hi.")) as at:
@@ -160,7 +160,7 @@ class _Recorder(logging.Handler):
 
 @contextlib.contextmanager
 def _listening() -> Iterator[Callable[[], str]]:
-    """Everything that is logged or printed meanwhile."""
+    """Capture everything that is logged or printed."""
     recorder, printed = _Recorder(), io.StringIO()
     root = logging.getLogger()
     level = root.level
@@ -229,7 +229,7 @@ def _check_end(outcome: StreamOutcome, *, cancelled: bool, when: str) -> None:
 
 @check("5.4", CANCELLING)
 async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
-    """`cancel()` from another task ends a stream that waits for its provider, before the reply and within it."""
+    """`cancel()` from another task ends a stream that waits for its provider, before the reply or during it."""
     streaming(kit)
     scene = await longest(kit)
     scenes: list[Scene] = [Silent()]
@@ -280,7 +280,7 @@ async def a_cancelled_call_keeps_its_text_and_marks_its_tool(kit: Kit) -> None:
 
 @check("5.4", CANCELLING)
 async def a_cancelled_complete_raises(kit: Kit) -> None:
-    """`complete()` that is cancelled raises CancelledError, while it waits for a reply or for another attempt."""
+    """A cancelled `complete()` raises CancelledError, whether it waits for a reply or for the next attempt."""
     for scene in (Silent(), Fails("rate limit", retry_after=50.0)):
         async with kit.stage(scene, Silent()) as at:
             raised: list[CancelledError] = []
@@ -297,7 +297,7 @@ async def a_cancelled_complete_raises(kit: Kit) -> None:
 
 @check("5.4", CANCELLING)
 async def what_does_not_run_cannot_be_cancelled(kit: Kit) -> None:
-    """`cancel()` of an unknown or finished call is False, and no exception."""
+    """`cancel()` returns False for an unknown or finished call, and raises nothing."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         require(await at.adapter.cancel("req_unknown") is False, "cancel() of an unknown call is not False")
         await at.adapter.complete(at.request())
@@ -331,7 +331,7 @@ async def leaving_early_closes_the_connection(kit: Kit) -> None:
 
 @check("5.4", CANCELLING)
 async def the_hosts_own_cancellation_passes_through(kit: Kit) -> None:
-    """Cancelling the task that waits ends the call without an event or an error, and closes its connection."""
+    """Cancelling the waiting task ends the call without an event or an error, and closes its connection."""
     for streamed in (False, True):
         async with kit.stage(Silent()) as at:
             events: list[StreamEvent] = []
@@ -372,7 +372,7 @@ async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
 
 @check("3.1", "")
 async def closing_ends_what_runs(kit: Kit) -> None:
-    """`close()` ends every running call as cancelled, and gives all connections back. It may be called again."""
+    """`close()` ends every running call as cancelled and releases all connections. It may be called again."""
     async with kit.stage(Silent(), Silent()) as at:
         ended: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Sections 3.2, 3.4 and 4: sent requests, refused requests, and histories."""
+"""Sections 3.2, 3.4 and 4: requests sent, requests refused, and histories."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from ..contract import CanonicalRequest
 from ..requests.settings import EFFORTS
 from ..transport.transport import HttpRequest
-from .asking import calling, check_stream, content_in_short, over_http, read_events, require
-from .checking import check
+from .assertions import calling, check_stream, content_in_short, over_http, read_events, require
+from .checks import check
 from .kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
 
 TOOL_FORMAT = "Tool definition format implemented and tested"
@@ -62,7 +62,7 @@ async def the_request_names_the_model(kit: Kit) -> None:
 
 @check("4.1", "System prompt format handled")
 async def the_system_text_is_sent(kit: Kit) -> None:
-    """`system_prompt` and the messages of roles system and developer reach the model, each once."""
+    """`system_prompt` and all system and developer messages reach the model, each once."""
     history = (Message.system("Answer in French."), Message.developer("Be polite."), Message.user("Hello"))
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         await at.adapter.complete(at.request(*history, system_prompt="Be brief."))
@@ -73,7 +73,7 @@ async def the_system_text_is_sent(kit: Kit) -> None:
 
 @check("4.1", TOOL_FORMAT)
 async def the_tools_are_sent(kit: Kit) -> None:
-    """Every tool's name, description and parameters reach the model; thirty of them, too."""
+    """The name, description and parameters of every tool reach the model, even with thirty tools."""
     many = tuple(
         ToolDefinition(f"tool_{number}", f"Does thing {number}.", {"type": "object", "properties": {"x": {}}})
         for number in range(30)
@@ -88,7 +88,7 @@ async def the_tools_are_sent(kit: Kit) -> None:
 
 @check("4.1", "Tool choice mapping implemented")
 async def a_tool_choice_is_sent_or_refused(kit: Kit) -> None:
-    """Every way to choose tools is passed on, or refused before anything is sent."""
+    """Every tool choice is sent, or refused before anything is sent."""
     choices = (ToolChoice(), ToolChoice("none"), ToolChoice("required"), ToolChoice("named", TOOLS[0].name))
     for choice in choices:
         async with kit.stage(Says("Hi.", streamed=False)) as at:
@@ -108,7 +108,7 @@ async def _sent_or_refused(at: Stage, request: CanonicalRequest, what: str) -> b
 
 @check("3.4", "Strict schema transformation (if applicable)")
 async def awkward_schemas_are_sent_or_refused(kit: Kit) -> None:
-    """Tools with optional parameters, nested objects, arrays of objects, references, or no parameters at all."""
+    """Unusual schemas are sent or refused: optional parameters, nested objects, references, no parameters."""
     inner: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", None]}}}
     schemas: list[JsonObject] = [
         {"type": "object", "properties": {}},
@@ -129,7 +129,7 @@ async def awkward_schemas_are_sent_or_refused(kit: Kit) -> None:
 
 @check("10", TOOL_FORMAT)
 async def a_providers_ids_come_back_to_it(kit: Kit) -> None:
-    """A call's id is ours and unique; call and result go back under the very id that the provider gave."""
+    """Each tool call gets a unique id of Callboard. Call and result are sent back with the provider's own id."""
     wire = over_http(kit)
     async with kit.stage() as at:
         count = 2 if at.capabilities.supports_parallel_tool_calls else 1
@@ -185,7 +185,7 @@ def _holds(value: object, wanted: JsonObject) -> bool:
 
 @check("10", MESSAGES)
 async def a_conversation_with_tools_goes_on(kit: Kit) -> None:
-    """Call, failed result, another call, result, answer: every call is followed by its result."""
+    """In a history of several tool calls, one of them failed, every call is followed by its result."""
     async with kit.stage() as at:
         calling(at)
     call = Says("Let me look.", calls=1, stop="tools")
@@ -204,7 +204,7 @@ async def a_conversation_with_tools_goes_on(kit: Kit) -> None:
 
 @check("4.4", MESSAGES)
 async def no_history_is_poison(kit: Kit) -> None:
-    """Calls without results, results without calls, and other providers' data never fail a request."""
+    """Calls without results, results without calls, and other providers' data never make a request fail."""
     raw = ProviderRaw("somebody-else", {"type": "reasoning", "encrypted": "AAAA"}, "their-model")
     orphan = ToolUseBlock(id="tu_01J00000000000000000000001", name="read_file", input={"path": "a"})
     cut = ToolUseBlock(id="tu_01J00000000000000000000002", name="gone_tool", input={}, incomplete=True)
@@ -260,7 +260,9 @@ def _asks(at: Stage) -> dict[str, CanonicalRequest]:
 
 @check("3.4", "Strict schema transformation (if applicable)")
 async def capabilities_declared_false_are_refused_or_told(kit: Kit) -> None:
-    """A missing ability is a CapabilityError before anything is sent, or in `warnings`; never ignored."""
+    """A missing capability raises CapabilityError before anything is sent, or is in `warnings`. It is never
+    ignored.
+    """
     async with kit.stage() as at:
         lacking = [name for name in _asks(at) if not getattr(at.capabilities, name)]
     if not lacking:
@@ -277,7 +279,7 @@ async def capabilities_declared_false_are_refused_or_told(kit: Kit) -> None:
 
 @check("3.4", MESSAGES)
 async def capabilities_declared_true_are_sent(kit: Kit) -> None:
-    """A declared ability is not refused."""
+    """A request that needs a declared capability is not refused."""
     async with kit.stage() as at:
         having = [name for name in _asks(at) if getattr(at.capabilities, name)]
     if not having:
@@ -301,7 +303,7 @@ EFFORT = "heroic"
 
 
 async def refusal(at: Stage, *, streamed: bool = False, **fields: object) -> InvalidRequestError | None:
-    """The error that refuses a request; None if the request was sent.
+    """The error of a refused request; None if the request was sent.
 
     Raises:
         AssertionError: It was refused only after it had been sent.
@@ -357,7 +359,7 @@ def _has(value: Json, name: str, wanted: Json) -> bool:
 
 @check("3.2", TOOL_FORMAT)
 async def a_hosts_tools_join_or_are_named(kit: Kit) -> None:
-    """Tools in `provider_options` take none of the request's own away, or are an error that names the field."""
+    """Tools in `provider_options` are added to the request's own tools, or are an error that names the field."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         calling(at)
         error = await refusal(at, provider_options=_options(kit, "tools", [{"type": "of_the_host"}]))
@@ -371,7 +373,7 @@ async def a_hosts_tools_join_or_are_named(kit: Kit) -> None:
 
 @check("3.2", SETTINGS)
 async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
-    """A `provider_options` field for the model or for streaming is refused by name."""
+    """A `provider_options` field that sets the model or streaming is an error that names the field."""
     whole, stream = await body_of(kit, streamed=False), await body_of(kit, streamed=True)
     others: JsonObject = {name: "another-model" for name, value in whole.items() if value == kit.model}
     for name in whole.keys() | stream.keys():

@@ -13,7 +13,7 @@ from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDel
 from callboard.bus.values.content import ThinkingBlock
 from callboard.bus.values.usage import StopReason
 
-from .asking import (
+from .assertions import (
     calling,
     check_blocks,
     check_indexes,
@@ -33,7 +33,7 @@ from .asking import (
     streaming,
     with_one_id,
 )
-from .checking import check
+from .checks import check
 from .http_kit import HttpKit, arguments, halves, pieces
 from .kit import CALLS, STOPS, Kit, NotShown, Says
 
@@ -58,14 +58,16 @@ async def a_message_starts_first_and_completes_last(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def blocks_come_one_after_another(kit: Kit) -> None:
-    """`content_block_index` never decreases, and each is of a block of the final content."""
+    """`content_block_index` never decreases, and each index belongs to a block of the final content."""
     for _, events in await each_stream(kit):
         check_indexes(events)
 
 
 @check("5.3", STREAMING)
 async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
-    """The deltas of a block add up to it; a tool call has one start, fragments, and one end with an object."""
+    """The deltas of a block add up to its content. A tool call has one start, fragments, and one end with an
+    object.
+    """
     for scene, events in await each_stream(kit):
         last = check_order(events)
         check_blocks(events)
@@ -180,7 +182,7 @@ async def text_arrives_as_it_comes(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def unknown_events_are_tolerated(kit: Kit) -> None:
-    """An event of a kind that the provider invents tomorrow disturbs nothing, wherever it comes."""
+    """An event of an unknown kind is ignored at any place in the stream."""
     wire, scene = over_http(kit), Says("Hello, ☃!")
     streaming(kit)
     unknown = wire.unknown_event()
@@ -198,8 +200,9 @@ async def unknown_events_are_tolerated(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def a_truncated_stream_is_an_error(kit: Kit) -> None:
-    """A body cut at any place is an AdapterError after the content before it. It never hangs, and never passes as
-    a whole reply."""
+    """A body cut at any place delivers the content so far, then raises AdapterError. It never hangs or counts as
+    complete.
+    """
     wire, scene = over_http(kit), await longest(kit)
     streaming(kit)
     body = b"".join(wire.chunks(scene.text, scene.calls, scene.stop))
@@ -221,7 +224,9 @@ async def a_truncated_stream_is_an_error(kit: Kit) -> None:
 
 @check("6.5", STREAMING)
 async def an_error_in_a_stream_leaves_what_came(kit: Kit) -> None:
-    """The provider fails in mid-stream: the deltas stand, `message.complete(error)` comes, then the exception."""
+    """If the provider fails in mid-stream, the deltas stay, `message.complete(error)` follows, then the
+    exception.
+    """
     streaming(kit)
     scene = await longest(kit)
     for then in ("error", "break"):
@@ -247,7 +252,7 @@ def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when:
 
 @check("4", MESSAGES)
 async def reasoning_is_kept_apart(kit: Kit) -> None:
-    """Reasoning arrives as thinking events or blocks, never as text, in streams and whole replies."""
+    """Reasoning arrives as thinking events or blocks, never as text, whether streamed or not."""
     scene = Says("So.", thought="Let me see.")
     async with kit.stage(msgspec.structs.replace(scene, streamed=False), scene) as at:
         plain = await at.adapter.complete(at.request())
@@ -260,7 +265,9 @@ async def reasoning_is_kept_apart(kit: Kit) -> None:
 
 @check("7", MESSAGES)
 async def usage_is_what_the_provider_said(kit: Kit) -> None:
-    """Usage is reported, in disjoint counts, and the same streamed or not. Without a report it is an estimate."""
+    """Usage has disjoint counts, the same whether streamed or not. If the provider reports none, it is an
+    estimate.
+    """
     async with kit.stage(Says("Hello, ☃!", streamed=False), Says("Hello, ☃!")) as at:
         plain = (await at.adapter.complete(at.request())).usage
         streamed = check_stream(await read_events(at)).usage

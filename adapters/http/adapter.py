@@ -1,8 +1,8 @@
 """The base adapter of every provider over HTTP.
 
-A provider's adapter is this class with a wire, which contains everything specific to the provider. Attempts, time
-limits and cancellation are in `attempts` and `call`, the reader's iterator is in `stream`. Embeddings, images,
-videos, batches and background replies are in `operations`.
+A provider's adapter combines this class with a wire. The wire contains everything that is specific to the
+provider. Attempts, time limits and cancellation are in `attempts` and `call`, the reader's iterator is in
+`stream`. Embeddings, images, videos, batches and background replies are in `operations`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..replies.whole import WholeStream
 from ..requests import emulation
 from ..requests.emulation import read_response
 from ..requests.estimate import estimate_tokens
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..requests.settings import read_options
 from ..transport.addresses import check_key_goes_home, checked_base_url, normalise_base_url
 from ..transport.client import new_transport
@@ -63,7 +63,7 @@ class HttpAdapter:
     """A provider over HTTP, with the interfaces of conversations, embeddings, images, videos and batches.
 
     Operations that the provider lacks raise CapabilityError. A provider's adapter only sets its `wire_type`.
-    ``config.options["repair"]: false`` disables the repair of refused requests; see `repair`.
+    ``config.options["repair"]: false`` disables the repair of rejected requests; see `repair`.
 
     Args:
         config: How to reach the provider.
@@ -108,7 +108,7 @@ class HttpAdapter:
 
     @property
     def keys(self) -> Keyring:
-        """The keys by name, and their pauses."""
+        """The keys by name, with their pauses after errors."""
         return self.client.keys
 
     # --- Conversations ---
@@ -178,7 +178,7 @@ class HttpAdapter:
         try:
             return not (wire.emulates_tools and emulation.is_constrained(wire, request))
         except AdapterError:
-            return True  # writing the request raises the error again, where the caller expects it
+            return True  # the same error is raised later, when the request is written
 
     # --- Life of the adapter ---
 

@@ -47,7 +47,7 @@ from ..contract import (
 )
 from ..keys import Key, KnownKey
 from ..replies.usage import NOTHING_USED, usage_of_failure
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..transport.http1_connection import WaitScope
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
 from .classify import error_without_status, find_error
@@ -62,22 +62,22 @@ _ESTIMATED = UsageSource.ESTIMATED
 class Limit(NamedTuple):
     seconds: float
     of: float
-    """Seconds of the whole limit, if this wait is the last part of it."""
+    """Seconds of the whole limit, for the error text. `seconds` may be only its last part."""
 
 
 class HttpAttempts:
     """One request over all its attempts.
 
-    `cancel()` ends it. If no wait is in progress then, `on_cancel` closes the reply.
+    `cancel()` ends it. If no wait is in progress at that moment, `on_cancel` closes the reply.
     """
 
-    # Python stores up to thirty attributes of an instance compactly. So rarely used ones start as class
-    # attributes.
+    # Python stores up to thirty attributes of an instance compactly, so rarely used ones are class attributes at
+    # first.
     cancelled = False
     ended = False
-    """Whether there will be no more waits."""
+    """Whether the request is over, so that nothing waits for it any more."""
     draining = False
-    """Whether the reply is read further after a cancellation, under the time limit of the drain."""
+    """Whether a cancelled reply is being read for its usage, within `drain_for_usage`."""
     repaired = 0
     """The number of attempts that followed a repair or a new key. They don't count as retries."""
     rate_limit: RateLimitInfo | None = None
@@ -102,7 +102,7 @@ class HttpAttempts:
         self.timeout_seconds = given(terms.timeout_seconds, client.config.timeout_seconds)
         self._terms = terms
         self._key = client.keys.own
-        self._tried_keys: set[str] = set()  # keys of a pool that were refused or limited in this call
+        self._tried_keys: set[str] = set()  # keys of a pool that were rejected or rate-limited in this call
         self._keys_replaced: set[str | None] = set()
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | WaitScope | None = None
@@ -113,7 +113,7 @@ class HttpAttempts:
         self._next_reason: AttemptReason = "first"
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Run `attempt` as often as the terms allow, and return its result. Raises AdapterError."""
+        """Run `attempt` until it succeeds or no retry is left. Return its result. Raises AdapterError."""
         try:
             while True:
                 self.begin_attempt()
@@ -125,7 +125,7 @@ class HttpAttempts:
             self.ended = True
 
     def report(self, report: AttemptReport) -> NextAttempt | None:
-        """Send a report to the observer. Returns an awaitable that delays the next attempt."""
+        """Send a report to the observer. The result, if any, must be awaited before the next attempt."""
         return None if self._on_attempt is None else self._on_attempt(report)
 
     def elapsed_ms(self) -> int:
@@ -167,12 +167,12 @@ class HttpAttempts:
         return self.client.request(call, known.value, accept=accept, on_resend=self.resend_observer())
 
     def resend_observer(self) -> Callable[[], object] | None:
-        """A function that reports a second sending of the current attempt. It keeps no part of the call alive."""
+        """A function that reports that the current attempt was sent again. It holds no reference to the call."""
         observer, attempt = self._on_attempt, self.attempt
         return None if observer is None else lambda: observer(AttemptResent(attempt))
 
     def prepare_attempt(self) -> None:
-        """Discard the state of an earlier attempt."""
+        """Reset the state of the previous attempt."""
 
     def first_event(self, headers: Mapping[str, str]) -> None:
         """Report the first content of the attempt's reply and its rate limits, once."""
@@ -200,7 +200,7 @@ class HttpAttempts:
         now = self._time()
         self._limit = limit if isinstance(limit, Limit) or limit is None else Limit(limit, limit)
         self._limit_ends = now + self._limit.seconds if self._limit is not None else self._deadline
-        if now >= self._deadline:  # a step that needn't wait would never be cancelled
+        if now >= self._deadline:  # checked here, because a scope cannot cancel a step that does not wait
             raise self._out_of_time_error()
         ends = min(self._limit_ends, self._deadline)
         with self._new_scope(math.inf if moves else ends, over) as scope:
@@ -226,8 +226,8 @@ class HttpAttempts:
     def move_on(self, now: float, limit: Limit) -> None:
         """Restart the limit of the current `wait`, because a part has arrived.
 
-        A part that has already arrived needs no wait. So this raises the same errors as `wait` when the time is
-        up.
+        Data that is already there needs no wait, so this also checks the call's own time. Raises the errors of
+        `wait`.
         """
         if self._moving is not None and self._deadline is not None:
             if now >= self._deadline:
@@ -269,7 +269,7 @@ class HttpAttempts:
         return "repair" if self.repair_request(error) else None
 
     async def _has_new_key(self) -> bool:
-        """Look for a new value of a refused key, once in a call."""
+        """Request a new value of a rejected key, once in a call. Return whether there is one."""
         key, known, self._known_key = self._key, self._known_key, None
         if known is None or key.source is None or key.name in self._keys_replaced:
             return False
@@ -281,7 +281,7 @@ class HttpAttempts:
             raise
 
     def _has_other_key(self, name: str, error: AdapterError) -> bool:
-        """Pause the key that caused a failure. True if another key of the pool replaces it."""
+        """Pause the key that caused a failure. Return whether another key of the pool is available."""
         now_us = self.client.clock.now_us()
         if not self.client.keys.cooldowns.failed(name, self._terms.wire_model, error, now_us):
             return False
@@ -337,11 +337,11 @@ class HttpAttempts:
         mask_error(error, self.client.secrets)
 
     def _out_of_time_error(self) -> AdapterError:
-        """The error at the end of the call's time. After a cancellation, the error at the end of its drain."""
+        """The error for a call whose time is up. During a drain it is the error of the cancellation."""
         if self.cancelled:
             return self._cancelled_error()
-        said = f"{self.client.name}: the call took longer than {self.timeout_seconds:g} s"
-        return RequestTimeoutError(said, retryable=False)
+        text = f"{self.client.name}: the call took longer than {self.timeout_seconds:g} s"
+        return RequestTimeoutError(text, retryable=False)
 
     def _cancelled_error(self) -> CancelledError:
         error = CancelledError("the call was cancelled", request_id=self._terms.request_id)
@@ -370,12 +370,12 @@ class HttpAttempts:
 
 
 def _refuses_key(error: AdapterError) -> bool:
-    """Whether a provider refused the key itself, not a permission of it."""
+    """Whether a provider rejected the key itself, not just its permissions."""
     return isinstance(error, AuthError) and not isinstance(error, AccessDeniedError)
 
 
 def given(own: float | None, default: float) -> float:
-    """The request's own value, or else the configuration's."""
+    """The request's own value, or the configuration's if it has none."""
     return default if own is None else own
 
 
@@ -383,7 +383,7 @@ def given(own: float | None, default: float) -> float:
 
 
 _TOO_BUSY = 503
-"""The only 5xx status that means that the request was not accepted."""
+"""The only 5xx status that certainly means that the request was not accepted."""
 
 
 class SingleReply(NamedTuple):

@@ -14,13 +14,13 @@ from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
-from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
+from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, RateLimitInfo
 from ..replies.assembler import Assembler
 from ..replies.decoders import looks_like_events, repair_body, without_done_mark
 from ..replies.normaliser import reads_server_sent_events
 from ..requests import emulation
 from ..requests.estimate import at_most, estimate_tokens
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, given
 from .classify import error_without_status, find_error
@@ -34,8 +34,11 @@ class HttpCall(HttpAttempts):
 
     `request` includes all repairs, which `repairs` lists. `written` is the next attempt's request; None before the
     first attempt and after a repair. `assembler` reads the current attempt's reply. `on_drain` is set while a
-    cancelled call may be read further for its usage. Its argument is True if a reader is active.
+    cancelled call may still be read for its usage. Its argument is True if a reader is active.
     """
+
+    reply_headers: Mapping[str, str] = {}
+    """The headers of the current attempt's reply, if the attempt has failed."""
 
     def __init__(
         self, client: HttpClient, request: CanonicalRequest, on_attempt: AttemptObserver | None, *, stream: bool
@@ -60,7 +63,7 @@ class HttpCall(HttpAttempts):
             provider=self.client.name,
             requested_model=self.request.wire_model,
             clock=self.client.clock,
-            # not a method: that would be a reference cycle
+            # a partial, because a bound method would create a reference cycle
             estimate_usage=partial(_estimated_usage, self.wire, self.request),
             request=self.request,
         )
@@ -72,6 +75,8 @@ class HttpCall(HttpAttempts):
         return assembler
 
     def prepare_attempt(self) -> None:
+        if self.reply_headers:
+            self.reply_headers = {}
         if self.broken is None:
             self.assembler = self.new_assembler()
         else:
@@ -90,20 +95,32 @@ class HttpCall(HttpAttempts):
         request = await self.prepare_request(written)
         self.sent = True
         reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply", over=request)
-        if reply.status >= 300:
-            raise client.error_of(body, reply)
-        self.key_was_taken()
-        self.read_whole(body, reply)
+        try:
+            if reply.status >= 300:
+                raise client.error_of(body, reply)
+            self.key_was_taken()
+            self.read_whole(body, reply)
+        except AdapterError:
+            self.reply_headers = reply.headers
+            raise
         self.first_event(reply.headers)
         return self.response(written, reply)
 
     def first_event(self, headers: Mapping[str, str]) -> None:
         super().first_event(headers)
-        sent = self.request.wire
-        if sent is not None and sent.on_headers is not None:
-            sent.on_headers(masked_headers(headers, self.client.secrets), self.rate_limit)
+        self._report_headers(headers, self.rate_limit)
         if self.assembler.relay is not None:
             self.assembler.relay.deliver()
+
+    def identify(self, error: AdapterError) -> None:
+        super().identify(error)
+        if not self._first_event_reported:
+            self._report_headers(self.reply_headers, self.client.rate_limit(self.reply_headers))
+
+    def _report_headers(self, headers: Mapping[str, str], limits: RateLimitInfo | None) -> None:
+        sent = self.request.wire
+        if sent is not None and sent.on_headers is not None:
+            sent.on_headers(masked_headers(headers, self.client.secrets), limits)
 
     async def send(self) -> tuple[WireCall, HttpReply]:
         """Send the request of a stream. The caller closes the reply. Raises AdapterError."""
@@ -119,10 +136,11 @@ class HttpCall(HttpAttempts):
             body = await self.wait(lambda: read_error_body(reply), limit, what="the error's body")
         finally:
             await close_reply(reply)
+        self.reply_headers = reply.headers
         raise client.error_of(body, reply)
 
     async def write(self) -> WireCall:
-        """Write the request of this attempt and the next ones, until a repair."""
+        """Return the written request. It is written once and reused until a repair."""
         wire, model = self.wire, self.request.wire_model
         if wire.is_unknown(model):
             await self.wait(
@@ -139,7 +157,7 @@ class HttpCall(HttpAttempts):
         return written
 
     def _informed(self) -> CanonicalRequest:
-        """The request with the model's capabilities, even if only the wire defines them."""
+        """The request with capabilities. If the caller gave none, they are the wire's."""
         request = self.request
         if request.capabilities is not None:
             return request
@@ -172,7 +190,7 @@ class HttpCall(HttpAttempts):
         repaired = found.request
         if (
             repaired is not self.request and repaired.wire is not None
-        ):  # the client's own body has not changed with it
+        ):  # the repair did not change the client's own body
             repaired = msgspec.structs.replace(repaired, wire=None)
         self.request = repaired
         self.repairs += (found,)
@@ -184,7 +202,7 @@ class HttpCall(HttpAttempts):
     def read_whole(self, body: bytes, reply: HttpReply) -> list[StreamEvent]:
         """Read a whole reply, including JSON that needs repair and unrequested events.
 
-        Returns the events that were not taken before. Raises AdapterError or StreamError.
+        Return the new events. Raises AdapterError or StreamError.
         """
         wire, assembler = self.wire, self.assembler
         body = without_done_mark(body)
@@ -201,7 +219,7 @@ class HttpCall(HttpAttempts):
                 assembler.relay.body(body)
         try:
             try:
-                body.decode()  # before any content is accepted: msgspec does not check raw parts
+                body.decode()  # checked before any content is accepted, because msgspec does not check raw parts
                 wire.read_reply(body, reply.headers, assembler)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 repaired = repair_body(body)
@@ -277,7 +295,7 @@ class HttpCall(HttpAttempts):
 
 
 def repaired(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
-    """A written request with the edits and the warnings of its repairs."""
+    """Apply the edits and warnings of repairs to a written request."""
     edits = [edit for repair in repairs for edit in repair.edits]
     return msgspec.structs.replace(
         written,
@@ -301,19 +319,19 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
     )
 
 
-def continued(wire: ChatWire, request: CanonicalRequest, said: str | None) -> CanonicalRequest | None:
-    """A request for the rest of a reply; None if it can't be requested."""
-    if said is None or not request.continue_broken or request.output_schema is not None:
+def continued(wire: ChatWire, request: CanonicalRequest, received: str | None) -> CanonicalRequest | None:
+    """A request for the rest of a broken reply; None if the reply can't be continued."""
+    if received is None or not request.continue_broken or request.output_schema is not None:
         return None
     if wire.client_request(request) is not None:
         return None
     choice = request.tool_choice
     if (choice is not None and choice.mode in ("required", "named")) or not wire.takes_beginning(request):
         return None
-    left = request.max_output_tokens - at_most(estimate_tokens(said, wire.token_rates(request.model)))
+    left = request.max_output_tokens - at_most(estimate_tokens(received, wire.token_rates(request.model)))
     if left < 1:
         return None
-    beginning = said.rstrip()
+    beginning = received.rstrip()
     if not beginning:
         return request
     messages = (*request.messages, Message.assistant(beginning))

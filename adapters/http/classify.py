@@ -1,7 +1,8 @@
 """The AdapterError for a provider's reply, by HTTP status and body.
 
-The evidence has the same order for every provider: words and a status about money, the body's type and code, other
-words of the message, the status. The words are in `servers/words.json`; see `words`. Each provider adds its codes.
+Evidence is checked in the same order for every provider: words and status about money, the body's type and code,
+other words in the message, the status. The words are in `servers/words.json`; see `words`. Each provider adds its
+codes.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def detail_delay(details: Json) -> float | None:
     """Seconds to wait, from a RetryInfo."""
     for kind, detail in _each(details):
         if kind == "RetryInfo" and isinstance(delay := detail.get("retryDelay"), str):
-            return duration_seconds(delay) or None  # a delay of zero is no hint
+            return duration_seconds(delay) or None  # zero means that no delay is given
     return None
 
 
 def _each(details: Json) -> Iterator[tuple[str, JsonObject]]:
-    """Each detail, with the last word of its type."""
+    """Yield each detail with the last part of its type name."""
     for detail in details if isinstance(details, list) else ():
         if isinstance(detail, dict) and isinstance(kind := detail.get("@type"), str):
             yield kind.rpartition(".")[2], detail
@@ -117,7 +118,7 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     "API_KEY_EXPIRED": AuthError,
     **LITELLM_CODES,
 }
-"""Codes and types with the same meaning everywhere, besides those in `servers/words.json`."""
+"""Codes and types that mean the same at every provider, in addition to those in `servers/words.json`."""
 
 _WEAK_CODES = frozenset(
     {"invalid_request_error", "api_error", "server_error", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
@@ -145,7 +146,7 @@ _EVENT_DATA = re.compile(rb"\s*(?::[^\n]*\n\s*)*(?:event:[^\n]*\n)?(?:data|error
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The facts of an error reply. An empty string means unknown."""
+    """The fields of an error reply. An empty string means unknown."""
 
     type: str = ""
     code: str = ""
@@ -155,11 +156,13 @@ class ErrorBody(msgspec.Struct, frozen=True):
     request_id: str = ""
     retry_after: float | None = None
     """The time to wait in seconds, if the body has it."""
+    details: JsonObject = {}
+    """The error's further fields."""
 
 
 def read_error(body: bytes) -> ErrorBody:
-    """Find the error in a body of any known shape. A body of unknown shape is itself the message."""
-    event = _EVENT_DATA.match(body)  # LiteLLM refuses a stream this way, with an error's status
+    """Find the error in a body of any known shape. If the shape is unknown, the whole body is the message."""
+    event = _EVENT_DATA.match(body)  # LiteLLM rejects a streamed request this way, with an error status
     try:
         value = _decoded(body if event is None else event["data"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -169,7 +172,7 @@ def read_error(body: bytes) -> ErrorBody:
 
 
 def find_error(body: bytes) -> ErrorBody | None:
-    """The error in a body (or its start) in place of a reply; None if it has none.
+    """The error in a body, or in its start; None if it contains none.
 
     The body is JSON or events. Servers send both with status 200.
     """
@@ -182,7 +185,7 @@ def find_error(body: bytes) -> ErrorBody | None:
 
 
 def is_foreign_error(data: bytes) -> bool:
-    """Whether the data of an event named `error` are the error itself, not in the protocol's form.
+    """Whether the data of an event named `error` is the bare error, without the protocol's envelope.
 
     llama.cpp sends it in a field of that name, and proxies send a text or nothing.
     """
@@ -263,18 +266,23 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
     canonical = _canonical(error.get("status"))
     return ErrorBody(
         type=_text(error.get("type")) or canonical,
-        # Next to a canonical status it is only the HTTP status again; `error_code` is Databricks'.
+        # Next to a canonical status, `code` only repeats the HTTP status. `error_code` is Databricks' field.
         code="" if canonical else _text(error.get("code")) or _text(error.get("error_code")),
         message=message,
         param=_text(error.get("param")),
         detail_code=detail_code,
         request_id=request_id,
         retry_after=detail_delay(details),
+        details={name: value for name, value in error.items() if name not in _KNOWN_FIELDS and value is not None},
     )
 
 
+_KNOWN_FIELDS = frozenset({"message", "type", "code", "param", "status", "error_code", "request_id"})
+"""The fields of an error that have a place in `ErrorBody`."""
+
+
 def _canonical(status: Json) -> str:
-    """Google's name of a status. Other providers have a number in the field `status`."""
+    """Google's status name; empty for the numbers that other providers put in `status`."""
     return status if isinstance(status, str) and status.replace("_", "").isupper() else ""
 
 
@@ -283,7 +291,7 @@ def _text(value: Json) -> str:
 
 
 def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorType]) -> ErrorType:
-    """The class of an error, by the order of evidence."""
+    """The class of an error, from its strongest evidence."""
     named = [name for name in (body.detail_code, body.code, body.type) if name]
     strong = [name for name in named if name not in _WEAK_CODES]
     text = f"{body.message}\n{body.param}" if body.param else body.message
@@ -318,7 +326,7 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
 
 
 def _never_fits(message: str) -> bool:
-    """Whether a request exceeds the limit of a whole minute, as OpenAI and Groq report it."""
+    """Whether the message says that the request is larger than the limit for a minute (OpenAI, Groq)."""
     found = _ASKED_OF_LIMIT.search(message)
     if found is None:
         return False
@@ -348,15 +356,15 @@ def build_error(
 ) -> AdapterError:
     """The AdapterError for an error reply, or for an error inside a stream.
 
-    A 409 is retried. A rate limit with status 413, or with a request above the limit, is not, because it never
-    fits. `x-should-retry: false` makes any error final. ``true`` can't make a final error temporary.
+    A 409 is retried. A rate limit with status 413, or for a request above the limit, is not retried, because the
+    request never fits. `x-should-retry: false` makes any error final. ``true`` can't make a final error temporary.
     """
     kind = error_type(body, status, codes)
     retryable: bool | None = None
     if status == 409:
         retryable = True
     if kind is AdapterError:
-        retryable = True  # unknown errors are retried before any output was delivered
+        retryable = True  # unknown errors are retried if no output was delivered
     if issubclass(kind, RateLimitError) and (status == 413 or _never_fits(body.message)):
         retryable = False
     if headers.get("x-should-retry") == "false":
@@ -367,7 +375,7 @@ def build_error(
     hint = body.retry_after if hint is None else hint
     if hint is None and status == 429:
         hint = reset_seconds(headers, now_us)
-    return kind(
+    error = kind(
         f"{provider}: {said}" if status is None else f"{provider} returned {status}: {said}",
         provider=provider,
         provider_status=status,
@@ -378,3 +386,5 @@ def build_error(
         retry_after_seconds=hint if issubclass(kind, RateLimitError | ServerError | NetworkError) else None,
         provider_request_id=headers.get("request-id") or headers.get("x-request-id") or body.request_id or None,
     )
+    error.provider_details = body.details
+    return error

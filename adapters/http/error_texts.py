@@ -1,8 +1,8 @@
 """The phrases and codes of servers' errors, from `adapters/servers/words.json`.
 
-A row has the meaning of an error and a sign of it: a code, or a regular expression of the message. All wires use
-this table, which is loaded with the first error. Words are weaker evidence than codes, except for `certain` rows:
-they are about money, which vendors report with codes of rate limits, permissions and bad requests.
+A row gives the meaning of a code, or of messages that match a regular expression. All wires use this table. It is
+loaded at the first error. Words are weaker evidence than codes, except for `certain` rows. Those are about money,
+which vendors report with codes for rate limits, permissions and bad requests.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STATUSES: Mapping[Meaning, frozenset[int | None] | None] = {
     "model": frozenset({None, 400}),
     "media": frozenset({None, 500}),
 }
-"""The HTTP statuses for which words count; None for any status. In a set, None is an error inside a stream."""
+"""The HTTP statuses at which words count; None for any status. In a set, None means an error inside a stream."""
 
 
 class WordRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,13 +120,13 @@ def error_of_words(message: str, status: int | None, *, certain: bool) -> type[A
 
 
 LITELLM_CODES: Mapping[str, type[AdapterError]] = {
-    # Of exceptions. A code that agrees with its status needs no entry.
+    # Names of exceptions. A code that agrees with its HTTP status needs no entry.
     "ContextWindowExceededError": ContextOverflowError,
     "ContentPolicyViolationError": ContentFilterError,
     "BudgetExceededError": QuotaExceededError,
     # types of the proxy's own errors, with any status
     "budget_exceeded": QuotaExceededError,
-    "no_db_connection": AuthError,  # any key but the master's, for a proxy without a database
+    "no_db_connection": AuthError,  # a proxy without a database accepts only the master key
     "expired_key": AuthError,
     "token_not_found_in_db": AuthError,
     "key_model_access_denied": AccessDeniedError,
@@ -143,13 +143,13 @@ _REMARK = re.compile(r"\n+(?:LiteLLM: model group |model=)|\.? ?Received Model G
 
 
 def exception_name(message: str) -> str:
-    """The known exception at the start of the message; otherwise empty."""
+    """The known LiteLLM exception name at the start of the message; empty if there is none."""
     match = _NAME.match(message)
     return match[1] if match is not None and match[1] in LITELLM_CODES else ""
 
 
 def unwrapped(message: str) -> str:
-    """The provider's own words. A message that isn't LiteLLM's is unchanged."""
+    """The provider's own message inside LiteLLM's. Any other message is returned unchanged."""
     if _NAME.match(message) is None:
         return message
     wrappers = _WRAPPERS.match(message)
@@ -158,7 +158,7 @@ def unwrapped(message: str) -> str:
     return inner[2:-1] if inner.startswith(("b'", 'b"')) else inner
 
 
-# --- Replies from elsewhere ---
+# --- Replies that don't come from the provider ---
 
 EXCERPT_BYTES = 2000
 _EXCERPT_CHARACTERS = 160
@@ -169,8 +169,8 @@ _ADVICE = "is base_url right?"
 def not_of_protocol(
     name: str, body: bytes, headers: Mapping[str, str], url: str, why: object, *, found: str = "the reply"
 ) -> StreamError:
-    """The error for an unreadable reply. A page or another type than JSON comes from a wrong address and is not
-    retried.
+    """The error for an unreadable reply. If it is a web page or not JSON, the address is wrong, and the error is
+    not retried.
     """
     kind = content_type(headers)
     said = f"{name}: {found} of {host_of(url)} does not follow its protocol ({kind or 'no content type'}): {why}"
@@ -181,14 +181,14 @@ def not_of_protocol(
 
 
 def is_page(headers: Mapping[str, str]) -> bool:
-    """Whether a reply is a page for people, or not text."""
+    """Whether a reply is a web page or an image."""
     return content_type(headers).startswith(
         ("text/html", "application/xhtml", "text/xml", "application/xml", "image/")
     )
 
 
 def is_foreign(body: bytes, kind: str) -> bool:
-    """Whether an unreadable body was never JSON of a protocol."""
+    """Whether an unreadable body does not come from a model server at all."""
     if body.lstrip()[:1] == b"<":
         return True
     return bool(kind and body.strip()) and not any(
@@ -197,7 +197,7 @@ def is_foreign(body: bytes, kind: str) -> bool:
 
 
 def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> str:
-    """The origin of a reply, for an error's text. Empty if it is obviously the provider."""
+    """The origin of a reply, for an error's text. Empty if the provider obviously sent it."""
     if 300 <= status < 400:
         target = headers.get("location", "")
         where = f"to {place(target)}" if target else "without a target"

@@ -9,10 +9,10 @@ The adapter changes these parts of a body, and no others:
 * ``model``: the model's name at the provider. Gemini has it in the path.
 * ``stream``: set to the call's own. Chat's ``stream_options`` are removed if the call is not streamed.
 * ``stream_options.include_usage`` of a streamed Chat request, if the server supports it. Without it no usage is
-  reported. The event that is sent only because of it is not passed on.
+  reported. The additional usage event is not passed on to the client.
 
-A server's quirks are ignored here, because the client's own words are sent. If the server refuses a field, the
-body is repaired as any other.
+A server's quirks are not applied here, because the client's own body is sent. If the server rejects a field, the
+body is repaired like any other.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..replies.decoders import BodyDecoder, SseEvent
 from ..transport.transport import MASK
 
 _NOT_PASSED_ON = frozenset({
-    # keys and accounts, of which the adapter has its own
+    # keys and accounts: the adapter sends its own
     "authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie",
     "openai-organization", "openai-project", "x-goog-user-project",
-    # the message and the connection
+    # headers of the message and the connection
     "host", "content-type", "content-length", "content-encoding", "transfer-encoding", "connection", "keep-alive",
     "te", "trailer", "upgrade", "expect", "accept", "accept-encoding", "user-agent",
-    # the way to this server
+    # headers about the client's route to this server
     "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via", "origin",
     "referer",
 })  # fmt: skip
@@ -50,21 +50,21 @@ def client_body(sent: WireRequest, model: str, *, stream: bool) -> JsonObject:
 
 
 def client_headers(sent: WireRequest, own: Mapping[str, str] = {}) -> dict[str, str]:
-    """The client's headers that are sent to the provider, in lower case. They replace the adapter's `own`."""
-    given = {name.lower(): value for name, value in sent.headers.items()}
-    return {**own, **{name: value for name, value in given.items() if name not in _NOT_PASSED_ON}}
+    """The headers for the provider, in lower case: the client's replace the adapter's `own`."""
+    from_client = {name.lower(): value for name, value in sent.headers.items()}
+    return {**own, **{name: value for name, value in from_client.items() if name not in _NOT_PASSED_ON}}
 
 
 class EventRelay:
     """Passes the events of one attempt's reply on, unchanged.
 
-    They are held until the reply's first content, because an attempt may fail before that and be repeated.
+    They are held until the first content, because an attempt may fail before that and be repeated.
 
     Args:
-        receiver: Gets each event.
-        secrets: Returns the secret parts of the keys, which are masked.
-        hides: Whether an event is sent only because the adapter requested it; None if the adapter requested
-            nothing.
+        receiver: A function that gets each event.
+        secrets: A function that returns the secret parts of the keys, which are masked.
+        hides: A function that returns True for an event that only the adapter requested; None if it requested
+            none.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EventRelay:
         self._held: list[SseEvent] | None = []
 
     def deliver(self) -> None:
-        """Pass on all events from now on, first the ones so far. Idempotent."""
+        """Pass on the held events, and all later ones immediately. Idempotent."""
         held, self._held = self._held, None
         if held is not None:
             self._masks = [secret.encode() for secret in self._secrets()]
@@ -96,7 +96,7 @@ class EventRelay:
         self._take((b"", body))
 
     def forwarding(self, decoder: BodyDecoder, repeats: Callable[[bytes], bool]) -> BodyDecoder:
-        """A decoder that passes its events on, except events that another connection delivered already."""
+        """A decoder that passes its events on, except events that an earlier connection delivered."""
         return _ForwardingDecoder(decoder, self, repeats)
 
     def event(self, event: SseEvent) -> None:

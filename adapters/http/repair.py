@@ -1,14 +1,14 @@
-"""Repair of refused requests, after an error and before any output. Pure.
+"""Repair of rejected requests, after an error and before any output. Pure.
 
 There are four kinds. Each happens at most once in a call:
 
-- ``signature``: the provider refuses reasoning (its signature, encryption or conversation). It is removed.
+- ``signature``: the provider rejects the reasoning in the history, for example its signature. It is removed.
 - ``parameter``: the error names one unsupported parameter. It is removed.
 - ``output_limit``: the requested reply is too long. The limit in the error is used.
 - ``tool_pairs``: a tool call or its result is refused. The exchange is written as text.
 
-An error may quote a user. So a rule must match the whole message, and the parameter must be in the request and
-must not affect its meaning.
+An error may quote text of a user. So a rule must match the whole message. A parameter is removed only if the
+request contains it and it does not change the meaning of the request.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Edit(msgspec.Struct, frozen=True):
     rename: str | None = None
     """The new name of the parameter; None if unchanged."""
     anywhere: bool = False
-    """Whether every key with the path's last name is removed, anywhere."""
+    """Whether to remove the path's last key from every object of the body."""
     entry: Json | UnsetType = UNSET
     """The entry to remove from the list at the path; UNSET removes the parameter."""
 
     @property
     def in_words(self) -> str:
-        """The change as text, to follow "provider refused the request"."""
+        """The change in words, as the end of a sentence that starts with "provider refused the request"."""
         said = ".".join(self.path)
         if self.rename is not None:
             return f"{said} was renamed to {self.rename}"
@@ -67,7 +67,7 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 def protocol_objects(value: Json) -> Iterator[JsonObject]:
-    """All objects of the protocol in a body, without objects of the host (schemas, and arguments of tools)."""
+    """Yield all objects in a body, except the contents of schemas and of tool arguments."""
     if isinstance(value, dict):
         yield value
         for name, inner in value.items():
@@ -115,11 +115,11 @@ RepairKind: TypeAlias = Literal["signature", "parameter", "output_limit", "tool_
 
 _STATUSES = (None, 400, 404, 422)
 _LONGEST = 4000
-"""The largest length of a message that is examined. A longer one quotes other text."""
+"""The longest message that is examined, in characters. A longer one probably quotes other text."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A message with which a provider refuses a parameter."""
+    """A pattern of messages that reject a parameter, with the change to make."""
 
     pattern: str
     """A regular expression of the whole message. Its group `name` is the parameter, unless `path` is set."""
@@ -128,7 +128,7 @@ class Refusal(msgspec.Struct, frozen=True):
     value: Json | UnsetType = UNSET
     """The value to send instead; UNSET removes the parameter."""
     also: tuple[str, ...] = ()
-    """The dotted paths of parameters that are refused together with it."""
+    """The dotted paths of parameters to remove together with it."""
     entry: Json | UnsetType = UNSET
     named: str = ""
 
@@ -137,7 +137,7 @@ class Refusal(msgspec.Struct, frozen=True):
         return (self.path or self.named, *self.also)
 
 
-_GATEWAY_REFUSALS = (  # LiteLLM's own, in every protocol
+_GATEWAY_REFUSALS = (  # LiteLLM's own texts, the same in every protocol
     Refusal(r"\S{1,100} doesn't support (?P<name>\w+)=.{0,500}"),
     Refusal(r"\S{1,100} does not support parameters: \['(?P<name>\w+)'\], for model=.{0,500}"),
     Refusal(
@@ -152,14 +152,14 @@ class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
 
     signatures: tuple[str, ...] = ()
     signature_codes: frozenset[str] = frozenset()
-    """Error codes that refuse reasoning."""
+    """Error codes that reject the reasoning."""
     parameters: tuple[Refusal, ...] = ()
     parameter_codes: frozenset[str] = frozenset()
-    """Error codes for which the refused parameter has its own field."""
+    """Error codes for which `provider_param` names the rejected parameter."""
     pairs: tuple[str, ...] = ()
     """Patterns of messages about tool calls without results, or results without calls.
 
-    The group `ids` has the ids on the wire. Without it, all calls are meant.
+    The group `ids` has the ids on the wire. A pattern without it applies to all calls.
     """
     essential: frozenset[str] = frozenset()
     """Dotted paths of parameters that are never removed, because the reply depends on them."""
@@ -186,7 +186,7 @@ def find_repair(
     provider: str,
     done: Collection[str],
 ) -> Repair | None:
-    """The repair for a refusal; None if there is none."""
+    """The repair for a rejected request; None if there is none."""
     if error.provider_status not in _STATUSES:
         return None
     messages = [message for message in _messages(error) if len(message) <= _LONGEST]
@@ -195,7 +195,7 @@ def find_repair(
         if found is not None:
             return found
     if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
-        return None  # its text is not about the form of the request
+        return None  # the error is not about the form of the request
     if "signature" not in done and _rejects_reasoning(error, messages, rules):
         found = _without_reasoning(request, provider)
         if found is not None:
@@ -210,7 +210,7 @@ def find_repair(
 
 
 def _messages(error: AdapterError) -> Iterator[str]:
-    """The message of the error, and of an error inside it, because gateways wrap errors."""
+    """Yield the message, and the message of an error inside it, because gateways wrap errors."""
     yield error.provider_message
     said = unwrapped(error.provider_message)
     if said != error.provider_message:
@@ -249,7 +249,7 @@ def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRu
 def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
     """The request without the provider's own reasoning; None if it has none.
 
-    Reasoning of other providers was not sent, so it stays for the report.
+    Reasoning of other providers stays, because it was not sent. A warning reports it.
     """
     bare = [without_reasoning(message, provider) for message in request.messages]
     count = sum(bared_blocks(before, after) for before, after in zip(request.messages, bare, strict=True))
@@ -368,8 +368,8 @@ def _with_tools_as_text(
     rules: RepairRules,
     provider: str,
 ) -> Repair | None:
-    """The request with exchanges of tools as text: those named in the error, or all. No exchange is lost, and no
-    tool runs again.
+    """The request with tool calls and their results as text: the calls that the error names, or all. Nothing is
+    lost, and no tool runs again.
     """
     match = _matched(rules.pairs, messages)
     if match is None:

@@ -42,10 +42,10 @@ async def retry(
     Adapters retry by themselves, so a request inside `call` should have ``max_retries=0``.
 
     Args:
-        call: Makes the call.
+        call: A function that makes the call.
         max_retries: Calls after the first.
         policy: The waits between calls, and the observer; None uses the default policy.
-        clock: Its randomness spreads the waits.
+        clock: The source of the randomness in the waits.
 
     Returns:
         The result of `call`.
@@ -70,7 +70,7 @@ def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
     jitter = 1.0 + 0.5 * random if policy.jitter else 1.0
     try:
         return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)
-    except OverflowError:  # the power of a very late retry
+    except OverflowError:  # the power overflows at a very late retry
         return policy.max_delay
 
 
@@ -97,7 +97,7 @@ def retry_delay(
 
 
 def log_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: float) -> None:
-    """Notify the policy's observer. Its own failure must not affect the call."""
+    """Call the policy's observer. Its exceptions are logged, so they don't affect the call."""
     if policy.on_retry is None:
         return
     try:
@@ -109,8 +109,8 @@ def log_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: flo
 def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:
     """The wait that the provider asks for, in seconds; None if it asks for none.
 
-    Its sources are `retry-after-ms`, `retry-after` as seconds, duration or date, and words in the message. Zero, a
-    time in the past and invalid values are ignored, so that the policy's own wait applies.
+    It is read from `retry-after-ms`, from `retry-after` (seconds, a duration or a date), or from the message.
+    Zero, a time in the past and invalid values are ignored, so that the policy's own wait applies.
     """
     milliseconds = number_of(headers.get("retry-after-ms"))
     if milliseconds:
@@ -161,7 +161,7 @@ def _unit_seconds(unit: str) -> float:
 
 
 def number_of(text: str | None) -> float | None:
-    """The value, if it is a finite number that isn't negative; otherwise None."""
+    """Parse a finite number of at least 0; None for anything else."""
     try:
         value = float(text) if text is not None else math.nan
     except ValueError:
@@ -176,7 +176,7 @@ _LIMITS = {f"x-ratelimit-{name}": name for name in _NAMES}
 def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
     """The limits; None if there are none.
 
-    A limit without a unit is OpenRouter's, with a fixed window.
+    Headers without ``requests`` or ``tokens`` in their name are OpenRouter's. Its windows are fixed.
     """
     reported = _LIMITS.keys() & headers.keys()
     if not reported:
@@ -195,7 +195,7 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
 
 
 def _limit(text: str | None) -> int | None:
-    """A limit. Some gateways write -1 if there is none."""
+    """A limit; None for -1, which some gateways send if there is no limit."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
@@ -241,9 +241,9 @@ def _until(text: str, now: float) -> float | None:
 class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The times of polling a job, in seconds.
 
-    The n-th poll (n from 0) is after `first` · `multiplier`ⁿ seconds, times a random factor in [1, 1.5) if
-    `jitter`, and after `longest` at most. After temporary failures (the connection, the provider, a rate limit)
-    the waits grow in the same way, or follow the provider's hint.
+    Poll n (from 0) follows after `first` · `multiplier`ⁿ seconds, at most `longest`. With `jitter`, the wait is
+    multiplied by a random factor in [1, 1.5). After temporary failures (the connection, the provider, a rate
+    limit) the waits grow in the same way, or follow the provider's hint.
     """
 
     first: float = 2.0
@@ -255,9 +255,9 @@ class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     jitter: bool = True
     """Whether waits are lengthened at random."""
     give_up_after: float = 900.0
-    """The seconds after which the last error is raised if all polls have failed. The job continues."""
+    """If all polls fail for this many seconds, the last error is raised. The job itself continues."""
     not_yet: int = 3
-    """The number of first polls that may find no such job, because a new job may be visible with a delay."""
+    """The number of first polls at which "no such job" is ignored, because a new job may become visible late."""
 
     def schedule(self) -> RetryPolicy:
         """The pauses between polls, as waits between attempts."""

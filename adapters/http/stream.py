@@ -7,9 +7,9 @@
     kept         the call was cancelled and its reply is read for its usage: no more events are delivered
     ended        the remaining events are delivered, then the failure if there is one
 
-An attempt that fails before its first event is repeated. After it, another attempt may continue the text, if the
-caller requests that. Otherwise the message is completed as an error, and the exception is raised. There is no
-task behind the stream: `__anext__` reads inline.
+An attempt that fails before its first event is repeated. After the first event, another attempt may continue the
+text, if the caller requests that. Otherwise the message is completed as an error, and the exception is raised. The
+stream has no task: `__anext__` itself reads from the network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..contract import CanonicalResponse
 from ..replies.assembler import Assembler
 from ..replies.decoders import looks_like_events
 from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server_sent_events
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..transport.transport import MAX_REPLY_BYTES, HttpReply, close_reply, read_body, read_error_body, too_large
 from .attempts import Limit
 from .call import HttpCall
@@ -39,16 +39,17 @@ from .classify import error_without_status, find_error
 from .error_texts import EXCERPT_BYTES, is_page
 
 KEPT_ALIVE = 5
-"""The number of limits that may pass without an event while comments and pings arrive."""
+"""The factor on the limit of silence while comments and pings arrive."""
 
 SLOW_MACHINE_SECONDS = 300.0
-"""Seconds of silence allowed for a local model, because a CPU reads slowly, and weights may have to be loaded
+"""Seconds of silence allowed for a local model: a CPU reads prompts slowly, and weights may have to be loaded
 first.
 """
 
 
 class EventWait:
-    """The time that a stream may take to its next event. Pure: each reported wait limits the next one.
+    """The time until a stream's next event must arrive. It has no timer: the caller reports how long each wait
+    took.
 
     Args:
         limit: Seconds without any data.
@@ -60,15 +61,15 @@ class EventWait:
         self._silent = 0.0
 
     def event(self) -> None:
-        """Restart all limits, because an event arrived."""
+        """Reset the limit, because an event arrived."""
         self._silent = 0.0
 
     def sign_of_life(self, seconds: float) -> None:
-        """Count data other than an event, after a wait of this many seconds."""
+        """Count a wait that ended with data other than an event."""
         self._silent += seconds
 
     def left(self) -> Limit:
-        """The limit of the next wait, in seconds. Raises RequestTimeoutError."""
+        """The limit of the next wait. Raises RequestTimeoutError if none is left."""
         most = self._limit * KEPT_ALIVE
         left = most - self._silent
         if left >= self._limit:
@@ -94,7 +95,7 @@ DRAIN_SECONDS = 0.25
 
 
 class WholeReply:
-    """Reads a whole reply with the label of a stream of events, see `StreamNormaliser`."""
+    """Reads a whole reply that is labelled as an event stream, see `StreamNormaliser`."""
 
     def __init__(self, call: HttpCall, reply: HttpReply) -> None:
         self.error: AdapterError | None = None
@@ -144,9 +145,10 @@ class HttpStream:
         self._event_wait = EventWait(0.0)
         self._delivered = False
         self._response: CanonicalResponse | None = None
-        self._kept: Assembler | None = None  # the reply up to the cancel, while it is read on for its usage
+        # The reply as it was when cancelled, while the rest is read for its usage.
+        self._kept: Assembler | None = None
         self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # the sink of the active pump
-        self._drained: anyio.Event | None = None  # while another task than the reader's reads further
+        self._drained: anyio.Event | None = None  # set while a task other than the reader's reads the rest
         call.on_cancel = self._close_reply
 
     @property
@@ -195,7 +197,7 @@ class HttpStream:
         return True
 
     async def _advance(self) -> None:
-        """Make one step: start an attempt, or read a piece of the body."""
+        """Start an attempt, or read the next piece of the body."""
         try:
             if self._reply is None:
                 self._call.begin_attempt()
@@ -319,7 +321,7 @@ class HttpStream:
     async def _read_on(self, being_read: bool) -> None:
         """Read further for the usage of a cancelled call, separate from the delivered events.
 
-        An active reader continues; otherwise this task reads, so that the call always ends.
+        If a reader is active, it reads on. Otherwise this task does, so that the call always ends.
         """
         self._kept = self._call.assembler.fork()
         if self._call.assembler.relay is not None:
@@ -338,6 +340,8 @@ class HttpStream:
             drained.set()
 
     async def _fail(self, error: AdapterError) -> None:
+        if self._reply is not None:
+            self._call.reply_headers = self._reply.headers
         await self._close_reply()
         if self._kept is not None:
             self._end_early(StopReason.CANCELLED)
@@ -348,7 +352,7 @@ class HttpStream:
             except CancelledError:
                 self._end_early(StopReason.CANCELLED)
             except AdapterError as final:
-                if self._call.broken is not None:  # events of the attempt before remain valid
+                if self._call.broken is not None:  # the earlier attempt's events remain valid
                     self._end_early(StopReason.ERROR)
                     final.content = self._call.assembler.final_content
                 self._call.ended = True
@@ -362,7 +366,7 @@ class HttpStream:
         self._failure = error
 
     async def _continues(self, error: AdapterError) -> bool:
-        """Whether another attempt continues the reply that broke off, or the call ended while it waited."""
+        """Try to continue a broken reply. Return True also if the call ended during the wait."""
         call = self._call
         before = call.request, call.written, call.broken
         if not call.continue_reply():
@@ -378,12 +382,12 @@ class HttpStream:
         return True
 
     def _end_early(self, reason: StopReason) -> None:
-        """Close the open blocks and message, with the known usage."""
+        """Close the open blocks and the message, with the usage so far."""
         call = self._call
         call.ended = True
         if call.attempt == 0:  # cancelled before anything was sent
             call.assembler = call.new_assembler()
-        usage = call.usage_so_far()  # of everything that arrived, also while it was read further
+        usage = call.usage_so_far()  # includes data that was read after the cancellation
         if self._kept is not None:
             call.assembler = self._kept
         call.assembler.abort(reason, usage)
@@ -392,7 +396,7 @@ class HttpStream:
             self._response = call.response(self._sent, self._reply)
 
     async def _drain(self) -> None:
-        """Read the rest of a finished body for the reuse of the connection, then close."""
+        """Read the rest of a finished body, so that the connection can be reused, then close the reply."""
         reply, normaliser = self._reply, self._normaliser
         if reply is not None and normaliser is not None and normaliser.finished and not self._call.cancelled:
             relays = isinstance(normaliser, EventNormaliser) and self._call.assembler.relay is not None
@@ -410,12 +414,12 @@ class HttpStream:
         reply, self._reply = self._reply, None
         self._call.on_drain = None
         if self._call.ended:
-            self._call.on_cancel = None  # otherwise call and stream would reference each other
+            self._call.on_cancel = None  # breaks the reference cycle between call and stream
         if reply is not None:
             await close_reply(reply)
 
     async def aclose(self) -> None:
-        """Close the socket; an unfinished call is cancelled. Idempotent."""
+        """Cancel the call if it is unfinished, and close the socket. Idempotent."""
         if not self._call.ended:
             await self._call.cancel(at_once=True)  # also ends a read in another task
             self._call.ended = True

@@ -1,8 +1,8 @@
 """A provider's protocol as pure functions: writing, reading, errors and counting.
 
-`HttpAdapter` sends and waits; a `ChatWire` never does. To add a provider over HTTP, write a wire, and optionally
-the wires of its embeddings, images and videos. An `HttpClient` holds the address, keys, connections and
-calls in progress of one adapter.
+`HttpAdapter` does the I/O; a `ChatWire` does none. To add a provider over HTTP, write a wire, and optionally the
+wires of its embeddings, images and videos. An `HttpClient` holds the address, keys, connections and calls in
+progress of one adapter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for
-from ..requests.fitted import WireCall, get
+from ..requests.fitted_history import WireCall, get
 from ..requests.settings import SharedOptions
 from ..transport.client import HttpTransport
 from ..transport.http1_connection import WaitScopes
@@ -40,7 +40,7 @@ from .error_texts import not_of_protocol, origin
 from .repair import Repair, RepairRules, find_repair
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]
-"""Sends the server a query outside of calls, with a limit in seconds.
+"""A function that sends the server a query outside of calls, with a limit in seconds.
 
 Returns None if no JSON arrives; never raises.
 """
@@ -71,7 +71,7 @@ class OtherWires(NamedTuple):
 class ChatWire(ABC):
     """One provider's protocol for conversations. Implement four functions; the others have defaults.
 
-    No function waits. A wire may cache the server's answers about its models.
+    No function does I/O. A wire may cache the server's answers about its models.
     """
 
     default_name: str
@@ -81,17 +81,17 @@ class ChatWire(ABC):
     capabilities: AdapterCapabilities
     """The capabilities of an unknown model."""
     error_codes: Mapping[str, ErrorType] = {}
-    """The provider's error words, as exceptions."""
+    """The exception for each of the provider's error codes."""
     repair_rules: RepairRules = RepairRules()
     """The repairs for refused requests."""
     options_type: type[SharedOptions] | None = None
     """The type of `AdapterConfig.options`; None for a wire that checks the options itself."""
     protocol_of_many: bool = False
-    """Whether many vendors use the protocol, so that a key needs a `base_url`."""
+    """Whether many vendors use the protocol. A key is then accepted only together with a `base_url`."""
     long_timeouts: bool = False
     """Whether the models usually run on slow machines; see `with_long_timeouts`."""
     echoes_beginning: bool = False
-    """Whether a continued reply may repeat the given start first."""
+    """Whether a continued reply may repeat its given start."""
     media_fields: frozenset[str] = frozenset()
     """The fields of media that the protocol supports: ``image.detail``, ``document.name``."""
     emulates_tools: bool = False
@@ -138,7 +138,9 @@ class ChatWire(ABC):
         raise NotImplementedError
 
     def hides(self, sent: WireRequest, *, stream: bool) -> Callable[[bytes], bool] | None:
-        """Whether an event is sent only because `write_as_sent` requested it; None if nothing was requested."""
+        """A function that returns True for events that only `write_as_sent` requested; None if it requested
+        none.
+        """
         return None
 
     @abstractmethod
@@ -171,12 +173,12 @@ class ChatWire(ABC):
     def repair(
         self, request: CanonicalRequest, call: WireCall, error: AdapterError, done: Collection[str]
     ) -> Repair | None:
-        """The repair of a refused request; None if the error is final.
+        """The repair of a rejected request; None if the error is final.
 
         Args:
             request: The request.
             call: The same request, as it was sent.
-            error: The error of the refusal.
+            error: The provider's error.
             done: The kinds of repair that were tried in this call.
         """
         return find_repair(
@@ -184,7 +186,7 @@ class ChatWire(ABC):
         )
 
     def health_request(self) -> WireCall | None:
-        """A free GET that requires the key; None if the provider has none."""
+        """A GET that needs the key and costs nothing; None if the provider has none."""
         return get("/v1/models")
 
     def other_wires(self) -> OtherWires:
@@ -241,10 +243,10 @@ class RunningCall(Protocol):
 
 
 class RunningCalls:
-    """A register that keeps no call alive. So a stream that its reader dropped is freed.
+    """The calls in progress, by weak references, so that a stream dropped by its reader is freed.
 
-    Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which costs
-    more than everything else here.
+    Entries of freed calls are removed in bulk. A `WeakValueDictionary` would call a function for each, which costs
+    more than all other work here.
     """
 
     def __init__(self) -> None:
@@ -323,7 +325,7 @@ class HttpClient:
         )
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
-        """The exception for an error reply, with the reply's origin if it isn't obvious."""
+        """The exception for an error reply. Its text names the reply's origin if that isn't the provider."""
         error = self.wire.error_of(body, reply)
         error.args = (f"{error}{origin(reply.status, reply.headers, body, self.wire.base_url)}",)
         return error
@@ -331,8 +333,7 @@ class HttpClient:
     def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> AdapterError:
         """The exception for a reply that does not follow the protocol.
 
-        Some servers send an error in another protocol's form, with status 200. Then the exception is of that
-        error.
+        Some servers send an error in another protocol's form, with status 200. That error is then returned.
         """
         error = find_error(body)
         if error is not None:
@@ -362,8 +363,8 @@ class HttpClient:
         """Check with one GET that the provider answers and accepts the key. The GET is repeated only with a new
         key.
 
-        The GET takes at most 5 seconds, or the timeout of a call if shorter. A server without that page is
-        reachable. Raises only cancellation.
+        The GET takes at most 5 seconds, or a call's timeout if that is shorter. A server that answers 404 counts
+        as healthy. Raises only cancellation.
         """
         call = self.wire.health_request()
         if call is None:
@@ -408,6 +409,6 @@ class HttpClient:
     async def close(self) -> None:
         """Cancel all calls and release all connections. Idempotent."""
         for call in self.running:
-            if not call.ended:  # it may have ended while an earlier one was cancelled
+            if not call.ended:  # it may have ended while another one was being cancelled
                 await call.cancel(at_once=True)
         await self.transport.aclose()

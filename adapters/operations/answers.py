@@ -29,7 +29,7 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..batches import BatchJob
 from ..contract import AdapterCapabilities, AttemptObserver, CallRequest, CanonicalRequest
-from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, count_tokens
 from ..http.attempts import HttpAttempts, SingleReply, error_inside, fetch
 from ..http.retry import backoff_delay
 from ..http.wire import ChatWire, HttpClient, OtherWires
@@ -37,7 +37,7 @@ from ..images import ImageCapabilities, ImageRequest, ImageResponse
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import estimate_tokens
-from ..requests.fitted import WireCall, bearer
+from ..requests.fitted_history import WireCall, bearer
 from ..videos import VideoJob
 from .media_wire import ImageReply, ImageWire, fit_image, pieces
 from .wires import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts
@@ -50,10 +50,10 @@ QUESTION_SECONDS = 30.0
 """The time limit of a request about a job, in seconds."""
 
 CLOCKS_APART = 60
-"""The most seconds by which the provider's clock may be slow."""
+"""Seconds by which the provider's clock may be slow."""
 
 _LOOKS = 3
-"""The number of searches for an unconfirmed job. Each follows a retry's wait."""
+"""The number of searches for a job whose creation was not confirmed. Before each, the wait of a retry passes."""
 
 
 class HttpJobs:
@@ -73,7 +73,8 @@ class HttpJobs:
     ) -> J:
         """The job that a request creates, or created before its answer was lost.
 
-        `search` looks for that job once. It is None for a provider that doesn't list its jobs.
+        `search` looks for the job once if the answer was lost. It is None for a provider that doesn't list its
+        jobs.
         """
         try:
             job, reply = await fetch(attempts, call, read)
@@ -97,7 +98,7 @@ class HttpJobs:
             seconds = backoff_delay(look, policy, client.clock.random())
             try:
                 await attempts.wait(partial(anyio.sleep, seconds), what="another look")
-            except RequestTimeoutError:  # the call's own time is up, and the outcome is still unknown
+            except RequestTimeoutError:  # the call's time is up; raise the error that the outcome is unknown
                 return None
             try:
                 found = await search()
@@ -128,9 +129,9 @@ class HttpJobs:
 
 
 def found_again(job: J, why: str) -> J:
-    """The job with a warning that its creation was not confirmed."""
-    said = f"the answer to its creation was lost ({why}). The job was found in the provider's list"
-    return msgspec.structs.replace(job, warnings=(CallWarning(WarningCode.FOUND_AGAIN, said),))
+    """Add a warning to a job: the answer to its creation was lost."""
+    text = f"the answer to its creation was lost ({why}). The job was found in the provider's list"
+    return msgspec.structs.replace(job, warnings=(CallWarning(WarningCode.FOUND_AGAIN, text),))
 
 
 class _Written(NamedTuple):
@@ -200,7 +201,8 @@ class HttpEmbeddings:
         )
 
     def _estimate(self, request: EmbeddingRequest) -> int:
-        return sum(map(self._tokens_of(request.model), request.inputs))
+        estimate = self._tokens_of(request.model)
+        return sum(count_tokens(each, estimate) for each in request.inputs)
 
     def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
         if reply.input_tokens is None:

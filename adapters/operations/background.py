@@ -6,9 +6,9 @@
     looking     there is no stream: the reply is polled until it is complete, and read whole
     over        the reply is complete, failed, or was cancelled; or the wait was given up
 
-A break does not fail the attempt. Only the provider or a cancellation ends it. Cancelling a call also cancels it
-at the provider, which reports the billed usage. If the reader leaves or the process ends, the reply can be resumed
-by its id.
+A broken connection does not end the attempt. Only the provider or a cancellation does. Cancelling a call also
+cancels the reply at the provider, which reports the billed usage. If the reader leaves or the process ends, the
+reply can be resumed by its id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..http.call import HttpCall
 from ..http.retry import PollPolicy, backoff_delay, is_passing
 from ..http.stream import EventWait
 from ..http.wire import HttpClient
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
 from .wires import BackgroundWire, NumberedNormaliser
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 _log = Log("adapters.background")
 
 WHOLE_TIME = 86_400.0
-"""Seconds for a background reply, unless the request sets them. The usual limit is for one connection."""
+"""The default time limit of a background reply in seconds. The limits of other calls would be too short."""
 
 POLLING = PollPolicy(first=1.0, longest=15.0)
 """The times of polls, and the longest time to wait for a connection."""
@@ -80,7 +80,7 @@ class BackgroundCall(HttpCall):
         self.left = False
         """Whether the reply is left at the provider, to be resumed later."""
         self.lost = False
-        """Whether the reply may be in progress, but its outcome could not be determined."""
+        """Whether the request was sent but the outcome is unknown."""
         if request.timeout_seconds is None:
             self.timeout_seconds = WHOLE_TIME
         if request.response_id:
@@ -97,7 +97,7 @@ class BackgroundCall(HttpCall):
         self.answered()
 
     async def write(self) -> WireCall:
-        if self.request.response_id and not self.request.messages:  # only its id may be known
+        if self.request.response_id and not self.request.messages:  # resumed by its id alone
             self.written = WireCall("", b"")
             return self.written
         written = await super().write()
@@ -125,7 +125,9 @@ class BackgroundCall(HttpCall):
             self.ended = True
 
     async def _next_or_raise(self, error: AdapterError) -> None:
-        """Wait for another attempt. Raises the error if none may follow: a reply may be in progress."""
+        """Wait for another attempt. Raise the error if a reply may be in progress, because another attempt would
+        be billed.
+        """
         if self.lost or self.request.response_id:
             self.identify(error)
             raise error
@@ -229,7 +231,7 @@ class BackgroundCall(HttpCall):
                 if normaliser.announced or self.cancelled or self.out_of_time() or not normaliser.response_id:
                     raise self._unless_unknown(error) from error
                 if isinstance(error, RequestTimeoutError):
-                    self.answered()  # it was only silent
+                    self.answered()  # the connection was silent but intact
                 else:
                     await self._broken(error)
                 normaliser.reopen()
@@ -252,7 +254,7 @@ class BackgroundCall(HttpCall):
         return events
 
     async def _attach(self, normaliser: NumberedNormaliser) -> None:
-        """Request the stream after its last event. If there is no stream, no reply is open afterwards."""
+        """Request the stream from its last event on. If there is none, no reply is open afterwards."""
         restarted = normaliser.number is None and self.assembler.started
         while self.streamed and not restarted:
             try:
@@ -270,7 +272,7 @@ class BackgroundCall(HttpCall):
                 await self._broken(error)
 
     async def _missing(self, normaliser: NumberedNormaliser) -> list[StreamEvent]:
-        """The missing events of a reply without a stream."""
+        """Poll a reply that has no stream until it is complete, and return its missing events."""
         reply, body = await self._looked()
         self._reply = reply
         try:
@@ -292,7 +294,7 @@ class BackgroundCall(HttpCall):
     # --- One exchange ---
 
     async def _ask(self, written: WireCall, accept: str) -> HttpReply:
-        """Send the request, once."""
+        """Send the request once."""
         request = await self.prepare_request(written, accept=accept)
         self.sent = True
         reply = await self._of_creation(lambda: self.client.transport.send(request))
@@ -349,7 +351,7 @@ class BackgroundCall(HttpCall):
         """Wait before the next request."""
         if isinstance(error, CancelledError) or self.cancelled or self.out_of_time():
             raise error
-        if isinstance(error, AuthError) and await self._has_new_key():  # the key was changed meanwhile
+        if isinstance(error, AuthError) and await self._has_new_key():  # the key was replaced
             return
         now = anyio.current_time()
         self._failing_since = now if self._failing_since is None else self._failing_since
@@ -375,7 +377,7 @@ class BackgroundCall(HttpCall):
         raise await self._error_of(reply)
 
     def _note(self, body: bytes) -> bool:
-        """Record the state of a reply. Returns whether it has ended."""
+        """Record the state of a reply. Return whether it has ended."""
         try:
             status = self._wire.status(body)
         except (msgspec.MsgspecError, UnicodeError) as error:
@@ -395,7 +397,7 @@ class BackgroundCall(HttpCall):
     # --- Early end ---
 
     async def cancel(self, *, at_once: bool = False) -> None:
-        """End the call and the reply. `at_once` leaves the reply at the provider."""
+        """End the call and cancel the reply. With `at_once`, the provider continues the reply."""
         self.left = self.left or at_once
         await super().cancel(at_once=True)
 
@@ -440,7 +442,9 @@ class BackgroundCall(HttpCall):
         return await self._ended_otherwise()
 
     async def _ended_otherwise(self) -> bool:
-        """Record the usage of a reply that has ended and can't be cancelled."""
+        """Record the usage of a reply that has ended and can't be cancelled. Return False if the request for it
+        failed.
+        """
         known = self._key.known
         request = self.client.request(self._wire.look(self.response_id), None if known is None else known.value)
         try:
@@ -458,7 +462,7 @@ class BackgroundCall(HttpCall):
             _log.warning("background_unreadable", error, response_id=self.response_id)
 
     async def _end_of(self, error: AdapterError) -> None:
-        """End the reply of a call that has timed out."""
+        """Cancel the reply of a call that has timed out, and add its usage to the error."""
         if self.response_id and self.out_of_time():
             await self.cancel_at_provider()
             error.usage = self.usage_so_far()
@@ -467,7 +471,7 @@ class BackgroundCall(HttpCall):
 class BackgroundStream:
     """A streamed reply; see `adapters.contract.AdapterStream` for its guarantees.
 
-    A reader that leaves early leaves the reply at the provider. Only the adapter's `cancel()` ends the reply.
+    If the reader leaves early, the provider continues the reply. Only the adapter's `cancel()` ends it.
     """
 
     def __init__(self, call: BackgroundCall) -> None:
@@ -513,7 +517,7 @@ class BackgroundStream:
         return True
 
     async def _cancelled_unread(self) -> None:
-        """End the reply of a call that was cancelled without a reader."""
+        """Cancel the reply of a call that was cancelled while no reader was active."""
         call = self._call
         if self._over or call.left:
             return
@@ -524,7 +528,7 @@ class BackgroundStream:
         await self._pieces.aclose()
 
     async def aclose(self) -> None:
-        """Close the socket, and leave an unfinished reply at the provider. Idempotent."""
+        """Close the socket. The provider continues an unfinished reply. Idempotent."""
         if not self._call.ended:
             await self._call.cancel(at_once=True)
             self._call.ended = True

@@ -24,6 +24,7 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     StreamError,
 )
+from callboard.bus.values.usage import tier_in
 
 from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
@@ -33,7 +34,7 @@ from ..http.retry import backoff_delay
 from ..http.wire import HttpClient
 from ..requests import emulation
 from ..requests.emulation import read_response
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..transport.transport import close_reply, read_error_body
 from .answers import CLOCKS_APART, HttpJobs, found_again
 from .wires import (
@@ -87,7 +88,7 @@ class HttpBatches(HttpJobs):
         items = [self._written(item) for item in request.items]
         lines = [wire.line(item, model) for item in items]
         began = client.clock.now_us() // 1_000_000
-        uploaded: str | None = None  # the file is kept for further attempts
+        uploaded: str | None = None  # the uploaded file, reused by later attempts
 
         async def search() -> BatchJob | None:
             return await self._listed(attempts, request.mark, len(items), began, self._handed_out)
@@ -186,7 +187,9 @@ class HttpBatches(HttpJobs):
         return _Outcomes(items, lambda item: self._outcome(job, item, downloads))
 
     async def _download(self, downloads: Downloads, job: BatchJob) -> AdapterError | None:
-        """Download the rest. Returns an error that allows another download, and raises any other."""
+        """Download the remaining results. Returns an error after which another download may help, and raises any
+        other.
+        """
         client = self._client
         asked = CallRequest(
             request_id=client.clock.new_id("req"), model=f"{client.name}:batch", max_retries=0, key=job.key
@@ -217,7 +220,7 @@ class HttpBatches(HttpJobs):
 
 
 class _Outcomes(Sequence[BatchOutcome]):
-    """Outcomes that are parsed at each access, so that none is kept in memory."""
+    """A sequence that parses an outcome at each access, so that none stays in memory."""
 
     def __init__(self, items: Sequence[BatchItem], read: Callable[[BatchItem], BatchOutcome]) -> None:
         self._items, self._read = items, read
@@ -244,7 +247,7 @@ MOST_LINE_BYTES = 128 * 1024 * 1024
 """The largest number of bytes of one result. A larger one is a server error."""
 
 BATCH_TIER = "batch"
-"""The service tier of every batch reply, independent of the reply itself."""
+"""The service tier of every batch reply. The reply itself only names its geography."""
 
 
 class Downloads:
@@ -263,7 +266,7 @@ class Downloads:
         return self.lines.replies < self._job.succeeded
 
     def start_again(self) -> None:
-        """Restart the download, and keep the received lines."""
+        """Restart the download. Received lines are kept."""
         self._left = list(self._wire.results(self._job))
 
     async def run(self, attempts: HttpAttempts) -> None:
@@ -312,7 +315,7 @@ class Downloads:
 
 
 class _ReplyOfBatch:
-    """The HTTP reply that a batch request gets if it is sent alone."""
+    """A line of results in the form of an HTTP reply, so that the code for single calls can read it."""
 
     status = 200
     headers: Mapping[str, str] = {}
@@ -332,7 +335,8 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
     response = call.response(written, None)
     if client.wire.emulates_tools and emulation.is_constrained(client.wire, request):
         response = read_response(response, client.clock)
-    usage = msgspec.structs.replace(response.usage, service_tier=BATCH_TIER)
+    geography = (response.usage.service_tier or "").partition("geo-")[2]
+    usage = msgspec.structs.replace(response.usage, service_tier=tier_in(BATCH_TIER, geography))
     return msgspec.structs.replace(response, usage=usage, latency_ms=0)
 
 
@@ -369,8 +373,8 @@ class _Place(NamedTuple):
 
 
 class ReplyFile:
-    """The lines of results by request id, in memory and then in a temporary file. The first line of a request
-    counts.
+    """The lines of results by request id. Above a size they are in a temporary file. If a request has several
+    lines, the first counts.
     """
 
     def __init__(self) -> None:

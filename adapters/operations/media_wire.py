@@ -2,8 +2,8 @@
 
 Each image and each video costs money, so no field is dropped: a request that the model can't fulfil is refused. A
 video is billed by seconds. The rate is named by resolution and sound: ``video_second``, ``video_second_1080p``
-(the shorter side, above 720p), with ``_silent`` appended without sound. A missing rate leaves the job unpriced,
-with the name in the reason. A video of unknown length is one piece: ``video``.
+(the shorter side, above 720p), with ``_silent`` appended without sound. If the price table lacks the rate, the job
+is unpriced, and the reason names the rate. A video of unknown length counts as one ``video``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import binascii
 import math
 import re
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
 
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..requests.content import image_size, media_bytes, media_type_of
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
+from ..requests.settings import merge_own_options, own_options
 from ..videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
@@ -31,7 +33,7 @@ _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _RATIO = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
 
 USUAL_PIXELS = 1024 * 1024
-"""The approximate number of pixels of an image if only its aspect ratio was requested."""
+"""The approximate number of pixels of an image for which only an aspect ratio was requested."""
 
 
 def read_size(text: str) -> tuple[int, int] | None:
@@ -185,7 +187,7 @@ def _offer(choices: tuple[str, ...]) -> str:
 
 
 def input_bytes(block: ImageBlock) -> tuple[str, bytes]:
-    """The media type and bytes of an input, which `ImageRequest` has checked."""
+    """The media type and bytes of an input. `ImageRequest` guarantees that it has bytes."""
     found = media_bytes(block)
     assert found is not None
     return media_type_of(block) or found[0], found[1]
@@ -256,7 +258,9 @@ class VideoWire(Protocol):
 
 
 def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
-    """Require that the model can make the video. No field is dropped, because each video costs money."""
+    """Raise CapabilityError if the model can't make the video as requested. No field is dropped, because each
+    video costs money.
+    """
     model = request.wire_model
     if not request.prompt.strip():
         raise InvalidRequestError("a video needs a prompt")
@@ -283,6 +287,35 @@ def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
             raise CapabilityError(
                 f"{model} does not accept a first frame of {media_type or 'that kind'}. It accepts {offer}"
             )
+
+
+def merge_unpriced_options(
+    fields: JsonObject,
+    request: ImageRequest | VideoRequest,
+    protocol: str,
+    provider: str,
+    priced: Mapping[str, str],
+) -> None:
+    """Merge the request's `provider_options` for one protocol into a body, in place.
+
+    Args:
+        fields: The body.
+        request: The request.
+        protocol: The key of `provider_options` for all servers of the protocol.
+        provider: The adapter's name, another key.
+        priced: The fields that change the price, and for each the advice for the caller. They are refused: budgets
+            and costs count the request's own arguments.
+
+    Raises:
+        InvalidRequestError: The options have such a field.
+    """
+    for options in own_options(request, protocol, provider):
+        for name in options:
+            if name in priced:
+                raise InvalidRequestError(
+                    f"provider_options can't set {name!r}, because the price depends on it: {priced[name]}"
+                )
+    merge_own_options(fields, request, protocol, provider)
 
 
 def known_terms(terms: VideoTerms, can: VideoCapabilities) -> VideoTerms:

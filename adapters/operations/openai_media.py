@@ -24,8 +24,7 @@ from ..http.classify import ErrorBody, ErrorType, error_without_status
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..replies.usage import has_negative, reported_cost, reported_count, source_of
 from ..requests.content import encode_json
-from ..requests.fitted import WireCall
-from ..requests.settings import merge_own_options
+from ..requests.fitted_history import WireCall
 from ..transport.transport import FormPart, write_form
 from ..videos import (
     VIDEO_VARIANTS,
@@ -36,7 +35,7 @@ from ..videos import (
     VideoTerms,
     VideoVariant,
 )
-from .media_wire import ImageReply, from_base64, input_bytes, known_terms, video_usage
+from .media_wire import ImageReply, from_base64, input_bytes, known_terms, merge_unpriced_options, video_usage
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 
@@ -114,9 +113,9 @@ class OpenAIImages(msgspec.Struct, frozen=True):
             value: str | None = getattr(request, name)
             if value is not None:
                 fields[name] = value
-        if request.aspect_ratio is not None:  # for an unlisted model; OpenAI's own have sizes only
+        if request.aspect_ratio is not None:  # only unlisted models get here; OpenAI's own have only sizes
             fields["aspect_ratio"] = request.aspect_ratio
-        merge_own_options(fields, request, self.protocol, provider)
+        merge_unpriced_options(fields, request, self.protocol, provider, {"n": "use n="})
         if not request.images:
             return WireCall(f"{self.folder}/generations{self.query}", encode_json(fields), once=True)
         return form_call(f"{self.folder}/edits{self.query}", fields, _files(request))
@@ -171,7 +170,7 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
     cached = min(tokens, read)
     cached_images = min(cached, _count(seen_before, "cached_image_tokens"))
     images = max(0, min(tokens, _count(given, "image_tokens")) - cached_images)
-    # Undivided output counts as images, because this API makes images.
+    # If the output is not divided, all of it counts as image tokens.
     drawn = min(output, _count(made, "image_tokens")) if made else output
     return TokenUsage(
         input_tokens=tokens - cached,
@@ -239,7 +238,7 @@ _STATUSES: dict[str, VideoStatus] = {
     "expired": "failed",
 }
 LATEST = 20
-"""The number of jobs that are searched for an unconfirmed one."""
+"""The number of latest jobs that are searched for a job whose creation was not confirmed."""
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -270,6 +269,9 @@ _decode_video = msgspec.json.Decoder(_Video).decode
 _decode_list = msgspec.json.Decoder(_List).decode
 
 
+_PRICED = {"seconds": "use seconds=", "size": "use size=", "audio": "use audio=", "n": "one call makes one video"}
+
+
 class OpenAIVideos(msgspec.Struct, frozen=True):
     """OpenAI's videos API, and compatible servers."""
 
@@ -292,8 +294,8 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         if request.size is not None:
             fields["size"] = request.size
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
-            fields["audio"] = request.audio  # OpenAI has no such field: for gateways
-        merge_own_options(fields, request, self.protocol, provider)
+            fields["audio"] = request.audio  # only gateways have this field
+        merge_unpriced_options(fields, request, self.protocol, provider, _PRICED)
         if request.first_frame is None:
             return WireCall(self.path, encode_json(fields), once=True)
         frame = file_part("input_reference", request.first_frame, "first-frame")
@@ -356,7 +358,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         said = error or _Error()
         body = ErrorBody(type=said.type or "", code=said.code or "", message=said.message or "")
         found = error_without_status(body, self.codes, provider)
-        found.retryable = False  # the job has ended, and another request does not change it
+        found.retryable = False  # the job has failed for good, so repeating the request does not help
         return found
 
     def _one(self, job_id: str) -> str:

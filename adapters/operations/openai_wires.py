@@ -29,7 +29,7 @@ from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vect
 from ..http.classify import ErrorType, error_without_status, read_error_value
 from ..replies.usage import reported_cost, reported_count
 from ..requests.content import encode_json
-from ..requests.fitted import WireCall, get
+from ..requests.fitted_history import WireCall, get
 from ..requests.settings import merge_own_options
 from ..transport.transport import FormPart, write_form
 from .wires import (
@@ -64,12 +64,12 @@ _MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
         ),
     ),
 )
-"""The limits of models, by a regular expression for the model's name on any server."""
+"""The limits of models. The regular expressions match a model's name on any server."""
 
 UNKNOWN_MAX_INPUTS = 256
 """The largest number of texts for servers without a known limit.
 
-If a server with a lower limit refuses the request, it is split in two.
+If a server rejects the request because its limit is lower, the request is split in two.
 """
 
 
@@ -106,6 +106,8 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     """The wire's field for dimensions."""
     base64: bool = True
     """Whether vectors are available in base64."""
+    tokens: bool = True
+    """Whether inputs can be tokens."""
     protocol: str = "openai"
     """The key of `provider_options` for all servers of this protocol."""
 
@@ -113,11 +115,16 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
         encodings: tuple[Encoding, ...] = ("base64", "float") if self.base64 else ("float",)
         for pattern, row in _MODELS:
             if re.search(pattern, model):
-                return msgspec.structs.replace(row, encodings=encodings)
-        return EmbeddingCapabilities(max_inputs=UNKNOWN_MAX_INPUTS, encodings=encodings)
+                return msgspec.structs.replace(row, encodings=encodings, supports_tokens=self.tokens)
+        return EmbeddingCapabilities(
+            max_inputs=UNKNOWN_MAX_INPUTS, encodings=encodings, supports_tokens=self.tokens
+        )
 
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
-        body: JsonObject = {"model": request.wire_model, "input": list(request.inputs)}
+        body: JsonObject = {
+            "model": request.wire_model,
+            "input": [each if isinstance(each, str) else list(each) for each in request.inputs],
+        }
         if self.base64 or request.encoding == "base64":
             body["encoding_format"] = request.encoding
         if request.dimensions is not None:
@@ -193,15 +200,15 @@ def cohere_capabilities(model: str) -> EmbeddingCapabilities:
 
 
 def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarning, ...]]:
-    """The fields that all providers of these models share. The models require an input type; the default
-    ``document`` gives a warning.
+    """The fields that are the same at all providers of these models. The models require an input type. The default
+    is ``document``, with a warning.
     """
     warnings: tuple[CallWarning, ...] = ()
     if request.input_type is None:
         what = "Cohere's models require an input_type. The texts were embedded as documents"
         warnings = (CallWarning(WarningCode.INPUT_TYPE_ASSUMED, what),)
     fields: JsonObject = {
-        "texts": list(request.inputs),
+        "texts": list(request.texts),
         "input_type": _TYPES[request.input_type or "document"],
         "truncate": "END" if request.truncate else "NONE",
     }
@@ -237,7 +244,7 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a wire for files, and for one job by its id."""
+    """Base of batch wires that upload requests as files: uploads, and requests for one job."""
 
     JOBS: ClassVar[str]
     """The path of the jobs, below `path`."""

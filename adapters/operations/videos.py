@@ -28,7 +28,7 @@ from ..http.attempts import HttpAttempts, fetch
 from ..http.wire import HttpClient
 from ..keys import Key, KnownKey
 from ..requests.content import read_data_url
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..transport.transport import HttpReply, HttpRequest, close_reply, mask_error, read_error_body
 from ..videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from .answers import CLOCKS_APART, HttpJobs
@@ -82,8 +82,8 @@ class HttpVideos(HttpJobs):
     async def _listed(
         self, attempts: HttpAttempts, listing: WireCall, request: VideoRequest, began: int
     ) -> VideoJob | None:
-        """The job in the provider's list that was created since then, has the same terms, and was not returned
-        here.
+        """The job in the provider's list that was created after `began`, has the same terms, and was not returned
+        before.
         """
         wire, name = self.wire, self._client.name
         jobs, _ = await fetch(attempts, listing, lambda body, headers: wire.read_latest(body, name, request))
@@ -103,7 +103,7 @@ class HttpVideos(HttpJobs):
         return self._with_key(await self._ask(wire.retrieve(job_id), read, model, terms.key), terms.key)
 
     def _with_key(self, job: VideoJob, key: str | None) -> VideoJob:
-        """The job, with the key that created it for later requests."""
+        """Store the key that created a job, because later requests need it."""
         if key is None:
             return job
         self._key_of[job.id] = key
@@ -162,7 +162,8 @@ class HttpVideos(HttpJobs):
     async def _open(self, url: str, headers: Mapping[str, str], known: KnownKey) -> HttpReply:
         """The reply of status 2xx, after redirects.
 
-        The key is sent to the provider's own address only. Any other address must be public or allowed.
+        The key is sent only to the provider's own address. Any other address must be public or listed in
+        `download_hosts`.
         """
         client, home = self._client, _origin(self._client.wire.base_url)
         for _ in range(_MOST_REDIRECTS + 1):

@@ -27,12 +27,12 @@ from callboard.bus.values.usage import TokenUsage
 
 from ..batches import BatchJob, BatchLimits
 from ..contract import CanonicalRequest
-from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector
+from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector, count_tokens
 from ..http.classify import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..replies.usage import NOTHING_USED, StatedCost
-from ..requests.fitted import WireCall
+from ..requests.fitted_history import WireCall
 from ..requests.settings import changed, dropped
 
 
@@ -48,7 +48,7 @@ class BatchLine(NamedTuple):
 
     id: str
     reply: bytes | None = None
-    """The body of the reply that the request would have had alone."""
+    """The body of the reply, in the form of a single call."""
     error: AdapterError | None = None
 
 
@@ -83,7 +83,7 @@ class BatchWire(Protocol):
         ...
 
     def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
-        """The upload of a file with the requests; None if the creation itself has them."""
+        """The request that uploads the file of requests; None if the job's creation contains them."""
         ...
 
     def create(
@@ -135,7 +135,7 @@ _decode_upload = msgspec.json.Decoder(_Upload).decode
 
 
 def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
-    """The number of requests in each job, so that there are as few jobs as possible. Pure."""
+    """Divide requests into as few jobs as possible. Returns the number of requests in each. Pure."""
     counts: list[int] = []
     room = 0
     for size in sizes:
@@ -147,7 +147,7 @@ def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
             counts.append(0)
             room = limits.max_bytes
         counts[-1] += 1
-        room -= size + 1  # and the separator from the next
+        room -= size + 1  # one more byte for the separator
     return tuple(counts)
 
 
@@ -165,14 +165,14 @@ def error_of_item(
 
 
 def cancelled_item(provider: str) -> AdapterError:
-    """The error of a request that has no answer because its job was cancelled."""
+    """The error of a request without an answer, because its job was cancelled."""
     return not_billed(
         CancelledError("the batch was cancelled before this request was answered", provider=provider)
     )
 
 
 def expired_item(provider: str) -> AdapterError:
-    """The error of a request that was not answered in the job's time."""
+    """The error of a request without an answer, because its job expired."""
     said = "the batch expired before this request was answered"
     return not_billed(RequestTimeoutError(said, provider=provider, provider_code="batch_expired", retryable=True))
 
@@ -209,7 +209,7 @@ class NumberedNormaliser(StreamNormaliser, Protocol):
     number: int | None
     """The number of the last event; None if there is none or the server sends no numbers."""
     announced: bool
-    """Whether `error` comes from the provider, not from the connection."""
+    """Whether the provider reported `error`. False if the connection failed."""
 
     def reopen(self) -> None:
         """Continue on another connection after the last event. Partial data are discarded."""
@@ -293,6 +293,8 @@ def fit_texts(
         raise CapabilityError(
             f"{provider} accepts {can.max_inputs} texts in one request, not {len(request.inputs)}. Use embed_all"
         )
+    if not can.supports_tokens and len(request.texts) < len(request.inputs):
+        raise CapabilityError(f"{provider} accepts only texts for {request.wire_model}, not tokens")
     warnings: list[CallWarning] = []
     dimensions, input_type = request.dimensions, request.input_type
     if dimensions is not None:
@@ -307,7 +309,8 @@ def fit_texts(
     if request.truncate and not can.supports_truncation and not can.cuts_silently:
         warnings.append(dropped("truncate", provider, "it always rejects a text that is too long"))
     if can.cuts_silently and not request.truncate and can.max_input_tokens is not None:
-        long = [str(at) for at, text in enumerate(request.inputs) if estimate(text) > can.max_input_tokens]
+        sizes = [count_tokens(each, estimate) for each in request.inputs]
+        long = [str(at) for at, size in enumerate(sizes) if size > can.max_input_tokens]
         if long:
             most = f"{request.wire_model} accepts {can.max_input_tokens} tokens and cuts longer texts"
             warnings.append(CallWarning(WarningCode.INPUT_MAY_BE_CUT, f"text {', '.join(long[:10])}: {most}"))
@@ -323,7 +326,7 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
     """Raise unless there is one vector of the requested length for each text."""
     if len(reply.vectors) != len(request.inputs):
         what = f"expected {len(request.inputs)} vectors, one for each text, but the reply has {len(reply.vectors)}"
-        raise StreamError(what, retryable=False)  # it was billed, and a retry would be again
+        raise StreamError(what, retryable=False)  # not retried, because each attempt is billed
     sizes = {len(vector) for vector in reply.vectors}
     if len(sizes) > 1:
         what = f"the vectors of one reply have different dimensions: {sorted(sizes)}"
@@ -338,10 +341,12 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
 _BYTES = 4
 
 _LOOKED_AT = 64
-"""The number of checked values in a vector. A vector with fewer than an eighth of them is not checked."""
+"""The number of values of a vector that are checked. If a vector has fewer than an eighth of this number, it is
+not checked.
+"""
 
 _LEAST, _MOST = 1e-15, 1e12
-"""The range of embedding values, except zero. Bytes that are not floats lie far outside."""
+"""The plausible range of nonzero values. Other bytes, read as floats, are far outside."""
 
 
 def read_vector(value: str | Sequence[float]) -> Vector:
@@ -358,7 +363,7 @@ def read_vector(value: str | Sequence[float]) -> Vector:
 def from_bytes(raw: bytes) -> Vector:
     """A vector from little-endian float32 values.
 
-    Some servers send int8 values under the same label, which would decode to nonsense.
+    Some servers send int8 values under the same label. They would decode to nonsense, so they raise StreamError.
     """
     if not raw or len(raw) % _BYTES:
         raise StreamError(f"a vector of {len(raw)} bytes does not consist of float32 numbers")

@@ -1,11 +1,11 @@
 """The assembler: canonical events from a provider's fragments.
 
 - One block is open at a time. Its events are contiguous, and indexes only grow.
-- The first fragment of a later block closes the open block, if that block may be complete. Complete may be text
-  and reasoning opened with `implicit_end`, and a tool call with a whole JSON object of arguments.
+- The first fragment of a later block closes the open block, if that one may be complete. Text and reasoning opened
+  with `implicit_end` may be complete. So may a tool call whose arguments are a whole JSON object.
 - Otherwise the later fragments are held until the open block ends. `finish` emits the rest in the blocks' order.
-- `message.start` and the provider's other data are held until the first content. So an attempt that fails before
-  it leaves no trace.
+- `message.start` and the provider's other data are held until the first content, so an attempt that fails before
+  it emits nothing.
 - Text for a closed block opens a new block. Arguments for a closed tool call are reported in `warnings`.
 """
 
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 FAILED_ENDS: Mapping[str, ErrorType] = {
     "error": ServerError,
     "abort": ServerError,  # vLLM and SGLang, when they abandon a reply
-    "cancelled": ServerError,  # by the provider: a reply that we cancel has no such end
+    "cancelled": ServerError,  # by the provider; a reply that Callboard cancels never has this reason
     "network_error": ServerError,  # Z.ai
     "insufficient_system_resource": OverloadedError,  # DeepSeek
 }
 """Errors by stop reason, in lower case.
 
-All protocols share them, because gateways pass such words on unchanged.
+All protocols share this table, because gateways pass such reasons on unchanged.
 """
 
 
@@ -72,20 +72,21 @@ Key: TypeAlias = Hashable
 class Assembler:
     """Collects one reply. Feed it, then `take()` the events that are ready.
 
-    Set `usage` as soon as the provider reports anything. `raw` keeps the provider's raw reply, if requested.
-    `clean_input` converts the arguments of a tool, if the provider was sent another schema of it.
+    Set `usage` as soon as the provider reports it. `raw` collects the provider's raw reply, if requested.
+    `clean_input` converts a tool call's arguments back, if the provider got a changed schema of the tool.
 
     Args:
         message_id: The id of the reply, in its events.
-        provider: The adapter's name, recorded as the origin of everything opaque.
-        requested_model: The requested model. ``provider_raw`` has it too, because some signatures bind to a model.
+        provider: The adapter's name, recorded in all opaque data.
+        requested_model: The requested model, recorded in ``provider_raw``, because some signatures are bound to a
+            model.
         clock: Makes the ids of tool calls.
         estimate_usage: Estimates the usage of a reply from its output, for providers that report none.
         request: The request, for protocols whose replies depend on it.
     """
 
     relay: EventRelay | None = None
-    """Passes the provider's events on, if a client asked in this protocol."""
+    """Passes the provider's events on to a client that uses the same protocol."""
 
     def __init__(
         self,
@@ -128,7 +129,8 @@ class Assembler:
         self._open: ReplyBlock | None = None
         self._held: list[ReplyBlock] = []
         self._done: list[ReplyBlock] = []
-        self._repeated: list[tuple[ReplyBlock, ReplyBlock]] = []  # calls and the ones whose ids they have
+        # Pairs of a call and the earlier call with the same id.
+        self._repeated: list[tuple[ReplyBlock, ReplyBlock]] = []
 
     # --- Fragments from the provider ---
 
@@ -136,7 +138,8 @@ class Assembler:
         """Add text to a block. An empty fragment opens no block."""
         if fragment:
             block = self._by_key.get(key)
-            if block is not None and block is self._open and block.kind == "text":  # one more delta: the hot path
+            # Hot path: one more delta of the open block.
+            if block is not None and block is self._open and block.kind == "text":
                 block.parts.append(fragment)
                 self._ready.append(TextDelta(fragment, block.index, self.message_id))
             else:
@@ -231,7 +234,7 @@ class Assembler:
         return "" if block is None else block.text
 
     def resends_arguments(self, key: Key) -> bool:
-        """Whether each fragment of a call contains all arguments so far."""
+        """Whether the server repeats all arguments so far in each fragment of a call."""
         block = self._by_key.get(key)
         return block is not None and block.arguments is not None and block.arguments.resent
 
@@ -253,7 +256,7 @@ class Assembler:
         self._admit(holder)
 
     def is_closed(self, key: Key) -> bool:
-        """Whether a block accepts no more data, because it or a later one has ended it."""
+        """Whether a block accepts no more data."""
         block = self._by_key.get(key)
         return block is not None and block.closed
 
@@ -274,11 +277,15 @@ class Assembler:
         self._usage, self._count_usage = usage, None
 
     def usage_from(self, count: Callable[[], TokenUsage | None]) -> None:
-        """Call `count` for the usage on demand, for providers that report it with every delta."""
+        """Compute the usage only when needed, by calling `count`. For providers that report usage with every
+        delta.
+        """
         self._count_usage = count
 
     def place(self, key: Key) -> int:
-        """The index of a block in the reply, or the index that a block without content would have now."""
+        """The index of a block in the reply. For a block without content, it is the index that the next block
+        gets.
+        """
         block = self._by_key.get(key)
         return len(self._done) + (self._open is not None) + len(self._held) if block is None else block.index
 
@@ -296,7 +303,7 @@ class Assembler:
     def finish(
         self, stop_reason: StopReason, raw_stop_reason: str | None, usage: TokenUsage | None = None
     ) -> None:
-        """End the reply as the provider intended. Without any reported usage, it is estimated.
+        """End a reply that is complete. If the provider reported no usage, it is estimated.
 
         Raises AdapterError if the stop reason is an error.
         """
@@ -411,7 +418,7 @@ class Assembler:
     def _claim(self, key: Key, block: ReplyBlock) -> None:
         former = self._by_key.get(key)
         if former is not None:
-            former.ended = True  # no event can reach it any more
+            former.ended = True  # a closed block gets no more events
         self._by_key[key] = block
 
     def _admit(self, block: ReplyBlock) -> None:
@@ -431,7 +438,7 @@ class Assembler:
         return name
 
     def _call_of_id(self, block: ReplyBlock) -> ReplyBlock | None:
-        """An earlier call with the same provider id and name."""
+        """An earlier call with the same provider id and name; None if there is none."""
         wire_id = block.raw.get("id") if block.raw else None
         if not wire_id:
             return None
@@ -459,7 +466,7 @@ class Assembler:
                 self._close_open(cut_off=cut_off)
 
     def _settle(self) -> None:
-        """Open the blocks that can open, and close the open block if it has ended."""
+        """Close the open block if it has ended, and open the next blocks."""
         while True:
             if self._open is None:
                 if not self._held:
@@ -500,7 +507,7 @@ class Assembler:
 def fill_usage(
     assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
 ) -> TokenUsage | None:
-    """The usage of a complete reply without its end; None if unknown. An estimate adds a warning."""
+    """The usage of a reply without its final event; None if unknown. If it is estimated, a warning is added."""
     request = assembler.request
     if (prompt is None and generated is None) or (prompt is None and request is None):
         return None

@@ -27,20 +27,20 @@ from .decoders import BodyDecoder, SseEvent, is_whole, may_become_json, parse_ar
 # --- Growing arguments ---
 
 Meaning: TypeAlias = Literal["either", "pieces", "so_far"]
-"""The kind of a server's fragments: pieces, all arguments so far, or either."""
+"""What a server's fragments contain: the next piece, all arguments so far, or still undecided."""
 
 
 class GrowingArguments:
-    """The arguments of one call. `add` returns the new text of a fragment, and `settle` the held text."""
+    """The arguments of one call. `add` returns a fragment's new text. `settle` returns text that was held back."""
 
     __slots__ = ("_doubtful", "_meaning", "_size", "parts")
 
     def __init__(self, meaning: Meaning = "either") -> None:
         self.parts: list[str] = []
-        """The certain text, in pieces."""
+        """The text that is certain, in pieces."""
         self._meaning: Meaning = meaning
         self._size = 0
-        self._doubtful = ""  # a piece, or all arguments so far
+        self._doubtful = ""  # either a piece, or all arguments so far
 
     def copy(self) -> GrowingArguments:
         twin = GrowingArguments(self._meaning)
@@ -67,7 +67,7 @@ class GrowingArguments:
             return self._decide(fragment)
         if size < self._size or not self._size or self._meaning == "pieces":
             if self._meaning == "so_far" and fragment and "".join(self.parts).startswith(fragment):
-                return ""  # an earlier state again
+                return ""  # the server repeated an earlier state
             return self._keep(fragment)
         return self._compare(fragment)
 
@@ -111,7 +111,7 @@ class GrowingArguments:
         return self._keep(first) + self.add(fragment)
 
     def _best_guess(self) -> str:
-        """The new text of a doubtful fragment, if it is the last."""
+        """The new text of an undecided fragment, if no other fragment follows."""
         if not self._doubtful:
             return ""
         pieces = parse_arguments("".join(self.parts) + self._doubtful).value is not None
@@ -139,7 +139,7 @@ class ReplyBlock:
     tool_id: str = ""
     tool_name: str = ""
     arguments: GrowingArguments | None = None
-    """The arguments of a tool call. `parts` has their certain pieces."""
+    """The arguments of a tool call. Their certain pieces are in `parts`."""
     unwrapped: bool = False
     """Whether the arguments were a JSON string that contains the object."""
     final_input: JsonObject | None = None
@@ -162,11 +162,11 @@ class ReplyBlock:
 
     @property
     def text(self) -> str:
-        """All fragments joined; for a call, its arguments if they ended now."""
+        """All fragments joined. For a call, the arguments received so far."""
         return "".join(self.parts) if self.arguments is None else self.arguments.text
 
     def written(self) -> list[str]:
-        """The model's text, in fragments. Arguments sent as an object are given as JSON."""
+        """The fragments that the model wrote. Arguments that were sent as an object are converted to JSON."""
         if self.parts or not self.final_input:
             return self.parts
         return [msgspec.json.encode(self.final_input).decode()]
@@ -246,7 +246,7 @@ MAX_RAW_BYTES = 16 * 1024 * 1024
 
 
 class RawKept:
-    """The raw data of one reply, over all connections that bring a part of it."""
+    """Collects the raw data of one reply, over all its connections."""
 
     def __init__(self) -> None:
         self._body: bytes | None = None
@@ -263,7 +263,7 @@ class RawKept:
             self._events.append(data)
 
     def again(self, data: bytes) -> None:
-        """Drop a recent event that another connection repeats."""
+        """Drop a recent event, because another connection repeats it."""
         for index in reversed(range(len(self._events))):
             if self._events[index] is data:
                 del self._events[index]
@@ -301,7 +301,7 @@ class _RecordingDecoder:
 
     def _noted(self, events: list[SseEvent]) -> list[SseEvent]:
         for _, data in events:
-            if data != b"[DONE]":  # an end mark that may be missing when the reply is complete
+            if data != b"[DONE]":  # left out, because even a complete reply may lack it
                 self._kept.event(data)
         return events
 

@@ -1,9 +1,9 @@
 """Decoders for server-sent events, newline-delimited JSON and JSON text, from raw bytes.
 
-They do no I/O, and no content makes them fail. They differ from the WHATWG rules where providers do. An event at
-the end of the body counts even without a blank line. Events without data are skipped, except for errors. A field
-`error` (llama.cpp) is an event of that name. The data of `event: error` may be a bare line, or missing. A field
-`data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
+They do no I/O and never fail because of content. They follow the WHATWG rules, except where providers break them.
+The last event counts even if no blank line follows it. Events without data are skipped, except for errors. A field
+`error` (llama.cpp) is an event of that name. The data of `event: error` may be a line without a field name, or
+missing. A field `data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ class RepairedBody(NamedTuple):
 
     text: bytes
     replaced: tuple[str, ...]
-    """A text about the replaced parts."""
+    """The kinds of text that were replaced, in words."""
 
 
 def repair_body(text: bytes) -> RepairedBody | None:
-    """The body with everything invalid in JSON replaced; None if there is none."""
+    """Replace everything that is invalid in JSON. None if nothing is."""
     replaced: list[str] = []
     steps = (
         ("invalid UTF-8", _as_utf8),
@@ -302,7 +302,7 @@ class SseDecoder:
                 self._name = b"error"
                 self._data.append(line[6:].strip())
                 self._data_size += len(line)
-            elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server omitted the colon
+            elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # some servers omit the colon
                 self._data.append(line[4:].lstrip())
                 self._data_size += len(line)
             elif not line.startswith((b":", b"id:", b"retry:")) and self._other_size < MAX_STRAY_BYTES:

@@ -21,16 +21,16 @@ from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent, repair_b
 
 
 class StreamNormaliser(Protocol):
-    """Reads a body as it arrives. It never raises: it sets `error` after the events before a failure."""
+    """Reads a body as it arrives. It never raises. At a failure it returns the earlier events and sets `error`."""
 
     error: AdapterError | None
     finished: bool
-    """Whether the protocol's end was seen. Then the assembler is complete, and all later data are ignored."""
+    """Whether the protocol's end has arrived. The assembler is then complete, and later data is ignored."""
 
     def feed(self, chunk: bytes) -> list[StreamEvent]: ...
 
     def close(self) -> list[StreamEvent]:
-        """End the body. Without the protocol's end, `error` is set afterwards."""
+        """End the body. If the protocol's end is missing, `error` is set."""
         ...
 
 
@@ -62,7 +62,7 @@ class EventNormaliser(ABC):
         self._decoder = decoder if kept is None else kept.recording(decoder)
 
     def is_repeated(self, data: bytes) -> bool:
-        """Whether an event repeats one that another connection brought."""
+        """Whether an event was already delivered by an earlier connection."""
         return False
 
     def pass_on(self, chunk: bytes) -> None:
@@ -74,7 +74,7 @@ class EventNormaliser(ABC):
         """Handle one event. May raise AdapterError or msgspec's decoding errors."""
 
     def on_end(self) -> None:
-        """Handle a body that ended without `finished`: finish the reply if the protocol allows it, or raise."""
+        """Handle the end of a body before `finished`: finish the reply if the protocol allows it, or raise."""
         raise StreamError("the stream ended before the reply was complete")
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
@@ -160,6 +160,7 @@ def image_at(url: Json) -> ImageBlock | None:
 def _image(data: bytes, media_type: Json) -> ImageBlock | None:
     named = media_type if isinstance(media_type, str) and media_type.startswith("image/") else None
     try:
-        return ImageBlock(data=data)  # some servers label every image as the requested type
+        # Detect the type, because some servers label every image as the requested type.
+        return ImageBlock(data=data)
     except ValueError:
         return None if named is None else ImageBlock(data=data, media_type=named)

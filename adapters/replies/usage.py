@@ -29,7 +29,7 @@ def reported_count(value: object) -> int | None:
 
 
 def first_count(*counts: int | None) -> int | None:
-    """The first count above zero, or else zero if any is present. Zero never replaces a count."""
+    """The first count above zero. Otherwise 0 if any count is present, or None."""
     found = None
     for count in counts:
         if count:
@@ -51,8 +51,8 @@ _WRITES = frozenset(
 def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[int, int]:
     """Tokens written to a cache, and the part of them for an hour.
 
-    They are in the details of the prompt or outside of it, as OpenRouter's and OpenAI's `cache_write_tokens`,
-    LiteLLM's `cache_creation_tokens`, or under Anthropic's names, which Qwen shares.
+    They may be inside or outside of the prompt's details. The field is `cache_write_tokens` (OpenRouter, OpenAI),
+    `cache_creation_tokens` (LiteLLM), or has Anthropic's name (also Qwen).
     """
     if flat is None and split is None and not (isinstance(details, dict) and not _WRITES.isdisjoint(details)):
         return 0, 0
@@ -127,8 +127,8 @@ _NOTHING = StatedCost()
 def reported_cost(cost: Json, is_byok: Json, cost_details: Json, ticks: Json = None) -> StatedCost:
     """The reported cost of a call.
 
-    With the caller's own key (BYOK) the server charges only its fee, possibly zero, and the provider behind it
-    bills the rest. The cost is their sum. A server without a fee and without information about the key used the
+    With the caller's own key (BYOK), the server charges only its fee, possibly zero, and the provider behind it
+    bills the rest. The cost is the sum. If the server reports no fee and nothing about the key, it used the
     caller's key.
     """
     if cost is None and cost_details is None:
@@ -169,8 +169,8 @@ def _dollars(value: Json) -> int | None:
 def only_written(cached: int, written: int, prompt: int) -> int:
     """The tokens written to the cache and not read from it.
 
-    OpenRouter reports tokens of Gemini's cache as read and as written in one call. Together they exceed the
-    prompt. Buckets are disjoint, so such tokens count as read.
+    For Gemini, OpenRouter reports the same tokens as read and as written, so that their sum exceeds the prompt.
+    The counts must be disjoint, so such tokens count as read.
     """
     return written if cached + written <= prompt else max(0, written - cached)
 
@@ -198,7 +198,7 @@ def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenU
 def usage_of_failure(
     error: AdapterError, used: Callable[[], TokenUsage | None], *, received: bool
 ) -> TokenUsage | None:
-    """The usage of a failed attempt; None if unknown, as after a refusal."""
+    """The usage of a failed attempt; None if unknown, for example after a rejected request."""
     if received:
         return used()
     if isinstance(error, NetworkError) and error.before_sending:

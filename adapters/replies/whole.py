@@ -90,7 +90,7 @@ class WholeStream:
 
     async def aclose(self) -> None:
         if self._ready is None:
-            self._ready = deque()  # the call was not made and will not be
+            self._ready = deque()  # the call was never sent
         elif self._response is None:
             await self._adapter.cancel(self._request.request_id)
 
@@ -139,8 +139,8 @@ def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator
 
 
 def spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
-    """A snapshot in which whole messages have deltas, each block in one piece."""
-    bare = False  # the message has only its start so far
+    """Convert a snapshot for a new reader: each block of a whole message becomes one delta."""
+    bare = False  # only the start of the message was seen
     for event in snapshot:
         if isinstance(event, MessageComplete) and bare:
             yield from content_events(event.message_id, event.final_content)
@@ -152,7 +152,7 @@ def spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
 
 
 class ContinuedAssembler(Assembler):
-    """Reads the rest of a reply and counts its usage only. Made by `continued`."""
+    """Reads the rest of a broken reply. Its usage covers only this rest. Made by `continued`."""
 
     _before: str
     _echo: str
@@ -166,7 +166,7 @@ class ContinuedAssembler(Assembler):
         super().text(key, fragment, implicit_end=implicit_end, raw=raw)
 
     def _without_overlap(self, fragment: str) -> str:
-        """The new part of a fragment; empty while the overlap is uncertain."""
+        """The part of a fragment that is new; empty as long as it may repeat earlier text."""
         if self._echo:
             fragment, self._shown = self._shown + fragment, ""
             if self._echo.startswith(fragment) and fragment != self._echo:

@@ -1,7 +1,7 @@
 """Content on the wire: texts and JSON, media, and histories without reasoning or tool calls.
 
-Reasoning is mostly in separate blocks. Gemini also signs texts and calls, in the provider's data of such a block,
-and an opaque block may have only a signature.
+Reasoning is mostly in separate blocks. Gemini also signs texts and calls: the signature is in the block's provider
+data. An opaque block may consist of only a signature.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ B = TypeVar("B", bound=ContentBlock)
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
-    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
-    rb"|.)",  # any other escape, so that an escaped backslash starts no pair
+    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of a pair
+    rb"|.)",  # any other escape, matched so that an escaped backslash does not start a pair
     re.DOTALL,
 )
 
@@ -70,7 +70,7 @@ def repair_object(value: JsonObject) -> JsonObject:
     except UnicodeEncodeError:
         return {repair_text(name): repair_json_value(inner) for name, inner in value.items()}
     except (TypeError, ValueError, OverflowError, RecursionError):
-        pass  # the writer of the body handles values that are not JSON
+        pass  # `encode_json` raises the error later
     return value
 
 
@@ -104,7 +104,7 @@ def as_text(value: Json) -> str:
 
 
 def join_text(content: Iterable[ContentBlock]) -> str:
-    """Join all text blocks, with a blank line between them unless the text itself continues."""
+    """Join all text blocks. A blank line separates them, unless one ends or starts with white space."""
     joined = ""
     for block in content:
         if isinstance(block, TextBlock):
@@ -114,7 +114,9 @@ def join_text(content: Iterable[ContentBlock]) -> str:
 
 
 def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages after the last reply. The model must support them; earlier ones are fitted to it."""
+    """The messages after the last reply. The model must support all of their content; earlier messages are fitted
+    to it.
+    """
     begin = len(messages)
     while begin and messages[begin - 1].role is not Role.ASSISTANT:
         begin -= 1
@@ -129,7 +131,7 @@ _FILMS = {
     "mpg": "video/mpeg", "avi": "video/avi", "wmv": "video/wmv", "flv": "video/x-flv", "3gp": "video/3gpp",
     "mkv": "video/x-matroska",
 }  # fmt: skip
-"""The media types of films, by the endings of their names."""
+"""The media types of video files, by file name ending."""
 
 _YOUTUBE = ("youtube.com", "youtu.be")
 
@@ -139,12 +141,12 @@ _IMAGES = {
     b"GIF87a": "image/gif",
     b"GIF89a": "image/gif",
 }
-"""The first bytes of image files. Anthropic answers 400 if an image's type differs from its label."""
+"""The first bytes of image files. Anthropic rejects an image whose bytes and label differ."""
 
 _STANDARD = bytes.maketrans(b"-_", b"+/")
 """The translation from the URL alphabet of base64 to the standard one.
 
-Decoding would silently drop these two characters.
+Without it, decoding would silently drop these two characters.
 """
 
 
@@ -166,7 +168,9 @@ def image_type(data: bytes) -> str | None:
 
 
 def _true_type(block: ImageBlock | AudioBlock | DocumentBlock, label: str, data: bytes) -> str:
-    """The media type to send. An image's bytes decide. Audio keeps its parameters, which describe samples."""
+    """The media type to send. For an image, the bytes decide. Audio keeps its parameters, which describe the
+    samples.
+    """
     if isinstance(block, AudioBlock):
         return label
     return (image_type(data) if isinstance(block, ImageBlock) else None) or plain_type(label)
@@ -190,9 +194,10 @@ def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
 
 
 def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
-    """The media type of an untyped document with the address of a film; None for any other block.
+    """The media type of a video, for a document without a type whose URL ends like a video file; None for any
+    other block.
 
-    A model without film support must not get one as a document of unknown type.
+    A model without video support must not get a video as a document of unknown type.
     """
     if block.media_type is not None or block.url is None or not isinstance(block, DocumentBlock):
         return None
@@ -207,8 +212,8 @@ def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
 
 
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
-    """A block's media type; empty if it has none. None for an address with one of the schemes, except the address
-    of a film.
+    """A block's media type; empty if it has none. None for a URL with one of the schemes, unless it is a
+    video's.
     """
     if isinstance(block, ImageBlock) and (true := image_type(_first_bytes(block))):
         return true
@@ -338,7 +343,7 @@ _ANTHROPICS = "anthropic-claude-v1"
 def is_unowned(raw: ProviderRaw | None) -> bool:
     """Whether reasoning has no stated provider.
 
-    A gateway that only states Anthropic's form does not count as one.
+    A gateway that gives only the form, Anthropic's, states no provider.
     """
     if raw is None:
         return True
@@ -393,7 +398,7 @@ def _is_signed(extra: Json) -> bool:
 
 
 def of_provider(messages: tuple[Message, ...], known_as: str, name: str) -> tuple[Message, ...]:
-    """Messages whose opaque data is that of a provider under its own name, in place of its protocol's."""
+    """Relabel opaque data in messages: from the protocol's name `known_as` to the provider's own name."""
     if known_as == name:
         return messages
     return tuple(
@@ -403,7 +408,7 @@ def of_provider(messages: tuple[Message, ...], known_as: str, name: str) -> tupl
 
 
 def content_of_provider(content: Iterable[B], known_as: str, name: str) -> tuple[B, ...]:
-    """The same for blocks."""
+    """Like `of_provider`, for blocks."""
     return tuple(_of_provider(block, known_as, name) for block in content)
 
 
@@ -417,7 +422,7 @@ def _of_provider(block: B, known_as: str, name: str) -> B:
     return msgspec.structs.replace(block, **changed) if changed else block
 
 
-# --- Exchanges of tools in words ---
+# --- Tool calls and results as text ---
 
 
 def tools_as_text(
@@ -428,7 +433,7 @@ def tools_as_text(
         match message.role:
             case Role.ASSISTANT:
                 kept = tuple(block for block in message.content if not _is_text(block, calls, wire_ids))
-                if kept != message.content:  # reasoning is bound to the blocks after it
+                if kept != message.content:  # also drop the reasoning, which is bound to the blocks after it
                     kept = tuple(
                         block for block in kept if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
                     )

@@ -2,8 +2,8 @@
 
 The system text describes the tools. A JSON Schema constrains the reply to one call, ``{"tool": NAME, "arguments":
 {…}}``, or, if the model may choose, to an answer, ``{"answer": TEXT}``. A constrained model always writes a valid
-call, but not always a sensible one, so every such response has a warning. Small models tend to call again after a
-result. So the turn after a result is unconstrained, unless a call is required: the last message requests an
+call, but it may be a senseless one. So every such response has a warning. Small models tend to call again after a
+result. So after a result the reply is not constrained, unless a call is required: the last message requests an
 answer as text. The calls of the history are also written as text, because such models copy JSON.
 """
 
@@ -26,7 +26,7 @@ from ..contract import CanonicalRequest, CanonicalResponse
 from ..http.wire import ChatWire
 from ..replies.decoders import parse_object
 from .content import as_text
-from .fitted import Loss, WireCall, block_type
+from .fitted_history import Loss, WireCall, block_type
 from .settings import check_demands, check_tool_choice
 
 WARNING = CallWarning(
@@ -43,7 +43,7 @@ class Emulation(msgspec.Struct, frozen=True):
 
 
 def emulate(request: CanonicalRequest) -> Emulation | None:
-    """The request to send in place of one with tools; None if it involves no tools."""
+    """The request to send instead of one with tools; None if the request has no tools."""
     names = {block.id: block.name for message in request.messages for block in message.tool_uses}
     if not request.tools and not names:
         return None
@@ -119,7 +119,7 @@ def _object(properties: JsonObject) -> JsonObject:
 
 
 def _closed(schema: JsonObject) -> JsonObject:
-    """A schema without additional arguments, because small models would invent some."""
+    """Forbid additional arguments in a schema, because small models would invent some."""
     return {"properties": {}, "additionalProperties": False, **schema}
 
 
@@ -198,7 +198,7 @@ def _render_result(result: ToolResultBlock, name: str) -> list[ContentBlock]:
 
 class Decision(msgspec.Struct, frozen=True):
     kind: Literal["call", "broken_call", "answer"]
-    """The kind of the content. A ``broken_call`` names an unknown tool or has no arguments."""
+    """The kind of the reply. A ``broken_call`` names an unknown tool or has no arguments."""
     text: str = ""
     tool: str = ""
     arguments: JsonObject = msgspec.field(default_factory=dict)
@@ -245,7 +245,8 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
 
 
 def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:
-    """Write a request: a client's own request unchanged, or else with emulated tools if the wire needs that.
+    """Write a request. A client's own request is sent as it is. Otherwise tools are emulated if the wire needs
+    that.
 
     Raises the wire's errors.
     """
@@ -255,14 +256,14 @@ def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) ->
     emulated = emulate(request) if wire.emulates_tools else None
     if emulated is None:
         return wire.write_request(request, stream=stream)
-    check_demands(request, request.capabilities, wire.name)  # the emulated request demands no tools any more
+    check_demands(request, request.capabilities, wire.name)  # check now, because the emulated request has no tools
     call = wire.write_request(emulated.request, stream=stream)
     losses = (*_losses(request, wire.name), *call.losses)
     return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=losses)
 
 
 def _losses(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
-    """The calls and results of the history as text."""
+    """A loss for each call and result in the history, because it is sent as text."""
     reason = "tools are emulated, so it is sent as text"
     for message in request.messages:
         for block in message.content:

@@ -1,9 +1,10 @@
 """Estimates of a request's tokens, from its text alone.
 
-No provider publishes all tokenizers. So `count` measures a request: text tokens by the nearest published
-vocabulary, messages, tools, properties, images and their pixels. Each has a rate, and the estimate is the sum. The
-rates are data, fitted to requests counted by providers, for each protocol, server and family of models. It runs
-before every call, so texts and tools are cached. Pages of documents and seconds of audio are ignored.
+Not all providers publish their tokenizers. So `count` measures a request: tokens of text by the nearest published
+vocabulary, and the numbers of messages, tools, properties, images and pixels. Each has a rate, and the estimate is
+the sum. The rates are fitted to requests that providers have counted, for each protocol, server and family of
+models. An estimate is made before every call, so results for texts and tools are cached. Pages of documents and
+seconds of audio are ignored.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     system: float = 2.0
     """Tokens of a system prompt without its text."""
     tools: float = 10.0
-    """Tokens added by the presence of tools, because providers add a prompt."""
+    """Tokens added once if there are tools, because providers then add a prompt."""
     tool: float = 8.0
     """Tokens of a tool without its text."""
     property: float = 2.0
@@ -108,7 +109,7 @@ def rate_rows(protocol: str) -> tuple[RateRow, ...]:
 
 
 ESTIMATE_ERROR = 0.25
-"""The largest relative error of an estimate of a prompt. Decisions need a margin above it."""
+"""The largest relative error of an estimate of a prompt. Decisions must use a larger margin."""
 
 
 UPPER_FACTOR = 1.5
@@ -118,7 +119,7 @@ _FIELDS = len(TokenRates.__struct_fields__) - 1
 (_REQUEST, _MESSAGE, _SYSTEM, _TOOLS, _TOOL, _PROPERTY, _TEXT, _JSON, _SCHEMA, _OPAQUE, _CALL, _RESULT, _IMAGE,
  _PIXELS, _AUDIO, _DOCUMENT) = range(_FIELDS)  # fmt: skip
 
-_MOST_PIXELS = 1_600_000  # providers shrink larger images
+_MOST_PIXELS = 1_600_000  # providers scale larger images down
 _USUAL_PIXELS = 800_000
 _SHORTEST_OPAQUE = 64
 _MOST_MEASURED = 512
@@ -127,7 +128,7 @@ _Measured: TypeAlias = tuple[object, int, float, float]
 _measured: dict[str, dict[int, _Measured]] = {}
 """The measurements by vocabulary and identity.
 
-The measured object is kept, so that its identity is not reused.
+Each entry holds a reference to the measured object, so that its id is not reused.
 """
 
 
@@ -137,15 +138,15 @@ def estimate_tokens(text: str, rates: TokenRates) -> int:
 
 
 def at_most(estimated_tokens: int) -> int:
-    """The largest size of a prompt with this estimate."""
+    """The estimate plus its largest relative error."""
     return math.ceil(estimated_tokens * (1 + ESTIMATE_ERROR))
 
 
 def upper_end(estimated_tokens: int) -> int:
     """The upper bound of the tokens for an estimate.
 
-    At the time of fitting, it was above all 6,528 counts of generated text by eight tokenizers, and above 368 of
-    371 recorded counts. The other three included text that their server had added.
+    When it was fitted, it exceeded all 6,528 counts of generated text by eight tokenizers, and 368 of 371 recorded
+    counts. In the other three, the server had added text.
     """
     return math.ceil(estimated_tokens * UPPER_FACTOR) + UPPER_TOKENS
 
@@ -253,7 +254,7 @@ def _add_document(counts: list[float], block: DocumentBlock, vocabulary: str) ->
 
 
 def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
-    """Count opaque data by size: long strings anywhere."""
+    """Count long strings in provider data by their size."""
     if raw is not None:
         counts[_OPAQUE] += sum(
             len(value) for value in raw.data.values() if isinstance(value, str) and len(value) >= _SHORTEST_OPAQUE

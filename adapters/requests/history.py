@@ -27,7 +27,7 @@ from callboard.bus.values.messages import Message, Role, plain_beginning
 
 from ..contract import CanonicalRequest
 from .content import repair_object, repair_text, tools_as_text
-from .fitted import (
+from .fitted_history import (
     FittedHistory,
     Home,
     Loss,
@@ -56,7 +56,7 @@ class Losses:
         self.found.append(Loss(self._session_id, message.id or "", kind, self._provider, reason, block))
 
     def repaired(self, message: Message, block: ContentBlock, text: str) -> str:
-        """A block's text without half surrogate pairs, and with a loss for each."""
+        """A block's text without half surrogate pairs. A loss is noted if it had any."""
         repaired = repair_text(text)
         if repaired is not text:
             self.note(message, block, "half a surrogate pair in its text was replaced")
@@ -71,7 +71,7 @@ class Losses:
 
 NOT_EXECUTED = "This tool call was interrupted and not run."
 NO_RESULT = "This tool call was interrupted and has no result. It may have run in part or in full."
-"""The result for a complete call without one, for example after a crash of the process that ran it."""
+"""The result for a complete call that has none, for example because the process crashed."""
 
 
 class FittedCalls:
@@ -88,7 +88,7 @@ class FittedCalls:
         self._taken: set[str] = set()  # ids on the wire
 
     def fit(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
-        """The call with an id and a legal name of the target."""
+        """The call with an id and a name that the target accepts."""
         changed: dict[str, object] = {}
         name = _legal_name(block.name)
         if name != block.name:
@@ -145,7 +145,7 @@ class FittedCalls:
         return answer
 
     def report_dropped(self, message: Message) -> None:
-        """Record the results without a call, and second results of a call."""
+        """Note the loss of results without a call, and of second results."""
         for block in message.content:
             if isinstance(block, ToolResultBlock):
                 if block.tool_use_id not in self._called:
@@ -171,7 +171,7 @@ class FittedCalls:
 
 
 def _legal_name(name: str) -> str:
-    """A tool's name in a form that every provider accepts. Only a model can make up an invalid name."""
+    """A tool's name in a form that every provider accepts. Only a model may have invented an invalid name."""
     legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
     return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]
 
@@ -183,7 +183,7 @@ NO_OUTPUT = "(no output)"
 """Replaces a tool's result without visible text, for servers that reject it."""
 BEGINNING = "(The conversation starts with a message of the assistant.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
-"""The text before an image that another model made, in a user message."""
+"""The text that precedes another model's image in a user message."""
 OPTIONS = "history"
 """The key of this module's options in `provider_options`."""
 
@@ -206,7 +206,7 @@ class _Fitter:
         self.losses = Losses(request.session_id, target.provider)
         self.instructions: list[Message] = []  # parts of the system text
         self.homes: list[Home] = []
-        self.shown: list[ContentBlock] = []  # for the reply that is being fitted
+        self.shown: list[ContentBlock] = []  # images of the assistant message that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_as_text()
         self.plain = plain_beginning(self.messages)
         self.rest = self.messages[len(self.plain) :]
@@ -221,7 +221,8 @@ class _Fitter:
             plain, rest = (), self.messages
             fitted = [Message.user(system)]
         self.homes += fitted
-        former = fitted[-1].role if fitted else Role.ASSISTANT  # a user message may follow an assistant's
+        # The role of the previous message; a user message may come next.
+        former = fitted[-1].role if fitted else Role.ASSISTANT
         for message in rest:
             role = message.role
             if role is not former and role in _SPEAKERS and message.plain_text:
@@ -240,7 +241,7 @@ class _Fitter:
                     pass
             former = fitted[-1].role if fitted else Role.ASSISTANT
         if plain and fitted[len(plain) - 1] is not self.messages[len(plain) - 1]:
-            plain = plain[:-1]  # later text was joined to it
+            plain = plain[:-1]  # the last text was joined with the next message
         return FittedHistory(
             system=system if self.target.takes_system else None,
             system_parts=self._system_parts(hoisted) if self.instructions else (),
@@ -378,14 +379,14 @@ class _Fitter:
         return kept
 
     def _show(self, message: Message, block: ImageBlock) -> None:
-        """Show an image of another model in a user message, after that model's message."""
+        """Move an image that another model made to a user message, after the assistant's message."""
         refused = refusal(block, self.target)
         if refused is None:
             self.shown.append(msgspec.structs.replace(block, provider_raw=None))
         self.losses.note(message, block, refused or "an image of another model is sent as an image of the user")
 
     def _as_text(self, block: ContentBlock) -> list[TextBlock]:
-        """The text of reasoning for another model, if the caller enables this."""
+        """Another model's reasoning as text, if the caller enables this."""
         if self.options.get("foreign_thinking") != "text" or not isinstance(block, ThinkingBlock):
             return []
         raw = block.provider_raw

@@ -17,7 +17,9 @@ from callboard.bus.values.base import Json, JsonObject
 from .content import as_text
 
 _NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
-"""Keywords and leftovers of schema generators without a meaning for a model, and all that start with ~."""
+"""Keywords that mean nothing to a model, including leftovers of schema generators. Keywords that start with ~ are
+removed, too.
+"""
 
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
 """Keywords with an object of schemas by name as their value."""
@@ -51,7 +53,8 @@ _WORDS = {
 def normalise_schema(schema: JsonObject) -> JsonObject:
     """The same schema in the common form. Pure. Schemas inside definitions are included.
 
-    ``definitions`` at the root become ``$defs``, and references follow. Properties may have any name.
+    ``definitions`` at the root become ``$defs``, and references are changed to match. Properties may have any
+    name.
     """
     written = _normalised(schema)
     definitions = written.pop("definitions", None)
@@ -88,7 +91,7 @@ def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject
 def without_booleans(schema: JsonObject) -> JsonObject:
     """A schema for targets that need an object for every schema. Pure.
 
-    A schema for anything becomes an empty one. A schema for nothing is removed.
+    True, which allows anything, becomes an empty schema. False, which allows nothing, is removed.
     """
     changed = map_subschemas(schema, without_booleans)
     for name in _NAMED:
@@ -172,7 +175,7 @@ def _join(merged: JsonObject, part: JsonObject) -> bool:
                 return False
             joined[name] = {**before, **value}
         elif name in ("title", "description"):
-            pass  # the outer one is more specific
+            pass  # keep the outer constraint, which is more specific
         else:
             return False
     merged.update(joined)
@@ -180,7 +183,7 @@ def _join(merged: JsonObject, part: JsonObject) -> bool:
 
 
 def instruction(schema: JsonObject, *, with_tools: bool) -> str:
-    """The instruction for a model without support for schemas, or for this one."""
+    """The instruction for a model that does not support this schema, or any."""
     when = "When you answer and call no tool, answer" if with_tools else "Answer"
     text = msgspec.json.encode(schema).decode()
     return (
@@ -193,10 +196,10 @@ _T = TypeVar("_T")
 
 
 def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
-    """Cache the latest 256 results of a function of a schema.
+    """Decorator: cache the latest 256 results of a function of a schema.
 
-    The same schemas come with every call as equal objects. A schema that is not JSON is computed each time, and
-    the writer of the body handles it. A result is shared, so it must not be changed.
+    Every call passes equal schemas again. The result for a schema that is not JSON is not cached. A result is
+    shared, so it must not be changed.
     """
 
     @functools.lru_cache(maxsize=256)
@@ -230,7 +233,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict:
 
 @remembered
 def moonshot_schema(schema: JsonObject) -> JsonObject:
-    """The schema to send. It is shared, so it must not be changed."""
+    """The schema in Moonshot's form. It is shared, so it must not be changed."""
     return _typed(without_booleans(normalise_schema(schema)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ PORTABLE = (
     *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity"),
     "background",
 )
-"""Fields of a CanonicalRequest that only tune the reply or its generation."""
+"""Fields of a CanonicalRequest that only tune the reply. They may be dropped with a warning."""
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -39,7 +40,7 @@ class SharedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     repair: bool = True
     """Whether a refused request may be repaired and sent again."""
     download_hosts: tuple[str, ...] = ()
-    """Hosts without a public address from which a reply's files may be downloaded."""
+    """Hosts with private addresses that files of a reply may be downloaded from."""
 
 
 def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:
@@ -49,7 +50,7 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
         unknown = next((key for key in options if key not in known), None)
-        from difflib import get_close_matches  # only needed on the way to an error
+        from difflib import get_close_matches  # only needed for an error
 
         near = [] if unknown is None else get_close_matches(unknown, known, n=1)
         hint = f", did you mean `{near[0]}`?" if near else "."
@@ -147,7 +148,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
-    """The known effort nearest to the requested one, the lower of two. An unknown word is unchanged."""
+    """The nearest known effort; the lower one if two are equally near. An unknown word is returned unchanged."""
     if asked in known or asked not in EFFORTS:
         return asked
     place = EFFORTS.index(asked)
@@ -157,53 +158,56 @@ def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
 # --- The provider's limit of a reply ---
 
 LEAST_OUTPUT = 256
-"""A number of tokens. With less room than this for the reply, the prompt itself is too long."""
+"""In tokens. If less room than this is left for the reply, the error counts as a prompt that is too long."""
 
 _NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
 
-_STATED = tuple(
-    re.compile(pattern, re.DOTALL)
-    for pattern in (
-        # OpenAI, by Chat and by Responses
-        rf"{_NAME} is too large: \d+\. This model supports at most (?P<limit>\d+) completion tokens.{{0,200}}",
-        rf"Invalid {_NAME}: integer above maximum value\. Expected a value <= (?P<limit>\d+).{{0,200}}",
-        # Anthropic
-        r"max_tokens: \d+ > (?P<limit>\d+), which is the maximum allowed number of output tokens for .{1,200}",
-        r"input length and `max_tokens` exceed context limit: (?P<used>\d+) \+ \d+ > (?P<window>\d+)\b.{0,300}",
-        # Gemini
-        r"Unable to submit request because it has a maxOutputTokens value of \d+ but the supported range is from "
-        r"1 \(inclusive\) to (?P<beyond>\d+) \(exclusive\).{0,300}",
-        # Groq, DeepSeek, Qwen, Volcengine, Bedrock
-        rf"{_NAME} must be less than or equal to `?(?P<limit>\d+)`?.{{0,300}}",
-        rf"Invalid {_NAME} value, the valid range of {_NAME} is \[1, (?P<limit>\d+)\].{{0,200}}",
-        rf"(?:<400> )?(?:InternalError\.Algo\.InvalidParameter: )?Range of {_NAME} should be "
-        r"\[1, (?P<limit>\d+)\].{0,200}",
-        rf"The parameter {_NAME} specified in the request (?:is|are) not valid: integer above maximum value, "
-        r"expected a value <= (?P<limit>\d+).{0,300}",
-        r"The maximum tokens you requested exceeds the model limit of (?P<limit>\d+)\..{0,300}",
-        # vLLM, and OpenAI's older models
-        r"'max_tokens' or 'max_completion_tokens' is too large: \d+\. This model's maximum context length is "
-        r"(?P<window>\d+) tokens and your request has (?P<used>\d+) input tokens\b.{0,200}",
-        r"This model's maximum context length is (?P<window>\d+) tokens\. However, you requested \d+ tokens "
-        r"\((?P<used>\d+) in the messages, \d+ in the completion\)\..{0,200}",
-        r"(?:VLLMValidationError: )?This model's maximum context length is (?P<window>\d+) tokens\. However, you "
-        r"requested \d+ output tokens and your prompt contains (?:at least )?(?P<used>\d+) input tokens\b.{0,400}",
-        r"You passed (?P<used>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
-        r"length is only (?P<window>\d+) tokens\b.{0,400}",
-        # OpenRouter counts the kinds of input separately, and roughly
-        r"This endpoint's maximum context length is (?P<window>\d+) tokens\. However, you requested about \d+ "
-        r"tokens \((?P<parts>\d+ of [a-z]+ input(?:, \d+ of [a-z]+ input){0,5}), \d+ in the output\)\..{0,300}",
-        # TGI
-        r"(?:Input validation error: )?`inputs` tokens \+ `max_new_tokens` must be <= (?P<window>\d+)\. "
-        r"Given: (?P<used>\d+) `inputs` tokens and \d+ `max_new_tokens`.{0,100}",
-    )
+_STATED = (
+    # OpenAI, by Chat and by Responses
+    rf"{_NAME} is too large: \d+\. This model supports at most (?P<limit>\d+) completion tokens.{{0,200}}",
+    rf"Invalid {_NAME}: integer above maximum value\. Expected a value <= (?P<limit>\d+).{{0,200}}",
+    # Anthropic
+    r"max_tokens: \d+ > (?P<limit>\d+), which is the maximum allowed number of output tokens for .{1,200}",
+    r"input length and `max_tokens` exceed context limit: (?P<used>\d+) \+ \d+ > (?P<window>\d+)\b.{0,300}",
+    # Gemini
+    r"Unable to submit request because it has a maxOutputTokens value of \d+ but the supported range is from "
+    r"1 \(inclusive\) to (?P<beyond>\d+) \(exclusive\).{0,300}",
+    # Groq, DeepSeek, Qwen, Volcengine, Bedrock
+    rf"{_NAME} must be less than or equal to `?(?P<limit>\d+)`?.{{0,300}}",
+    rf"Invalid {_NAME} value, the valid range of {_NAME} is \[1, (?P<limit>\d+)\].{{0,200}}",
+    rf"(?:<400> )?(?:InternalError\.Algo\.InvalidParameter: )?Range of {_NAME} should be "
+    r"\[1, (?P<limit>\d+)\].{0,200}",
+    rf"The parameter {_NAME} specified in the request (?:is|are) not valid: integer above maximum value, "
+    r"expected a value <= (?P<limit>\d+).{0,300}",
+    r"The maximum tokens you requested exceeds the model limit of (?P<limit>\d+)\..{0,300}",
+    # vLLM, and OpenAI's older models
+    r"'max_tokens' or 'max_completion_tokens' is too large: \d+\. This model's maximum context length is "
+    r"(?P<window>\d+) tokens and your request has (?P<used>\d+) input tokens\b.{0,200}",
+    r"This model's maximum context length is (?P<window>\d+) tokens\. However, you requested \d+ tokens "
+    r"\((?P<used>\d+) in the messages, \d+ in the completion\)\..{0,200}",
+    r"(?:VLLMValidationError: )?This model's maximum context length is (?P<window>\d+) tokens\. However, you "
+    r"requested \d+ output tokens and your prompt contains (?:at least )?(?P<used>\d+) input tokens\b.{0,400}",
+    r"You passed (?P<used>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
+    r"length is only (?P<window>\d+) tokens\b.{0,400}",
+    # OpenRouter; it counts the kinds of input separately and only approximately
+    r"This endpoint's maximum context length is (?P<window>\d+) tokens\. However, you requested about \d+ "
+    r"tokens \((?P<parts>\d+ of [a-z]+ input(?:, \d+ of [a-z]+ input){0,5}), \d+ in the output\)\..{0,300}",
+    # TGI
+    r"(?:Input validation error: )?`inputs` tokens \+ `max_new_tokens` must be <= (?P<window>\d+)\. "
+    r"Given: (?P<used>\d+) `inputs` tokens and \d+ `max_new_tokens`.{0,100}",
 )
+
+
+@cache
+def _stated() -> tuple[re.Pattern[str], ...]:
+    """The patterns, compiled when the first request was too long, because that takes 3 ms."""
+    return tuple(re.compile(pattern, re.DOTALL) for pattern in _STATED)
 
 
 def stated_limit(messages: Iterable[str], asked: int) -> int | None:
     """The stated limit on reply tokens. None if there is none, or it is not below the requested number."""
     for message in messages:
-        for pattern in _STATED:
+        for pattern in _stated():
             match = pattern.fullmatch(message.strip())
             if match is not None:
                 limit = _limit(match)
@@ -284,7 +288,9 @@ def _lacks(request: CanonicalRequest, capabilities: AdapterCapabilities) -> Iter
 
 
 def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
-    """A text about the media of a message that a model lacks. It follows the model's name."""
+    """Yield a text for each medium in a message that the model does not support. It continues a sentence after the
+    model's name.
+    """
     for block in message.content:
         match block:
             case ImageBlock():
@@ -306,15 +312,15 @@ def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator
 
 
 JOINED = frozenset({"tools", "include"})
-"""Lists that the host adds to."""
+"""Lists to which the host's entries are added, instead of replacing the list."""
 
 PROTECTED = frozenset({"model", "stream", "stream_options.include_usage"})
-"""Values that a host can't change, by dotted paths: the model, and the form of reply and usage."""
+"""Dotted paths of values that a host can't change: the model, and the form of the reply and its usage."""
 
 OF_REPLIES = frozenset(
     {"id", "item_id", "call_id", "after", "type", "status", "phase", "annotations", "logprobs", "emulated"}
 )
-"""Fields of a reply's blocks that no request has."""
+"""Fields of a reply's blocks that must not be sent in a request."""
 
 
 def merge_options(body: JsonObject, options: JsonObject, *, protected: Collection[str] = PROTECTED) -> None:
@@ -351,7 +357,9 @@ def add_host_fields(part: JsonObject, fields: JsonObject) -> JsonObject:
 
 
 def tool_options(tool: ToolDefinition, protocol: str, provider: str) -> JsonObject:
-    """A tool's fields for one protocol: those for all its providers, and those for this one."""
+    """A tool's extra fields for one protocol. Fields for this provider take precedence over those for all its
+    providers.
+    """
     found: JsonObject = {}
     for name in dict.fromkeys((protocol, provider)) if tool.provider_options else ():
         options = tool.provider_options.get(name, {})

@@ -2,9 +2,8 @@
 
 In strict mode every object is closed and every property is required. So an optional property becomes a required
 one that may be null, and `without_added_nulls` removes these nulls from a call's arguments. An unsupported
-constraint is put into the description as text. The host checks arguments by its own schema. A schema with an
-unsupported shape (free keys, no type) is refused, with the path of the obstacle. Defaults are applied by the
-host.
+constraint is moved into the description as text. The host checks arguments against its own schema. A schema with
+an unsupported shape (free keys, no type) raises an error that names the place. Defaults are applied by the host.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _STRUCTURE = frozenset(
     {"properties", "required", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref", "$defs"}
 )
 _SHAPES = frozenset({"patternProperties", "prefixItems", "definitions"})
-"""Keywords about the parts of a value, which can't be written as text."""
+"""Keywords about parts of a value. They can't be replaced by text."""
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 
 
@@ -149,7 +148,7 @@ class _Writer:
 
 
 def _is_for_words(key: str, value: Json) -> bool:
-    """Whether strict mode refuses a keyword that can be written as text."""
+    """Whether strict mode rejects a keyword that can be replaced by text."""
     match key, value:
         case "format", _:
             return value not in _FORMATS
@@ -168,7 +167,7 @@ def _reference(schema: JsonObject, path: str) -> JsonObject:
     beside = {key for key in schema if key not in _ANNOTATIONS} - {"$ref", "description", "$defs"}
     if beside:
         raise NotStrict(f"{path}: $ref with {', '.join(sorted(beside))}")
-    if "description" in schema:  # $ref allows no siblings
+    if "description" in schema:  # strict mode allows no keywords next to $ref
         return {"description": schema["description"], "anyOf": [{"$ref": target}]}
     return {"$ref": target}
 
@@ -300,7 +299,7 @@ def _clean_variant(value: Json, schema: JsonObject, root: JsonObject, budget: in
 
 
 def _left_out(original: Json, root: JsonObject) -> bool:
-    """Whether a null for an optional property means that the property is left out."""
+    """Whether null means that the property is left out, because the original schema does not allow null."""
     return isinstance(original, dict) and not _takes_null(original, root)
 
 

@@ -1,8 +1,8 @@
 """Traits of a text, and its estimated tokens by vocabulary.
 
-A tokenizer cuts a text where characters change their kind, and common pieces are single tokens. So this counts the
-characters of each kind, the changes of kinds, and the characters of each script. Every count is one call into C
-over the text's bytes, and long texts are sampled.
+A tokenizer splits a text where the kind of character changes, and common pieces are single tokens. So this module
+counts the characters of each kind and script, and the changes between kinds. Every count is one C call over the
+text's bytes. Of a long text, only samples are counted.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ _SMALL_WORDS = (  # plain: words
 )
 _FOREIGN = re.compile(f" (?:{'|'.join(_SMALL_WORDS.split())})(?= )".encode())
 _KINDS = "".join(map(_kind, range(256))).encode()
-"""The kind of every byte: a, A, 0, a joint, a mark, a space, n for a new line, and w for the first of another."""
+"""The kind of every byte: a, A, 0, a joint, a mark, a space, n for a new line, w for the first byte of a character
+beyond ASCII.
+"""
 
 
 def traits(text: str) -> list[float]:
@@ -166,7 +168,7 @@ def traits(text: str) -> list[float]:
 
 def _count(text: str) -> list[float]:
     data = text.encode("utf-8", "replace")
-    # the start of a text counts as after a space, so that its first word counts
+    # A space is prepended, so that the first word counts, too.
     of = (b" " + data).translate(_KINDS, _AFTER_ASCII).count
     ascii_traits: list[float] = [
         of(b"a"), of(b"A"), of(b"0"), of(b"000"), of(b"_"), of(b"."), of(b" "), of(b"n"),
@@ -188,7 +190,7 @@ def _scripts(data: bytes) -> list[float]:
     size = len(firsts)
     found: list[float] = [size - len(firsts.translate(None, script)) for script in _SCRIPTS]
     thai = data.count(b"\xe0\xb8") + data.count(b"\xe0\xb9")
-    dressed = data.count(b"\xef\xb8\x8f")  # requests an emoji instead of a plain sign
+    dressed = data.count(b"\xef\xb8\x8f")  # this code asks for an emoji instead of a plain sign
     found[_HINDI] -= thai
     found[_THAI] = thai
     found[_WIDE_MARK] -= dressed
@@ -250,8 +252,8 @@ VOCABULARIES: dict[str, TextRates] = {
 _OF_MODELS: tuple[tuple[str, str], ...] = (
     (r"claude", "claude"),
     (r"gemini|gemma", "gemma"),
-    (r"llama-?4", "o200k"),  # unpublished; of the same size
-    (r"(?<!o)llama", "llama"),  # a provider's name may precede a model's, and one is Ollama
+    (r"llama-?4", "o200k"),  # unpublished, but of the same size
+    (r"(?<!o)llama", "llama"),  # a provider's name may precede the model's, and Ollama contains "llama"
     (r"qwen|qwq|glm", "qwen"),
     (r"deepseek", "deepseek"),
     (r"mistral|mixtral|pixtral|codestral|devstral|magistral", "tekken"),
@@ -267,7 +269,7 @@ _NUMBERS: dict[str, tuple[float, ...]] = {
 
 _REMEMBERED = 8192
 _known: dict[str, dict[int, float]] = {name: {} for name in _NUMBERS}
-"""The results by vocabulary and hash, so that the texts are not kept."""
+"""Cached results by vocabulary and hash of the text, so that the texts themselves are not stored."""
 
 
 def vocabulary_of(protocol: str, model: str) -> str:
@@ -280,16 +282,16 @@ def vocabulary_of(protocol: str, model: str) -> str:
 
 
 def tokens_of_all(texts: Iterable[str], vocabulary: str) -> float:
-    """Tokens of all texts together, by a vocabulary of VOCABULARIES."""
+    """The estimated tokens of all texts together, in a vocabulary of `VOCABULARIES`."""
     known, texts = _known[vocabulary], list(texts)
     try:
         return sum(map(known.__getitem__, map(hash, texts)))
-    except KeyError:  # of the latest messages
+    except KeyError:  # the latest messages are not cached yet
         return sum(text_tokens(text, vocabulary) for text in texts)
 
 
 def text_tokens(text: str, vocabulary: str) -> float:
-    """Tokens of a text, by a vocabulary of VOCABULARIES."""
+    """The estimated tokens of a text, in a vocabulary of `VOCABULARIES`."""
     known = _known[vocabulary]
     key = hash(text)
     tokens = known.get(key)

@@ -3,7 +3,7 @@
 Anthropic refuses `anyOf`, `oneOf` and `allOf` at the root, OpenAI also `enum` and `not`. Both require the type
 `object`. `fold_root` merges the alternatives into one object with all their properties. Constants become one
 `enum`. A property is required if all alternatives require it. The description lists the alternatives. A folded
-schema allows more than the original, so the caller checks arguments by the original.
+schema allows more than the original, so the caller checks arguments against the original.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REFUSED = frozenset((*UNIONS, *_OTHERS, "$ref"))
 
 _DEFINITIONS = "#/$defs/"
 _MOST_REFERENCES = 16
-"""The longest chain of references and nested unions that is followed. A longer one is circular."""
+"""The longest chain of references and nested unions that is followed. A longer one is probably circular."""
 
 
 class FoldedSchema(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def _fold(schema: JsonObject) -> FoldedSchema:
     start = _resolved({name: value for name, value in written.items() if name != "$defs"}, known, 0)
     names = tuple(name for name in (*UNIONS, *_OTHERS) if name in start)
     found = _folded(start, known, 0)
-    if found is None:  # no alternative is an object, but the arguments of a tool are one
+    if found is None:  # no alternative is an object, but arguments must be one
         found = describe({"type": "object"}, describe_constraints({name: start[name] for name in names}))
     root: JsonObject = {**found, "type": "object"}
     if known:
@@ -115,7 +115,7 @@ def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonOb
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject:
-    """An object schema with the constraints of two."""
+    """Combine two object schemas: both sets of constraints apply."""
     merged: JsonObject = {**other, **one}
     first, second = _properties(one), _properties(other)
     if first or second:
@@ -138,7 +138,7 @@ def _joint(one: Json, other: Json) -> Json:
 
 
 def _any_of(parts: list[JsonObject]) -> JsonObject:
-    """One object schema that allows everything that any of several allows."""
+    """Combine object schemas: the result allows everything that any of them allows."""
     merged: JsonObject = {"type": "object"}
     forms: dict[str, list[Json]] = {}
     for part in parts:
@@ -157,7 +157,7 @@ def _any_of(parts: list[JsonObject]) -> JsonObject:
 
 
 def _any(schemas: list[Json]) -> Json:
-    """A schema that allows everything that any of several allows."""
+    """Combine schemas: the result allows everything that any of them allows."""
     if len(schemas) == 1:
         return schemas[0]
     values: list[Json] = []
@@ -220,7 +220,7 @@ def _names(schema: JsonObject) -> list[str]:
 
 
 def _schemas(value: Json) -> list[JsonObject]:
-    """The schemas of a list. A schema for anything becomes an empty one, and one for nothing is removed."""
+    """The schemas of a list. True becomes an empty schema, and False is removed."""
     parts = value if isinstance(value, list) else []
     return [part if isinstance(part, dict) else {} for part in parts if isinstance(part, dict) or part is True]
 
@@ -234,14 +234,14 @@ def encoded_tool(
     write: Callable[[ToolDefinition], JsonObject],
     warnings: Sequence[CallWarning] = (),
 ) -> Json:
-    """The JSON of a tool in one protocol, which is kept with the tool.
+    """The JSON of a tool in one protocol, cached with the tool.
 
-    A tool with a provider's fields, or with warnings, is written again for each request.
+    A tool with provider fields, or with warnings, is not cached.
 
     Args:
         tool: The tool.
-        form: A name of the JSON, with everything that it depends on besides the tool.
-        write: Writes the tool, and adds its warnings to `warnings`.
+        form: The cache key. It must include everything besides the tool that the JSON depends on.
+        write: A function that writes the tool and adds its warnings to `warnings`.
         warnings: The request's warnings.
     """
     kept: Json = tool.__dict__.get(form)
@@ -267,7 +267,8 @@ def plain_schema(tool: ToolDefinition) -> JsonObject:
     """The tool's schema without strict mode, in the common form."""
     try:
         text = msgspec.json.encode(tool.input_schema)
-    except (TypeError, ValueError, OverflowError, RecursionError):  # the writer of the body handles that
+    # The same error is raised when the body is written.
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return tool.input_schema
     return _plain(text)
 
@@ -280,7 +281,7 @@ def _plain(schema: bytes) -> JsonObject:
 def strict_reply(schema: JsonObject) -> JsonObject:
     """The fields `schema` and `strict` of a reply's form.
 
-    Strict only if the schema is already strict, because added nulls could not be removed from a text.
+    Strict mode is used only if the schema is strict already, because added nulls could not be removed from a text.
     """
     strict = _strict(schema)
     if isinstance(strict, StrictSchema) and not strict.adds_nulls:

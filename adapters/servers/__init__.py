@@ -49,7 +49,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     expect: dict[str, Any]
     """The expected result: `error` (class name), `retry`, `fallback`, `text`, `calls`, `usage`, …"""
     failed: bool = False
-    """Whether Callboard was wrong before the note was written."""
+    """Whether Callboard behaved wrongly before the note was written."""
 
 
 def data(name: str) -> bytes:

@@ -103,11 +103,11 @@ OTHER_WORDS = frozenset({
     "nebius", "novita", "nvidia", "openrouter", "perplexity", "qwen", "replicate", "sambanova", "together", "xai",
     "zai", "zhipu",
 })  # fmt: skip
-"""Words for vendors without their own provider type."""
+"""Words in the names of key variables, for vendors without a provider type."""
 
 
 def check_key_goes_home(name: str, variable: str | None, address: str, *, of_many: bool) -> None:
-    """Refuse a key that may belong to another vendor than the address."""
+    """Raise ConfigurationError for a key that may belong to another vendor than the address."""
     host = host_of(address)
     words_of = _words()
     own = words_of.get(host)
@@ -153,7 +153,7 @@ def check_public(address: str, host: str) -> None:
 
 
 def check_literal(host: str) -> None:
-    """Like `check_public`, for a host that is an address. A name is checked when it is resolved."""
+    """Check a host that is an IP address, like `check_public`. A host name is checked when it is resolved."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -162,7 +162,7 @@ def check_literal(host: str) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is public, even if it is inside an IPv6 address."""
+    """Whether an IP address is public. An IPv4 address inside an IPv6 address is checked, too."""
     try:
         ip = _innermost(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
@@ -188,11 +188,11 @@ def _innermost(ip: IPAddress) -> IPAddress:
 
 
 class UrlKind(NamedTuple):
-    """The parts of a URL that determine the client of its requests."""
+    """The parts of a URL that determine which client sends its requests."""
 
     secure: bool
     loopback: bool
-    """Whether it is this machine, which no proxy can reach."""
+    """Whether the host is this machine, which no proxy can reach."""
 
 
 @lru_cache(maxsize=256)
@@ -209,7 +209,7 @@ def kind_of(url: str) -> UrlKind:
 def has_proxy(kind: UrlKind) -> bool:
     """Whether the environment or the system has a proxy for URLs of this kind.
 
-    A host may be exempt from it, which httpx determines.
+    Some hosts may be exempt. httpx checks that.
     """
     if kind.loopback:
         return False

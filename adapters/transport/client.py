@@ -52,8 +52,8 @@ async def connect(
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: connection, sock=connected, ssl=context, server_hostname=name)
     except BaseException:
-        # At the end of its handshake, the event loop would close TLS on a socket that is closed here. Its number
-        # may be another socket's by then.
+        # Otherwise the event loop would close the socket again at the end of the handshake. Its file number may
+        # belong to another socket by then.
         connection.give_up()
         connected.close()
         raise
@@ -63,9 +63,9 @@ async def connect(
 async def _connected(host: str, port: int) -> socket.socket:
     """A connected socket.
 
-    If a host has several addresses, anyio races them, because asyncio leaks sockets when its race is cancelled,
-    and uvloop tries one address after the other. Without a race anyio is not used, because its task and stream
-    cost 10 KB for each connection.
+    If a host has several addresses, anyio tries them concurrently: asyncio leaks sockets if such a race is
+    cancelled, and uvloop tries one address after the other. For a single address anyio is not used, because its
+    task and stream cost 10 KB per connection.
     """
     if (family := _family_of(host)) is not None:
         return await _connected_at(family, host, port)
@@ -109,7 +109,7 @@ async def _connected_to_public(host: str, port: int) -> socket.socket:
 
 
 def tls_context() -> ssl.SSLContext:
-    """The TLS settings, with the certificates of `SSL_CERT_FILE` or `SSL_CERT_DIR`, or else certifi's."""
+    """The TLS settings. Certificates are from `SSL_CERT_FILE` or `SSL_CERT_DIR`, or else from certifi."""
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
     if file:
         context = ssl.create_default_context(cafile=file)
@@ -172,7 +172,7 @@ class Pool:
                 connection = await connect(self._origin, context, make, public_only=public_only)
         except TimeoutError:
             late = not_in_time(self._host)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             raise unreachable(self._host, str(error) or type(error).__name__) from error
         else:
             return self._admit(connection)
@@ -250,7 +250,7 @@ class Http1Transport:
             raise
         except Exception as error:
             failure = unsendable("UnicodeError") if isinstance(error, UnicodeError) else not_made(error)
-        raise failure  # raised here, because the original would be its context and may quote a key
+        raise failure  # raised outside of `except`: the original may quote a key and must not become the context
 
     async def _send(self, request: HttpRequest, target: Target, head: bytes) -> HttpReply:
         pool = self._pool(target)
@@ -264,12 +264,13 @@ class Http1Transport:
             pass
         if request.on_resend is not None:
             request.on_resend()
-        fresh = await self._pool(target).open(request.connect_timeout)  # other idle ones may have ended
+        # A new connection, because other idle ones may be closed, too.
+        fresh = await self._pool(target).open(request.connect_timeout)
         return await fresh.exchange(request.method, head, request.body)
 
     def _pool(self, target: Target) -> Pool:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # the connections of an ended loop are useless to another
+        if loop is not self._loop:  # connections can't be used on another loop
             self._pools, self._loop = {}, loop
         pool = self._pools.get(target.origin)
         if pool is None:
@@ -303,7 +304,9 @@ def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
 
 
 class HttpTransport:
-    """Keeps connections to any number of servers alive. Each request uses the client that it needs."""
+    """The default transport. It chooses a client for each request and keeps connections to any number of servers
+    alive.
+    """
 
     def __init__(self) -> None:
         self._own = Http1Transport()
@@ -336,10 +339,10 @@ class HttpTransport:
     def _chosen(self, kind: UrlKind) -> Transport:
         """The client for a kind of request.
 
-        It is chosen once, because an adapter stays on one event loop's library.
+        It is chosen once, because an adapter never changes between asyncio and trio.
         """
         if self._closed or (on_asyncio() and not has_proxy(kind)):
-            return self._own  # it reports when it is closed
+            return self._own  # its `send` raises the error
         if self._other is None:
             from .httpx_transport import HttpxTransport
 

@@ -6,8 +6,7 @@
     ended       the socket is closed, or closes with the event loop's next turn
 
 One task at a time uses a connection, from the request to the reply's end. The event loop calls the methods of
-`asyncio.Protocol`, which store data and wake the task. This module has no time limits, because the waiting tasks
-set them.
+`asyncio.Protocol`, which store data and wake the task. This module has no time limits: the waiting tasks set them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .transport import ClosableReply, Unpacker, broken, failed
 
 
 class Line(Protocol):
-    """The calls from a reply to its connection."""
+    """The methods of a connection that a reply calls."""
 
     def read_on(self) -> None:
         """Continue receiving, because all data were read."""
@@ -69,7 +68,7 @@ class Reply(ClosableReply):
         if self._unpacker is None:
             self._unpacker = Unpacker(self._coding)
         piece = next(self._unpacked, None)
-        if piece is not None:  # other tasks get a turn, because little may unpack to much
+        if piece is not None:  # yield to other tasks, because a few bytes may unpack to many
             await asyncio.sleep(0)
         while piece is None and (data := await self._piece()) is not None:
             self._unpacked = self._unpacker.unpack(data)
@@ -122,7 +121,7 @@ class Reply(ClosableReply):
 
 
 HIGH_WATER_BYTES = 256 * 1024
-"""The number of received and unread bytes at which the server must wait."""
+"""The number of unread bytes at which receiving is paused."""
 
 PIECE_BYTES = 64 * 1024
 """The number of bytes of a request's body that are passed to the event loop together."""
@@ -131,7 +130,7 @@ KEPT_SECONDS = 5.0
 """Seconds for which an idle connection is kept."""
 
 _MARGIN = 0.8
-"""The usable part of a server's keep-alive time."""
+"""The share of a server's keep-alive time after which a connection is not reused."""
 
 
 class AgedConnectionError(NetworkError):
@@ -195,7 +194,7 @@ class Connection(asyncio.Protocol):
         return reply
 
     async def _send(self, head: bytes, body: bytes) -> None:
-        """Send a large body at the server's pace, or until the server refuses it."""
+        """Send a large body as fast as the server reads it. Stop if the server rejects it early."""
         self._sent = False
         self._transport.write(head)
         view = memoryview(body)
@@ -241,11 +240,12 @@ class Connection(asyncio.Protocol):
     # --- Calls of the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
+        # A cast, because uvloop's transport is not a subclass.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         reply, parser = self._reply, self._parser
-        if reply is None:  # a time-out that the server reports, or a reply to nothing
+        if reply is None:  # a timeout reported by the server, or an unrequested reply
             self.abort()
             return
         self._received = True
@@ -283,11 +283,11 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, reply: Reply) -> None:
         reply.begin(self._parser.status, self._parser.headers())
-        if not self._sent:  # the sender checks whether the request was refused
+        if not self._sent:  # the sending task checks whether the request was rejected
             _release(self._writer)
 
     def _complete(self, reply: Reply) -> None:
-        """End the reply. Its reader owns the remaining data, and the connection is free."""
+        """End the reply. Its reader keeps the remaining data, and the connection can be reused."""
         self._reply = None
         reply.end(None)
         if not self._parser.keeps_open or not self._sent:
@@ -343,7 +343,7 @@ def _release(waiter: asyncio.Future[None] | None) -> None:
 
 # --- Cancel scopes for waits ---
 #
-# They cost a third of anyio's.
+# They cost a third of anyio's scopes.
 
 _MOST_KEPT = 64
 
@@ -381,7 +381,7 @@ class WaitScope:
         task = self._task
         if task is None or wait != self._waits or self._delivered:
             return
-        # a cancellation would hit the task's next wait, here or elsewhere
+        # the task isn't waiting, so a cancellation would hit its next wait elsewhere
         if asyncio.current_task(self.loop) is task:
             self.loop.call_soon(self._cancel, wait)
         else:
@@ -426,7 +426,7 @@ class WaitScopes:
         """A scope to enter immediately, which is cancelled at the event loop's time `at`."""
         loop = asyncio.get_running_loop()
         scope = self._kept.pop() if self._kept else WaitScope(loop, self._kept)
-        if scope.loop is not loop:  # from a loop that has ended
+        if scope.loop is not loop:  # the scope belongs to an ended loop
             self._kept.clear()
             scope = WaitScope(loop, self._kept)
         scope.deadline = at

@@ -5,7 +5,7 @@
     complete    the reply has ended, and the connection is free if `keeps_open`
     failed      `error` has the reason; earlier data remain valid
 
-Data after a complete reply would be taken for the next reply, so `keeps_open` is then false.
+Data after a complete reply would be mistaken for the next reply, so `keeps_open` is then false.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import httptools
 from .transport import check_sendable, unsendable
 
 MOST_HEAD_BYTES = 100 * 1024
-"""The largest number of bytes without body data: heads, early hints, trailers, chunk extensions."""
+"""The largest number of consecutive bytes without body data, such as headers, early hints, trailers and chunk
+extensions.
+"""
 
 _TOO_LONG = f"more than {MOST_HEAD_BYTES} bytes of headers"
 _TIMEOUT = re.compile(r"(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,9})")
@@ -43,7 +45,7 @@ class ReplyParser:
         self._is_head = False
         self._informs = False  # the current head has a 1xx status
         self._until_close = False
-        self._ends_at = 0  # the number of this reply's pieces, set at its end
+        self._ends_at = 0  # the number of pieces of this reply, set at its end
         self._barren = 0
         self._parser = httptools.HttpResponseParser(self)
 
@@ -72,7 +74,7 @@ class ReplyParser:
             self._fail(_TOO_LONG)
 
     def end(self) -> bool:
-        """Handle the end of the data. Returns whether the reply is complete."""
+        """Handle the end of the connection. Return whether the reply is complete."""
         self.keeps_open = False
         if self._until_close and self.error is None:
             self.complete = True
@@ -174,7 +176,7 @@ _ACCEPTED = "gzip, deflate"
 
 
 class Origin(NamedTuple):
-    """A server, the unit for sharing connections."""
+    """A server. Requests to the same origin share connections."""
 
     secure: bool
     host: str
@@ -219,7 +221,7 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
                 packed = False
             case "content-length" if value.strip() == str(length):
                 continue
-            case _:  # it would contradict the header of the body above
+            case _:  # it would contradict the header written above
                 raise unsendable(f"a reserved header {name}")
         lines.append(f"{name}: {value}")
     if packed:

@@ -22,7 +22,7 @@ KEPT_SECONDS = 5.0
 
 
 class Request(httpcore.Request):
-    """A request with parts of httpcore's own types, which saves its conversions."""
+    """A request that already has httpcore's types, so that httpcore need not convert it."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class AgedConnectionError(httpcore.NetworkError):
 class ConnectionPool:
     """Connections to any number of servers: one for each request in progress, and some idle ones.
 
-    No request waits in this pool. For each request, httpcore's own pool uses three cancel scopes and walks twice
-    over all requests and connections, which takes a twentieth of a call.
+    No request waits in this pool. httpcore's own pool uses three cancel scopes per request and walks twice over
+    all requests and connections. That takes a twentieth of a call.
 
     Args:
         context: The settings of TLS; None if the pool is never used for https.
@@ -107,7 +107,7 @@ class ConnectionPool:
         self._busy.discard(connection)
         if connection.is_closed():
             return
-        if not connection.is_idle():  # the task that should close it was cancelled
+        if not connection.is_idle():  # closing was cancelled halfway
             await _close([connection])
             return
         self._idle.append(connection)
@@ -173,7 +173,7 @@ class _Stream(Protocol):
 
 
 class _Connection(httpcore.AsyncHTTPConnection):
-    """A connection that detects a break by age."""
+    """A connection that raises AgedConnectionError if it broke because it was kept too long."""
 
     def __init__(
         self,

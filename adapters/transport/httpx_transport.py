@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def translate(error: Exception, url: str = "") -> AdapterError:
-    """The AdapterError for a transport's exception, by its most specific class. It never has request headers."""
+    """The most specific AdapterError for a transport's exception. Its text never contains request headers."""
     import httpcore
     import httpx
 
@@ -84,7 +84,7 @@ def translate(error: Exception, url: str = "") -> AdapterError:
 
 
 def without_secrets(error: Exception) -> Exception | None:
-    """The error as a cause, unless its text may quote a header with a key."""
+    """The error to use as a cause; None if its text may quote a header with a key."""
     import httpcore
     import httpx
 
@@ -93,7 +93,9 @@ def without_secrets(error: Exception) -> Exception | None:
 
 
 CALLS_PER_CLIENT = 16
-"""The number of calls of one connection pool. httpcore's bookkeeping is quadratic in its connections."""
+"""The largest number of concurrent calls in one connection pool, because httpcore's bookkeeping is quadratic in
+the connections.
+"""
 
 IDLE_PER_CLIENT = 20
 """The number of idle connections that a pool keeps."""
@@ -159,12 +161,13 @@ class HttpxTransport:
     async def _send_or_resend(self, kind: UrlKind, request: HttpRequest) -> HttpReply:
         """Send a request, and send it again if the server had closed a kept-alive connection.
 
-        The second request opens a new connection, because the pool may have several closed ones.
+        It is sent again over a new connection, because other kept connections may be closed, too.
         """
         try:
             return await self._send_on(self._pick(kind), request)
         except Exception as error:
-            from .httpx_connections import AgedConnectionError  # it is loaded by now
+            # Not at the top: at this point the module is already loaded.
+            from .httpx_connections import AgedConnectionError
 
             if not isinstance(error, AgedConnectionError):
                 raise
@@ -258,7 +261,7 @@ async def send_built(home: Client, client: httpx.AsyncClient, built: httpx.Reque
     except BaseException:
         await _release(home)
         raise
-    if response.is_stream_consumed:  # by a hook of the client, which has unpacked it, too
+    if response.is_stream_consumed:  # a hook of the client has read and unpacked it
         plain = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
         return _Reply(response.status_code, plain, httpx.ByteStream(response.content), response, home)
     return _Reply(response.status_code, response.headers.raw, response.stream, response, home)
@@ -300,14 +303,14 @@ class _Reply(ClosableReply):
         except Exception as error:
             raise translate(error) from error
         if data is None:
-            await self.aclose()  # now, when it costs nothing, so that a later close needs no wait
+            await self.aclose()  # close now, which needs no wait
         return data
 
     async def aclose(self) -> None:
         if not self.closed:
             self.closed = True
             try:
-                with contextlib.suppress(Exception):  # a connection that fails while closing is closed
+                with contextlib.suppress(Exception):  # if closing fails, the connection is closed anyway
                     await self._response.aclose()
             finally:
                 await _release(self._home)
@@ -328,9 +331,9 @@ def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 class ClientTransport:
     """Requests over the host's own client.
 
-    A request is sent once, because only the client tracks the age of its connections. A broken connection is an
-    error: a call is retried by its policy, and a request that must not arrive twice raises OutcomeUnknownError.
-    The client's transport checks the names in addresses from replies; numeric addresses must be public.
+    A request is sent only once, because only the client knows the age of its connections. If a connection breaks,
+    the call is retried by its policy. A request that must not arrive twice raises OutcomeUnknownError. In URLs
+    from replies, numeric addresses must be public. Host names are resolved by the client and not checked.
 
     Args:
         client: The client. It must stay open during use.

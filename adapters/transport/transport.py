@@ -1,10 +1,10 @@
 """The protocol of transports: HTTP requests, replies, their bodies and failures.
 
-A transport has no endpoint. It only limits the time to connect; the caller limits each read. `client` opens
-one.
+A transport is not bound to a server. It limits only the time to connect; the caller limits each read. `client`
+makes transports.
 
-Three kilobytes may unpack to gigabytes. So no piece of a body is larger than `PIECE_BYTES`, the reader counts
-them, and other tasks get a turn between two pieces of the same bytes.
+Three kilobytes may unpack to gigabytes. So no piece of a body is larger than `PIECE_BYTES`, the reader counts the
+bytes, and other tasks run between two pieces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from callboard.bus.errors import (
 from ..config import AdapterConfig
 
 PIECE_BYTES = 64 * 1024
-"""The largest unpacked piece in bytes."""
+"""The largest piece of an unpacked body, in bytes."""
 
 MOST_CODINGS = 4
 """The largest number of codings of a body."""
@@ -48,7 +48,7 @@ class _Inflater:
 
     def __init__(self, coding: str) -> None:
         self._may_be_raw = coding == "deflate"
-        self._head = b""  # set while it may be raw
+        self._head = b""  # the first bytes, until it is clear whether there is a header
         self._inner = zlib.decompressobj(_ZLIB if self._may_be_raw else _GZIP)
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
@@ -135,7 +135,7 @@ class FormPart(NamedTuple):
 
 
 def write_form(parts: Sequence[FormPart]) -> tuple[bytes, str]:
-    """The body and its content type. Equal parts produce equal bytes, so that every attempt is the same.
+    """The body and its content type. Equal parts produce equal bytes, so all attempts send the same body.
 
     The boundary is a hash of all contents, so no content can contain it.
     """
@@ -209,7 +209,7 @@ def _clean(value: str, field: str) -> str:
 
 
 def fault_of(value: str) -> str | None:
-    """The reason why a value can't be a header, without the value; None if it can."""
+    """Why a value can't be a header; None if it can. The text does not contain the value."""
     for at, character in enumerate(value):
         if character in "\r\n":
             return f"a line break (character {at + 1} of {len(value)})"
@@ -226,7 +226,7 @@ MASK = "***"
 
 _SECRET_HEADERS = ("auth", "key", "token", "cookie")
 _MOST_SECRETS = 1000
-_SHORTEST_SECRET = 6  # masking a shorter one would only garble the text
+_SHORTEST_SECRET = 6  # a shorter one may occur in ordinary text
 
 
 def given_keys(config: AdapterConfig) -> list[str]:
@@ -240,12 +240,12 @@ def secrets(config: AdapterConfig) -> tuple[str, ...]:
     for name, value in config.extra_headers.items():
         if any(part in name.lower() for part in _SECRET_HEADERS):
             values.append(value)
-            values.append(value.rpartition(" ")[2])  # without the word before it, such as Bearer
+            values.append(value.rpartition(" ")[2])  # the key without a prefix such as "Bearer"
     return tuple(dict.fromkeys(value for value in values if len(value) >= _SHORTEST_SECRET))
 
 
 def with_secret(hidden: tuple[str, ...], value: str) -> tuple[str, ...]:
-    """Secrets and a new one. Beyond a limit the oldest are dropped."""
+    """Add a secret. Above a limit, the oldest is dropped."""
     if len(value) < _SHORTEST_SECRET or value in hidden:
         return hidden
     return (*hidden, value)[-_MOST_SECRETS:]
@@ -265,6 +265,10 @@ def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
         said = getattr(error, field)
         if said:
             setattr(error, field, masked(said, hidden))
+    if error.provider_details and hidden:
+        said = msgspec.json.encode(error.provider_details).decode()
+        if (plain := masked(said, hidden)) != said:
+            error.provider_details = msgspec.json.decode(plain)
 
 
 def masked_headers(headers: Mapping[str, str], hidden: Sequence[str]) -> Mapping[str, str]:
@@ -303,7 +307,7 @@ ERROR_BODY_BYTES = 1024 * 1024
 """The number of bytes that are read of an error's body."""
 
 _LONG_READ_BYTES = 1024 * 1024
-"""The number of bytes of a body after which other tasks get a turn."""
+"""After this many bytes of a body, other tasks get time to run."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -317,8 +321,8 @@ class HttpRequest(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     """Seconds for the connection."""
     once: bool = False
-    """Whether the request must not arrive twice. It then gets a new connection, because only a request over an
-    aged kept-alive connection is sent again.
+    """Whether the request must not arrive twice. It then gets a new connection, because a request over a kept
+    connection may have to be sent again.
     """
     on_resend: Callable[[], object] | None = None
     """Called when the request is sent again."""
@@ -348,7 +352,7 @@ class HttpReply(Protocol):
 
 
 class ClosableReply:
-    """A reply that reports whether it is closed, so that a second close needs no time limit."""
+    """A reply that reports whether it is closed, so that callers can skip a second close."""
 
     closed = False
     """Whether the connection was returned or closed, for example at the body's end."""
@@ -411,7 +415,7 @@ async def _read(reply: HttpReply, limit: int) -> bytes:
 
 
 async def close_reply(reply: HttpReply) -> None:
-    """Close a reply in spite of cancellations, for a limited time."""
+    """Close a reply even if the task is cancelled, within one second."""
     if isinstance(reply, ClosableReply) and reply.closed:
         return
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):

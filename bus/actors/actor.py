@@ -1,7 +1,7 @@
 """Actors: one message at a time, a mailbox, and tasks.
 
-An `Actor` is behaviour. Others hold its `ActorRef`, which outlives it. An `Incarnation` is one life of one
-instance:
+An `Actor` defines the behaviour. Other code uses its `ActorRef`, which stays valid over restarts. An `Incarnation`
+is one life of one instance:
 
     starting ──started() returned──▶ running ──┬─ stop requested ─┬─▶ closing ──▶ ended
        └────────────── failed ─────────────────┴─ crashed ────────┘
@@ -12,9 +12,9 @@ instance:
     ended      no work of this life is running. Only now may the next life start.
 
 A crash is an exception from started() or receive(), or a leaked cancellation. The failure of a single task is not
-a crash. The mailbox survives a restart. The message being handled is not delivered again, so that no model call
-is repeated by accident. Its asker gets `ActorStopped`. An ask always ends: with a reply, ActorStopped,
-MailboxFull, or DeadlineExceeded.
+a crash. The mailbox survives a restart. The message being handled is not delivered again, because that could
+repeat a model call. Its sender gets `ActorStopped`. An ask always ends: with a reply, ActorStopped, MailboxFull,
+or DeadlineExceeded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack
 
 
 class MailboxItem:
-    """A message, and the future of its asker, if there is one."""
+    """A message, and the future of its sender if the sender waits for an answer."""
 
     __slots__ = ("_asked", "_done", "_error", "_value", "message")
 
@@ -55,7 +55,7 @@ class MailboxItem:
         return self._asked
 
     def answer(self, value: object) -> None:
-        """Answer the asker, if there is one. Only the first answer or failure counts."""
+        """Answer the sender, if it waits. Only the first answer or failure counts."""
         if self._done is not None and not self._done.is_set():
             self._value = value
             self._done.set()
@@ -67,7 +67,7 @@ class MailboxItem:
             self._done.set()
 
     async def wait(self, timeout: float) -> bool:
-        """Wait for the end of an ask, at most `timeout` seconds. Returns whether it ended."""
+        """Wait at most `timeout` seconds for the end of an ask. Return whether it ended."""
         assert self._done is not None
         with anyio.move_on_after(timeout):
             await self._done.wait()
@@ -93,7 +93,7 @@ Phase: TypeAlias = Literal["starting", "running", "closing", "ended"]
 
 
 class Actor:
-    """Base class of actors. Give a factory of it to a supervisor. Every restart makes a new instance."""
+    """Base class of actors. Give a supervisor a function that makes one: every restart makes a new instance."""
 
     async def started(self, context: ActorContext) -> None:
         """Called once, before the first message. If it raises, the start has failed."""
@@ -101,7 +101,7 @@ class Actor:
     async def receive(self, message: object) -> object:
         """Handle one message. The return value answers an ask.
 
-        An exception is a crash; the asker gets ActorStopped, with the exception as its cause. Never await long
+        An exception is a crash. The sender gets ActorStopped, with the exception as its cause. Never await long
         work here: spawn a task for it.
 
         Raises:
@@ -117,7 +117,7 @@ class Actor:
 
 
 class ActorContext:
-    """The services that an actor may use. They stay the same for one life."""
+    """The services that an actor may use during one life."""
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref
@@ -142,10 +142,10 @@ class _WorkFailed(msgspec.Struct, frozen=True):
 
 
 class WorkActor(Actor):
-    """An actor around work of the same lifetime: a crash of the work crashes the actor.
+    """An actor that runs one long function. If the function fails, the actor crashes.
 
     Args:
-        work: Works until it is cancelled. Every life calls it once.
+        work: An async function that runs until it is cancelled. Every life calls it once.
         name: The name of the work in the actor's error.
     """
 
@@ -158,7 +158,7 @@ class WorkActor(Actor):
             try:
                 await self._work()
             except Exception as error:
-                # A task fails alone. The failure of this one must crash the actor.
+                # A failed task does not crash its actor. This one must, so it sends the failure as a message.
                 context.ref.tell(_WorkFailed(error))
 
         context.spawn(run, name="run")
@@ -192,9 +192,9 @@ class ActorStatistics(msgspec.Struct, frozen=True):
 
 
 class ActorRef:
-    """The handle of an actor. It is valid over all restarts, until its supervisor ends.
+    """The handle of an actor. It stays valid over restarts, until the actor's supervisor ends.
 
-    Use it on the thread of its bus only: `tell`, `ask` and `spawn` raise WrongLoop in any other.
+    Use it only on the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other.
     """
 
     def __init__(self, name: str, bus: Bus) -> None:
@@ -221,7 +221,7 @@ class ActorRef:
 
     @property
     def coming_up(self) -> bool:
-        """True while a start or a restart is due, so that an instance will be ready."""
+        """True while the actor is starting or about to restart."""
         return self._open and not self.running
 
     def tell(self, message: object) -> bool:
@@ -242,7 +242,7 @@ class ActorRef:
     async def ask(self, message: object, *, timeout: float = 30.0) -> object:
         """Send a message and wait for the answer.
 
-        A message may still be handled after its asker has given up or was cancelled.
+        The message may still be handled after this call timed out or was cancelled.
 
         Args:
             message: The message.
@@ -284,7 +284,7 @@ class ActorRef:
     def hold(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str) -> TaskHandle[T]:
         """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`.
 
-        This saves a task, for work that ends when it is cancelled. Call `run_here` soon. In all other respects it
+        This saves a task. Call `run_here` soon. Use it only for work that ends when it is cancelled. Otherwise it
         is like `spawn`.
 
         Raises:
@@ -335,7 +335,7 @@ class ActorRef:
         await self._signal.wait()
 
     def _close(self) -> int:
-        """Accept no more messages, and settle the ones that wait."""
+        """Reject new messages, and fail the waiting ones. Return their number."""
         self._open = False
         lost = 0
         while self._mailbox:
@@ -360,7 +360,7 @@ class Incarnation:
         self.cancelled = False  # The event loop itself cancelled it.
         self.was_started = False
         self.started_ns = 0
-        # A cancelled host cancels its supervisor, which then stops its children in order. So this is shielded.
+        # Shielded: if the host is cancelled, the supervisor stops its children one after the other.
         self.scope = anyio.CancelScope(shield=True)
         self.stop_reason: str | None = None  # set by a request to stop
         self.on_up: Callable[[], None] | None = None  # called when it is running, before the first message
@@ -396,8 +396,8 @@ class Incarnation:
             with self.scope:
                 await self._live()
         except anyio.get_cancelled_exc_class():
-            # The shield keeps out every scope. So asyncio is cancelling all tasks because its loop ends. The task
-            # is at its end; let it go quietly.
+            # No scope can cancel through the shield. So asyncio is cancelling all tasks because its loop ends, and
+            # this task just ends too.
             self.cancelled = True
         except Exception as error:
             self.error = unwrapped(error)

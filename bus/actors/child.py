@@ -5,8 +5,8 @@
     normally        restart     stay        stay
 
 A child that failed `max_failures` times in a row is not restarted. A normal end of a permanent child is a failure
-too. A child that lives for `healthy_after` starts a new row. Failures in a row are counted, not failures in a
-period: with waits of seconds between restarts, five failures within five seconds never happen.
+too. The count restarts at zero when a child has lived for `healthy_after` seconds. A limit such as five failures
+within five seconds would never apply, because the waits between restarts take seconds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .actor import STOPPING_SECONDS, Actor, ActorRef, ActorStatistics, Incarnati
 from .tasks import unwrapped
 
 RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
-"""The ends that lead to a restart. ``permanent``: all. ``transient``: crashes only. ``temporary``: none."""
+"""The ends that lead to a restart. ``permanent``: every end. ``transient``: crashes only. ``temporary``: none."""
 
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
-"""The children that restart together: only the failed one, all, or those started after it."""
+"""The children that restart after a failure: the failed one, all, or the failed one and those started after it."""
 
 OnLimit: TypeAlias = Literal["escalate", "stop"]
 """The reaction to too many failures in a row: the supervisor gives up, or the child stays stopped."""
@@ -48,12 +48,13 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     A failed start counts.
     """
     healthy_after: float = 30.0
-    """Seconds after which a running child starts a new row."""
+    """Seconds of life after which the failure count of a child returns to zero."""
     backoff_base: float = 0.1
-    """Seconds that bound the wait before the first restart in a row. Before the n-th restart a random time below
-    ``min(backoff_cap, backoff_base * 2 ** (n - 1))`` passes."""
+    """The longest wait before the first restart, in seconds. Restart n in a row waits a random time below
+    ``min(backoff_cap, backoff_base * 2 ** (n - 1))``.
+    """
     backoff_cap: float = 5.0
-    """Seconds that bound every wait."""
+    """The longest wait before any restart, in seconds."""
 
     def __post_init__(self) -> None:
         if self.max_failures < 1:
@@ -66,12 +67,12 @@ class RestartPolicy(msgspec.Struct, frozen=True):
             failures: The number of failures in a row.
             randomness: A number in [0, 1).
         """
-        exponent = min(max(failures - 1, 0), 60)  # beyond that the power only overflows
+        exponent = min(max(failures - 1, 0), 60)  # a larger exponent overflows
         return float(min(self.backoff_cap, self.backoff_base * 2**exponent) * randomness)
 
 
 def verdict(restart: RestartType, policy: RestartPolicy, *, crashed: bool, failures: int) -> Verdict:
-    """Decide about a child that ended by itself; `failures` counts this end."""
+    """Decide whether to restart a child that ended by itself. `failures` includes this end."""
     if restart == "temporary" or (restart == "transient" and not crashed):
         return "stay"
     return "limit" if failures >= policy.max_failures else "restart"
@@ -111,8 +112,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
     policy: RestartPolicy | None = None
     """The policy for restarts; None uses the supervisor's own."""
     on_limit: OnLimit = "escalate"
-    """The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child
-    stays stopped, until `restart_child`, and its siblings continue.
+    """The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child stays
+    stopped until `restart_child`, and its siblings continue.
     """
 
 
@@ -120,7 +121,7 @@ class ShutdownReport(msgspec.Struct, frozen=True):
     """The report of how a supervisor stopped."""
 
     clean: bool
-    """Whether everything has ended."""
+    """Whether all tasks have ended."""
     stuck: tuple[str, ...] = ()
     """The names of tasks that are still running."""
     lost: int = 0
@@ -215,7 +216,7 @@ Life: TypeAlias = Incarnation | SupervisorLife
 
 
 class Child:
-    """A child over all its lives: its description and the two facts of its state."""
+    """A child over all its lives."""
 
     def __init__(
         self,
@@ -276,7 +277,7 @@ _log = Log("bus.supervisor")
 
 
 class Endings:
-    """Ends the lives in one run of a supervisor, and watches lives that do not end."""
+    """Ends the lives of one supervisor run, and reports lives that do not end."""
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.deadline = float("inf")
@@ -312,7 +313,7 @@ class Endings:
         return 0
 
     def closing(self, life: Incarnation) -> None:
-        """Watch a life that closes by itself, for example after a crash. Its tasks may be stuck, too."""
+        """Watch a life that ends by itself, for example after a crash, because its tasks may be stuck."""
         if life.stop_reason is None and life.tasks:
             self._group.start_soon(self._watch_closing, life)
 

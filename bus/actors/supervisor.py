@@ -5,12 +5,12 @@
     yes     ended          waiting for its restart, which a recovery task does
     no      ended, none    stopped, until restart_child
 
-Every life runs in a separate task, which raises nothing. So no child can cancel another. `_ended` judges each
-end: it was requested, or it is one more failure in a row. Under one_for_all and rest_for_one, recoveries take
-turns. Two lives of one child never overlap, so a restart waits for a stuck life; `stop` returns a report of it
-instead. Lives are shielded: if the host cancels `run`, the supervisor stops its children one after the other. A
-supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. That crashes it in its
-parent.
+Every life runs in a separate task that raises nothing, so no child can cancel another. `_ended` handles each end:
+either it was requested, or it counts as a failure. Under one_for_all and rest_for_one, only one recovery runs at a
+time. Two lives of one child never overlap, so a restart waits for a stuck life. `stop` does not wait for it and
+lists it in its report. Lives are shielded: if the host cancels `run`, the supervisor stops its children one after
+the other. A supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. A parent
+supervisor counts this as a crash.
 """
 
 from __future__ import annotations
@@ -63,14 +63,15 @@ _log = Log("bus.supervisor")
 
 
 class Supervisor:
-    """Keeps children alive, by a strategy and a policy. It is for one thread, on asyncio and trio.
+    """Starts children and restarts them according to a strategy and a policy. It works on asyncio and trio, in one
+    thread.
 
     Run it in a task group of your own: ``await group.start(supervisor.run)``. All other methods may then be called
     from any task of the same loop.
 
     Args:
         name: The supervisor's name, in logs and events.
-        bus: The bus for the events of the children's lives.
+        bus: The bus for the events of its children.
         clock: The clock; defaults to the bus's own.
         strategy: The children that are restarted together.
         policy: The policy for restarts; defaults to `RestartPolicy()`.
@@ -97,7 +98,7 @@ class Supervisor:
     # --- Its own life ---
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Supervise until `stop`, or until cancelled. Children of an earlier run are started first, in order.
+        """Supervise until `stop` or a cancellation. Children of an earlier run are started first, in order.
 
         It returns when all children have ended. If a child of an earlier run does not start, its exception is
         raised here.
@@ -113,7 +114,7 @@ class Supervisor:
         self._escalation: str | None = None
         self._lost = 0
         self._recoveries: set[anyio.CancelScope] = set()
-        self._turn = anyio.Lock()  # recoveries of a group strategy take turns
+        self._turn = anyio.Lock()  # with a group strategy, only one recovery runs at a time
         self._until_stopped = anyio.CancelScope()
         self._stopped = anyio.Event()
         try:
@@ -140,7 +141,8 @@ class Supervisor:
         It returns when everything has ended or is reported as stuck.
 
         Args:
-            budget: Seconds for all children together. After them, the rest is cancelled without grace.
+            budget: Seconds for all children together. Afterwards, the remaining children are cancelled
+                immediately.
         """
         if self._group is not None:
             self._endings.deadline = min(self._endings.deadline, anyio.current_time() + budget)
@@ -191,7 +193,8 @@ class Supervisor:
     async def stop_child(self, name: str) -> None:
         """Stop a child until `restart_child`. It returns when the child has ended or is reported as stuck."""
         child = self._child(name)
-        with anyio.CancelScope(shield=True):  # bounded, and half a stop would leave it neither up nor down
+        # This takes a bounded time; an interrupted stop would leave the child half stopped.
+        with anyio.CancelScope(shield=True):
             await self._end(child, "stopped")
         self._close(child)
 
@@ -289,7 +292,7 @@ class Supervisor:
         return life
 
     def _started(self, child: Child, again: bool) -> None:
-        # The life itself calls this: a first message that crashes it comes later, and so does its event.
+        # The life itself calls this, so the event comes before the first message, which may crash the actor.
         child.first_start = False
         if again:
             child.restarts += 1
@@ -320,15 +323,17 @@ class Supervisor:
         elif life.cancelled:
             self._retire(child, "cancelled")
         elif self._stopping:
-            pass  # `_stop_all` is about to come to it
-        elif life.was_started:  # else the waiting start decides
+            pass  # `_stop_all` ends it
+        elif life.was_started:  # otherwise `_start` waits and handles the failure
             if life.error is None and child.restart == "permanent":
                 child.failures += 1
             if self._restart_due(child, life):
                 self._running_group().start_soon(self._recover, child, life)
 
     def _restart_due(self, child: Child, life: Life) -> bool:
-        """Judge a child that ended by itself, without waiting. Returns whether it is to be restarted."""
+        """Decide without waiting whether to restart a child that ended by itself. Retire or escalate it
+        otherwise.
+        """
         crashed = life.error is not None
         match verdict(child.restart, child.policy, crashed=crashed, failures=child.failures):
             case "restart":
@@ -433,11 +438,11 @@ class Supervisor:
         """End a child's life. It returns when the life has ended or is reported as stuck."""
         life = child.life
         if life is None or life.ended.is_set():
-            if child.wanted and not child.first_start and self._group is not None:  # it waited for its restart
+            if child.wanted and not child.first_start and self._group is not None:  # a restart was due
                 self._publish(events.ActorStopped(actor=child.name, reason=reason))
             return
         lost = await self._endings.end(life, reason)
-        self._lost += lost  # others count too, while this one waits
+        self._lost += lost  # added after the wait, because other tasks change the sum meanwhile
 
     def _running_group(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping:

@@ -4,9 +4,9 @@
     running      its coroutine runs; `cancel` requests its end
     done         it has a result or an exception, and its waiters return
 
-A task that is cancelled before its first step never runs. Some libraries leak a CancelledError that was not
-requested. If it were treated as a real one, it would end every task that it reaches. A cancellation is real if it
-comes from a cancel scope around the task, or from a `cancel()` of the task.
+A task that is cancelled before its first step never runs. Some libraries raise a CancelledError although no
+cancellation was requested. Treated as a real one, it would end every task that it reaches. A cancellation is real
+only if it comes from a cancel scope around the task or from the task's `cancel()`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = Log("bus.task")
 
 
 class LeakedCancellation(RuntimeError):
-    """A call raised a cancellation that was not requested."""
+    """A call raised CancelledError although no cancellation was requested."""
 
 
 def really_cancelled() -> bool:
@@ -47,7 +47,7 @@ def really_cancelled() -> bool:
 
 
 async def without_leak(awaitable: Awaitable[T]) -> T:
-    """Await the result, and raise a leaked cancellation as `LeakedCancellation`."""
+    """Await the result. Raise a CancelledError that was not requested as `LeakedCancellation`."""
     try:
         return await awaitable
     except anyio.get_cancelled_exc_class() as error:
@@ -72,7 +72,7 @@ def describe(error: BaseException, limit: int = 500) -> str:
 def origin(error: BaseException, frames: int = 6) -> list[str]:
     """The lines where an exception was raised, innermost last.
 
-    It has only lines, because a traceback with locals could show a key.
+    Values of locals are left out, because they could contain a key.
     """
     lines: list[str] = []
     traceback = error.__traceback__
@@ -124,7 +124,7 @@ class TaskHandle(Generic[T]):
         self._signal: Signal | None = None
         self._coroutine: object = None
         self._body: Coroutine[object, object, None] | None = None  # until it runs
-        self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
+        self._task: asyncio.Task[None] | None = None  # on asyncio; a reference, because asyncio keeps none
         self.runs_here = False
         """Whether it runs inside another task, see `ActorRef.hold`."""
 
@@ -165,7 +165,7 @@ class TaskHandle(Generic[T]):
         return self.result()
 
     def run_here(self) -> Coroutine[object, object, None]:
-        """Run a held call inside the awaiting task. Then `result` is set."""
+        """Run a held call in the task that awaits this. Afterwards `result` returns or raises."""
         assert self._body is not None, f"{self.name} has already run"
         self.runs_here = True
         return self._body
@@ -205,7 +205,7 @@ class TaskHandle(Generic[T]):
             with self._scope:
                 try:
                     self._value = await call()
-                except anyio.get_cancelled_exc_class() as leaked:  # not by `without_leak`, which is one frame more
+                except anyio.get_cancelled_exc_class() as leaked:  # inlined from `without_leak`, to save a frame
                     if really_cancelled():
                         raise
                     raise LeakedCancellation(f"a cancellation escaped its scope: {leaked!r}") from leaked
@@ -232,11 +232,11 @@ class TaskHandle(Generic[T]):
 
 
 class Tasks:
-    """The tasks of one life. Leaving it cancels them and waits until all have ended.
+    """The tasks of one life. Leaving the context cancels them and waits until all have ended.
 
-    On trio they are in an anyio task group. On asyncio they are asyncio's own tasks, because a group would add a
-    handle, a scope and an event to each, which costs 15 µs. Its protection isn't needed, because a task raises
-    nothing and has a cancel scope in its handle.
+    On trio they are in an anyio task group. On asyncio they are plain asyncio tasks: a group would add a handle, a
+    scope and an event to each, which costs 15 µs. A group isn't needed, because a task raises nothing and has a
+    cancel scope in its handle.
     """
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class Tasks:
 
     def settle(self) -> None:
         """Release the waiters of tasks that never started because the event loop ended."""
-        for handle in self.running:  # the others have removed themselves
+        for handle in self.running:  # finished tasks have removed themselves
             handle._never_ran()
 
     async def __aenter__(self) -> Self:

@@ -41,9 +41,9 @@ class CallContent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_started"):
     """An attempt is about to be sent.
 
-    An operation other than ``chat`` has ``end_turn`` as its stop reason. ``video_create`` makes a job. The end of
-    the job is a separate call with the operation ``video``. ``batch_create`` makes a batch. Each of its requests
-    is a call of the operation ``batch``, published when its result is read.
+    Operations other than ``chat`` always end with the stop reason ``end_turn``. ``video_create`` makes a job. The
+    end of the job is a separate call with the operation ``video``. ``batch_create`` makes a batch. Each of its
+    requests is a call of the operation ``batch``, published when its result is read.
     """
 
     requested_model: str
@@ -51,8 +51,8 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     streamed: bool
     """Whether the reply is requested as a stream."""
     reason: str = "first"
-    """``first``, ``retry``, ``repair``, ``key`` after a refused key, ``taken_up`` for a background reply that is
-    resumed, or ``continued`` after a break.
+    """``first``, ``retry``, ``repair``, ``key`` after a rejected key, ``taken_up`` for a resumed background reply,
+    or ``continued`` after a broken stream.
     """
     routing: RoutingDecision | None = None
     """How the call was routed to its model; set on a first attempt only."""
@@ -83,7 +83,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     depth: int | None = None
     """The number of turns above the call, without its own; None outside of a tool's run."""
 
-    # The content is no field, so that no codec, store or journal can write it.
+    # The content is not a field, so no codec, store or journal can write it.
     @property
     def content(self) -> CallContent | None:
         """The content of the request. None for an event that was stored, or that came from another process."""
@@ -97,7 +97,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
 
 
 class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accepted"):
-    """From now on the provider generates the reply in the background.
+    """The provider has accepted the call and generates the reply in the background.
 
     If the process ends before the call does, `response_id` lets another process resume the reply. The call then
     has a second start event, with the same request and attempt.
@@ -217,7 +217,7 @@ class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_impor
     """A call that another program made and recorded, as it was read from that program's files.
 
     The event has the time of the call, not that of the import. If a file corrects a call, another event of the
-    same request follows. The one with the largest `revision` counts.
+    same request follows. Only the event with the largest `revision` counts.
     """
 
     origin: str
@@ -227,7 +227,9 @@ class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_impor
     origin_line: int
     """The line in the file, from 1; 0 in a file without lines."""
     revision: int
-    """A number that grows with the tokens of the call. An event with a smaller one changes nothing."""
+    """A number that grows with the tokens of the call. An event with a smaller revision than a stored one is
+    ignored.
+    """
     stop_reason: StopReason | None = None
     """How the reply ended; None if the file does not state it."""
     usage: TokenUsage | None = None
@@ -390,7 +392,9 @@ class BatchPlanned(_BatchEvent, frozen=True, kw_only=True, tag="batch.planned"):
 
 
 class BatchSubmitting(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitting"):
-    """A part of a batch is about to be sent. If no answer arrives, the part is searched in the provider's list."""
+    """A part of a batch is about to be sent. If no answer arrives, the engine looks for the part in the provider's
+    list of jobs.
+    """
 
     part: int
     """The part's number, from 1."""

@@ -72,9 +72,9 @@ from .sessions import (
 
 # --- Catalogue of events ---
 #
-# An event's topic is its tag. Fields are only added, with defaults; a changed meaning
-# is a new topic. No event of `llm.*` carries message content: `session.message_appended` has it by reference, and
-# it is stored only on request.
+# An event's topic is its tag. Later versions only add fields, with defaults. A changed meaning gets a new topic.
+# No event of `llm.*` contains message content. `session.message_appended` refers to the message, which is stored
+# only on request.
 
 
 CatalogueEvent: TypeAlias = (
@@ -128,12 +128,15 @@ CatalogueEvent: TypeAlias = (
 )
 """Every event of the bus that Callboard itself publishes."""
 
+CATALOGUE: tuple[type[Event], ...] = get_args(CatalogueEvent)
+"""Their types."""
+
 
 # --- Upcasts of stored events ---
 #
-# Where a default is not enough, the event's class increments its `SCHEMA`, and
-# ``upcast[topic, n]`` turns the fields of form n into form n + 1. Stored text is never rewritten. The number
-# stands in the JSON under ``@schema``, which no field can be named. Without it the form is 1.
+# If a default is not enough, the event's class increments its `SCHEMA`, and ``upcast[topic, n]`` converts the
+# fields of form n to form n + 1. Stored text is never rewritten. The JSON has the number under ``@schema``; no
+# field can have this name. Without a number, the form is 1.
 
 
 Upcast: TypeAlias = Callable[[JsonObject], JsonObject]
@@ -174,7 +177,8 @@ def _has_schema(data: bytes | str) -> bool:
 
 
 _encoder = msgspec.json.Encoder()
-_SCHEMAS = {kind.topic_of(): kind.SCHEMA for kind in get_args(CatalogueEvent)}
+_TOPICS = {kind: kind.topic_of() for kind in CATALOGUE}
+_SCHEMAS = {topic: kind.SCHEMA for kind, topic in _TOPICS.items()}
 
 EventT = TypeVar("EventT", bound=Event)
 
@@ -188,8 +192,11 @@ def _event_decoder() -> msgspec.json.Decoder[CatalogueEvent]:
 
 
 def topic_of(event: Event) -> str:
-    """The topic of an event. An event that was read back as unknown keeps its own."""
-    return event.topic if isinstance(event, UnknownEvent) else _topic_of_type(type(event))
+    """The topic of an event. An `UnknownEvent` keeps the topic that it was stored with."""
+    kind = type(event)
+    if kind in _TOPICS:
+        return _TOPICS[kind]
+    return event.topic if isinstance(event, UnknownEvent) else _topic_of_type(kind)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -214,7 +221,9 @@ def encode_part(part: msgspec.Struct, event: Event) -> bytes:
 
 
 def as_text(encoded: bytes) -> bytes:
-    """Encoded JSON as text. A provider's usage object is stored as received, so it may hold invalid bytes."""
+    """Encoded JSON as valid UTF-8. A provider's usage object is stored as received, so it may contain invalid
+    bytes.
+    """
     return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
 
 
@@ -243,7 +252,9 @@ def decode_event(topic: str, data: bytes | str) -> Event:
 
 
 def decode_as(kind: type[EventT], event: UnknownEvent) -> EventT | UnknownEvent:
-    """An event of a host's own type that was read back as unknown; unchanged if it doesn't fit that type."""
+    """Decode an `UnknownEvent` as a host's own type. It is returned unchanged if its data doesn't fit that
+    type.
+    """
     try:
         return msgspec.json.decode(in_current_form(event.topic, bytes(event.raw), kind.SCHEMA), type=kind)
     except (msgspec.DecodeError, ValueError, LookupError, TypeError):
@@ -270,7 +281,7 @@ class _OfMessage(msgspec.Struct):
 
 
 def _decode_with_raw_usage(data: bytes | str) -> Event:
-    """Decode an event with the provider's usage object: msgspec reads nothing but null into ``Raw | None``."""
+    """Decode an event that has the provider's usage object. msgspec can decode only null into ``Raw | None``."""
     fields = msgspec.json.decode(data)
     if fields["type"] == SessionMessageAppended.topic_of():
         raw = msgspec.json.decode(data, type=_OfMessage).message.metadata.usage.raw
@@ -364,7 +375,7 @@ def fields_of(envelope: Envelope) -> dict[str, Any]:
 
 def encode_envelope(envelope: Envelope) -> bytes:
     """An envelope as one JSON object without line breaks, the event's content included."""
-    # line breaks stand between values; in a text they are escaped
+    # line breaks occur only between values; in a string they are escaped
     data = encode_event(envelope.data).replace(b"\n", b" ")
     fields = {name: value for name, value in fields_of(envelope).items() if value is not None}
     try:

@@ -11,7 +11,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all events. Subclass with ``tag="<topic>"`` to publish your own."""
 
     SCHEMA: ClassVar[int] = 1
-    """The form of the fields; stored with the event if it isn't 1."""
+    """The version of the fields; stored with the event unless it is 1."""
 
     @classmethod
     def topic_of(cls) -> str:
@@ -23,7 +23,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def type(self) -> str:
-        """The topic, under the same name as in stream events."""
+        """The topic. Stream events have a field of the same name."""
         return self.topic_of()
 
 

@@ -25,7 +25,7 @@ class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provide
     retry_at_us: int | None = None
     """The time at which the next try is allowed, in microseconds since the epoch."""
     node: str | None = None
-    """The run of the engine that found it, if it is another node of the cluster."""
+    """The run id of the other node that detected the change; None if this engine did."""
 
 
 class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
@@ -86,7 +86,7 @@ class PricingProgress(Event, frozen=True, kw_only=True, tag="pricing.progress"):
     pricing_version: str
     """The version of the price table."""
     done: int
-    """The number of the last completed call in the trace."""
+    """The number of the latest repriced call in the trace."""
     last: int
     """The number of the last call in the trace."""
     dry_run: bool = False
@@ -114,7 +114,8 @@ class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping
     """Shipping to the shared store has failed or works again.
 
     ``shipping``: the shared store accepts events. ``retrying``: the store can't be reached, and events wait in the
-    trace file. The event is published again whenever the number of waiting events has doubled.
+    trace file. While the store can't be reached, the event is published again whenever the number of waiting
+    events has doubled.
     """
 
     previous: Literal["shipping", "retrying"]
@@ -161,7 +162,7 @@ class ActorStopped(_ActorEvent, frozen=True, kw_only=True, tag="actor.stopped"):
     """An actor has ended, and will not be restarted."""
 
     reason: str
-    """The text of why it ended."""
+    """The reason for its end."""
 
 
 ActorStoppedEvent = ActorStopped
@@ -169,17 +170,17 @@ ActorStoppedEvent = ActorStopped
 
 
 class ActorEscalated(_ActorEvent, frozen=True, kw_only=True, tag="actor.escalated"):
-    """The supervisor gave up on an actor and handed the failure to its own parent."""
+    """The supervisor gave up on an actor and failed itself."""
 
     reason: str
-    """The text of why the supervisor gave up."""
+    """The reason why the supervisor gave up."""
 
 
 # --- Budgets: `budget.*` ---
 
 
 class BudgetReserved(Event, frozen=True, kw_only=True, tag="budget.reserved"):
-    """The highest possible cost of an attempt is reserved in every account that applies."""
+    """The highest possible cost of an attempt is reserved in every budget account that applies."""
 
     nano_usd: int | None
     """The money in nano-USD; None if unknown, which only some budgets allow."""
@@ -261,7 +262,7 @@ class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_chan
 
 
 class NodeLimitsChanged(Event, frozen=True, kw_only=True, tag="nodes.limits_changed"):
-    """Declared rate limits are shared with the other nodes again, or divided evenly among them."""
+    """The nodes changed how they divide the declared rate limits: by demand, or evenly."""
 
     current: Literal["shared", "divided"]
     """``shared``: by demand. ``divided``: evenly, because the shared store can't be reached."""

@@ -14,7 +14,7 @@ from .envelope import Event
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
-    """A session exists."""
+    """A session was created."""
 
     model: str
     """The model as requested, as text."""
@@ -39,7 +39,7 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
     history: int
     """The number of messages in the session."""
     begins: bool = False
-    """Whether the session is new and replaces one that may be stored under its id."""
+    """Whether the session is new. It then replaces any session stored under the same id."""
     epoch: int = 0
     """In a cluster, the number of claims of the session so far; 0 outside of one."""
     setup: SessionSetup | None = None
@@ -47,7 +47,7 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
 
 
 class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
-    """A session's next turn goes to another model."""
+    """A session's model was changed. The next turn uses it."""
 
     previous: str
     """The former model as requested, as text."""
@@ -80,7 +80,7 @@ TurnStatus: TypeAlias = Literal[
 """How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with tool calls for the caller.
 ``max_tool_rounds``: with calls that were not run, because of the limit on rounds. ``stopped``: after tools, by
 `stop_when`. ``cancelled``: by request. ``failed``: with an error. ``outcome_unknown``: in a cluster, the node that
-ran it died or lost the session, and the state of its last call is unknown.
+ran it died or lost the session, so the outcome of its last call is unknown.
 """
 
 
@@ -117,7 +117,7 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
     position: int
     """The message's place in the history, from 0."""
     epoch: int = 0
-    """As in `SessionConfigured`."""
+    """In a cluster, the number of claims of the session so far; 0 outside of one."""
     message: Message
     """The message, by reference."""
 

@@ -2,9 +2,9 @@
 
     open ──close()──▶ kept whole for `retain_seconds` ──▶ folded ──▶ evicted, least recently used first
 
-A reader may attach before the eviction and gets all content; later it gets `UnknownStream`. `max_bytes` bounds
-all closed logs: above it, the oldest ones are folded early, and then evicted. An open log bounds itself. There is
-no timer. Opening, attaching and closing check the time, because memory grows only then.
+A reader may attach before the eviction and gets all content; later it gets `UnknownStream`. `max_bytes` bounds all
+closed logs: above it, the oldest ones are folded early, and then evicted. An open log bounds itself. There is no
+timer: the expiry is checked when a log is opened, attached to or closed, because memory grows only then.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class StreamChannel:
                 self._closed_bytes -= closed.bytes
 
     def forget_session(self, session_id: str) -> None:
-        """Drop all closed logs of a session, because the session was deleted."""
+        """Drop all closed logs of a deleted session."""
         for log in self._logs():
             if log.closed and log.session_id == session_id:
                 self.discard(log.stream_id)
@@ -257,7 +257,7 @@ class StreamChannel:
 def unknown_stream(stream_id: str) -> UnknownStream:
     """The error for a missing stream and for another owner's stream.
 
-    It is the same, so that no stream is revealed.
+    Both cases get the same text, so it does not reveal whether another owner's stream exists.
     """
     return UnknownStream(
         f"no stream {stream_id!r}: it was never opened here, or it ended too long ago. Read the finished "

@@ -7,7 +7,7 @@
 * `MessageComplete.final_content` is the sum of the deltas.
 
 A call that fails or is cancelled after its first event still emits `MessageComplete`, then raises its exception.
-The stop reason is then ``error`` or ``cancelled``. `fold` and its neighbours make fewer events of the same stream.
+The stop reason is then ``error`` or ``cancelled``. `fold` and `coalesce` shorten a stream without losing content.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
 class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
     """The end of a tool call's arguments, complete or cut off.
 
-    Run the call only if the reply ends well. If it doesn't, `MessageComplete` marks the call as incomplete.
+    Wait for `MessageComplete` before running the call. If the reply ended badly, it marks the call as incomplete.
     """
 
     tool_use_id: str
     """Callboard's id of the call."""
     final_input: JsonObject
-    """All arguments of the call, as far as they are an object."""
+    """The arguments of the call; an empty object if they are not a JSON object."""
     incomplete: bool = False
     """Whether the call was cut off. Never run it then."""
     content_block_index: int = 0
@@ -151,8 +151,8 @@ class ProviderEvent(msgspec.Struct, frozen=True, gc=False, tag="provider.event")
     """Data outside the content: the progress of the provider's tools, a partial image, an event of an unknown
     kind.
 
-    It belongs to no block and may occur anywhere in a message. Only live readers get it: folding a stream drops
-    it.
+    It belongs to no block and may occur anywhere in a message. Only live readers get it, because folding a stream
+    drops it.
     """
 
     kind: str
@@ -162,7 +162,8 @@ class ProviderEvent(msgspec.Struct, frozen=True, gc=False, tag="provider.event")
     message_id: str = ""
     """The id of the reply's message."""
     content_block_index: int | None = None
-    """The index of the block that it represents in the view of `stream()`, from 0; None if it represents none.
+    """The index of the content block that the event belongs to, from 0, in the view of `stream()`; None if it
+    belongs to none.
 
     Adapters report whole blocks as `ProviderBlock`.
     """
@@ -244,7 +245,7 @@ MERGE_LIMIT = 16 * 1024
 """The largest number of characters in a merged delta."""
 
 _EVENT_BYTES = 160
-"""The bytes of an event without its text: the object, its string's header, its place in the list."""
+"""The bytes of an event without its text: the object, the string's header, and the list entry."""
 
 
 def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], list[int]]:
@@ -365,8 +366,8 @@ _BEYOND: dict[type, Callable[[Any], int]] = {
     ProviderEvent: lambda event: _weigh_json(event.raw),
     MessageComplete: lambda event: weigh_content(event.final_content),
 }
-"""The bytes of an event outside of the object itself, by type. It is a table, because each log is weighed when it
-is closed.
+"""Functions that return an event's bytes beyond the object itself, by type. A table is fast: every event of a
+closing log is weighed.
 """
 
 _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta

@@ -3,10 +3,10 @@
     seq:   0 .......... base ............ next_seq
            [ snapshot ) [ events .......)
 
-Readers have no queues. So nothing is copied or dropped, and the producer's cost is independent of the readers.
-Events are numbered from 0. A reader takes at most 256 of them, and yields to other tasks between two batches.
-Memory is bounded: the oldest part is folded into `snapshot`, which has the same content as all events before
-`base`. A reader with a cursor before `base` gets one `StreamReset` with that snapshot, then continues from
+Readers have no queues. So nothing is copied or dropped, and the producer's cost does not depend on the number of
+readers. Events are numbered from 0. A reader takes at most 256 at a time and yields to other tasks between two
+batches. Memory is bounded: the oldest part is folded into `snapshot`, which has the same content as all events
+before `base`. A reader with a cursor before `base` gets one `StreamReset` with that snapshot, then continues from
 `base`.
 """
 
@@ -30,7 +30,7 @@ _log = Log("bus.stream")
 T = TypeVar("T")
 
 Unfold: TypeAlias = Callable[[Sequence[T]], Iterable[T]]
-"""Makes the events for a new reader in place of a snapshot."""
+"""A function that converts a snapshot into events for a new reader."""
 
 READ_BATCH = 256
 FOLD_ABOVE_BYTES = 8 * 1024 * 1024
@@ -98,7 +98,7 @@ class StreamLog(Generic[T]):
         self._signal: Signal | None = None
         self._closed = False
         self._error: Exception | None = None
-        self._readers: list[ref[StreamReader[T]]] = []  # a WeakSet takes a kilobyte
+        self._readers: list[ref[StreamReader[T]]] = []  # a list, because a WeakSet takes a kilobyte
         self._look_at = 8
 
     def append(self, event: T) -> int:
@@ -275,7 +275,8 @@ class StreamLog(Generic[T]):
             try:
                 signal.set()
             except RuntimeError as error:
-                # A reader's event loop has ended while it waited. The producer must not fail for that.
+                # A reader's event loop has ended while the reader waited. The producer must not fail because of
+                # it.
                 _log.warning("stream.reader_gone", stream_id=self.stream_id, error=str(error))
 
     async def _changed(self) -> None:
@@ -291,7 +292,7 @@ class StreamLog(Generic[T]):
         self._weigh_at = self._weighed + _WEIGH_EVERY
 
     def _fold_oldest(self) -> None:
-        """Fold until half of the limit is left. So folding happens once for 4 MiB, not once for each event."""
+        """Fold until half of the limit is free, so that folding happens once per 4 MiB and not at each event."""
         surplus = self._bytes - FOLD_ABOVE_BYTES // 2
         cut = 0
         while surplus > 0 and cut < len(self._events):
@@ -302,7 +303,7 @@ class StreamLog(Generic[T]):
     def _fold_until(self, cut: int) -> None:
         if cut == 0:
             return
-        # fold() makes only the kinds of events that it is given
+        # the cast is safe: fold() returns only events of the types that it gets
         self._snapshot = cast("tuple[T, ...]", stream_fold.fold((*self._snapshot, *self._events[:cut])))
         self._snapshot_bytes = stream_fold.weigh_all(self._snapshot)
         del self._events[:cut]
@@ -421,7 +422,7 @@ class StreamReader(Generic[T]):
             first, self._cursor = self._cursor, self._cursor + len(events)
             if self._coalesce:
                 merged, self._seqs = stream_fold.coalesce(events, first)
-                self._batch = cast("list[T]", merged)  # a merged delta is of the kind of its parts
+                self._batch = cast("list[T]", merged)  # the cast is safe: a merged delta has the type of its parts
             else:
                 self._batch, self._seqs = events, range(first, self._cursor)
         self._delivered += len(self._batch)
@@ -429,10 +430,10 @@ class StreamReader(Generic[T]):
     def _take_snapshot(self, log: StreamLog[T]) -> None:
         if self._unfold is not None and self._cursor == 0:
             self._batch = tuple(self._unfold(log._snapshot))
-            # A reader that continues from the middle gets a StreamReset. The last event stands for all that was
-            # folded.
-            amidst = (min(index, log._base - 2) for index in range(len(self._batch) - 1))
-            self._seqs = (*amidst, log._base - 1)
+            # Only the last event gets the seq of the snapshot's end. A reader that reconnects after an earlier one
+            # gets a StreamReset.
+            earlier = (min(index, log._base - 2) for index in range(len(self._batch) - 1))
+            self._seqs = (*earlier, log._base - 1)
         else:
             self._batch = (StreamReset(log._snapshot, log._base),)
             self._seqs = (log._base - 1,)

@@ -36,8 +36,8 @@ S = TypeVar("S")
 class cached_property(Generic[S, T]):
     """A property that is computed once for each object.
 
-    `functools.cached_property` takes a lock each time before Python 3.12. Without it, two threads may both compute
-    the value.
+    Before Python 3.12, `functools.cached_property` takes a lock on each access. This class takes none, so two
+    threads may both compute the value.
     """
 
     def __init__(self, work: Callable[[S], T]) -> None:
@@ -82,12 +82,12 @@ class ShortRepr(msgspec.Struct, frozen=True):
 
 @cache
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
-    """The fields and their defaults. A field without a default has one that is unequal to everything."""
-    found: dict[str, object] = {}
+    """The fields and their defaults. A field without a default gets a marker that equals no value."""
+    defaults: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         made = field.default_factory
-        found[field.name] = field.default if made is msgspec.NODEFAULT else made()
-    return found
+        defaults[field.name] = field.default if made is msgspec.NODEFAULT else made()
+    return defaults
 
 
 def short(value: object) -> str:

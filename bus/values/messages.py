@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class RawReply(ShortRepr, frozen=True, kw_only=True, gc=False):
-    """The raw data of one reply. Data that is not valid JSON is text here."""
+    """The raw data of one reply. Data that is not valid JSON is stored as a string."""
 
     body: Json = None
     """The body of a reply that was not streamed; None for a stream."""
@@ -165,7 +165,7 @@ class Message(ShortRepr, frozen=True, dict=True):
     metadata: MessageMetadata | None = None
     """The origin of the message, set by the session manager when the message enters a history."""
     steers: bool = False
-    """Whether the user sent it during a turn, to steer it."""
+    """Whether the user sent the message during a turn, to steer that turn."""
 
     def __post_init__(self) -> None:
         content: Sequence[ContentBlock] | str = self.content
@@ -185,7 +185,7 @@ class Message(ShortRepr, frozen=True, dict=True):
 
     @classmethod
     def system(cls, text: str) -> Message:
-        """An instruction."""
+        """A system message."""
         return Message(Role.SYSTEM, (TextBlock(text),))
 
     @classmethod
@@ -215,8 +215,8 @@ class Message(ShortRepr, frozen=True, dict=True):
     def plain_text(self) -> str | None:
         """The text of a message with a single text block; None for any other.
 
-        It is None, too, for a blank text, a text that UTF-8 can't encode, and a block with a provider's data. The
-        answer is cached, because every send checks the whole history.
+        It is also None for a blank text, a text that UTF-8 can't encode, and a block with provider data. The
+        result is cached, because every send checks the whole history.
         """
         block = self.content[0] if len(self.content) == 1 else None
         if type(block) is not TextBlock or block.provider_raw is not None or not block.text.strip():
@@ -244,7 +244,7 @@ _ROLE = attrgetter("role")
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 _KEPT = "_beginning"
 _GROWTH = 8
-"""The number of messages by which a beginning grows. It is made again after so many."""
+"""The number of messages by which a `Beginning` grows: it is rebuilt after that many more."""
 
 
 def plain_texts(messages: Iterable[Message]) -> list[str | None]:
@@ -255,7 +255,8 @@ def plain_texts(messages: Iterable[Message]) -> list[str | None]:
 def plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
     """The texts of the first messages, while they alternate between plain user and assistant text.
 
-    Most histories consist of them, and every call checks them all, so this function has no loop.
+    Every call checks its whole history, which usually consists of such messages, so this function avoids a Python
+    loop.
     """
     beginning = beginning_of(messages)
     if beginning is None:
@@ -272,10 +273,10 @@ def _texts_in_turn(messages: Sequence[Message]) -> tuple[str, ...]:
 
 
 class Beginning:
-    """The first messages of a history, all of them plain, and the values that were made of them.
+    """The first plain messages of a history, with values cached for them.
 
-    A conversation sends them again with each turn. The values are made once, so that a long history costs little
-    more than a comparison of its messages by identity. The first message keeps this object.
+    Each turn sends these messages again. Their values are computed once, so a later turn only compares the
+    messages by identity. The first message stores this object.
     """
 
     __slots__ = ("_forms", "after", "texts")
@@ -288,11 +289,11 @@ class Beginning:
         self._forms = forms
 
     def form(self, name: str, make: Callable[[str, int], T]) -> list[T]:
-        """The value of each message, made once under this name. Do not change the list.
+        """The cached values of this name, one for each message. Do not change the list.
 
         Args:
             name: A name that differs from all others.
-            make: Makes the value of a message, of its text and its place in the history.
+            make: A function that returns the value of a message from its text and its index in the history.
         """
         made = self._forms.get(name, [])
         if len(made) < len(self.texts):
@@ -301,12 +302,12 @@ class Beginning:
         return cast("list[T]", made)
 
     def forms_until(self, count: int) -> dict[str, list[object]]:
-        """The values of the first messages, by their names."""
+        """The cached values of the first `count` messages, by name."""
         return {name: made[:count] for name, made in self._forms.items()}
 
 
 def beginning_of(messages: Sequence[Message]) -> Beginning | None:
-    """The plain beginning of a history in whole steps of growth; None if it is shorter than one."""
+    """The plain beginning of a history, in multiples of `_GROWTH` messages; None if it is shorter than that."""
     if len(messages) < _GROWTH:
         return None
     kept: Beginning | None = messages[0].__dict__.get(_KEPT)
@@ -316,7 +317,7 @@ def beginning_of(messages: Sequence[Message]) -> Beginning | None:
         if len(more) < _GROWTH or len(_texts_in_turn(more)) < _GROWTH:
             return kept
         forms = kept.forms_until(len(kept.texts))
-    elif kept is not None:  # of a history that was cut, or went on in another way
+    elif kept is not None:  # the history was cut or continued differently
         same = list(map(is_, kept.after, messages[1:]))
         forms = kept.forms_until(1 + (same.index(False) if False in same else len(same)))
     texts = _texts_in_turn(messages)
@@ -329,7 +330,7 @@ def beginning_of(messages: Sequence[Message]) -> Beginning | None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair."""
+    """Whether UTF-8 can encode a text: it has no half of a surrogate pair."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -380,7 +381,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
     input_schema: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
     """A JSON Schema with an object at its root, or a union or a reference to one."""
     strict: bool | None = None
-    """Whether to ask the provider to enforce the schema; None leaves it to the adapter."""
+    """Whether to ask the provider to enforce the schema; None lets the adapter decide."""
     annotations: ToolAnnotations | None = None
     """Hints for the approval of the tool's calls."""
     provider_options: JsonObject = msgspec.field(default_factory=dict)
@@ -396,7 +397,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
                 "at most 64 in total"
             )
         if not _COMBINED.isdisjoint(self.input_schema):
-            return  # the type and the properties are in the parts, which adapters merge for servers that need it
+            return  # the parts have the type and properties; adapters merge them for servers that need it
         if self.input_schema.get("type") != "object":
             raise ValueError(f"tool {self.name!r}: input_schema must have type 'object' at its root")
         properties = self.input_schema.get("properties")
@@ -462,7 +463,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     server_port: int | None = None
     """The port of the provider's server."""
     max_output_tokens: int | None = None
-    """The largest number of tokens that the reply may have."""
+    """The largest number of output tokens."""
     temperature: float | None = None
     """The requested sampling temperature."""
     top_p: float | None = None
@@ -498,12 +499,12 @@ def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
 
 
 def ended_well(stop_reason: StopReason) -> bool:
-    """Whether a reply ended as the model intended, so that its calls are complete."""
+    """Whether the model ended the reply itself, so that its tool calls are complete."""
     return stop_reason in _ENDED_WELL
 
 
 def with_whole_calls(content: tuple[ContentBlock, ...], stop_reason: StopReason) -> tuple[ContentBlock, ...]:
-    """The content of a reply after its end. After a bad end, every call is marked incomplete."""
+    """The content of a reply after its end. If it was cut off or failed, every tool call is marked incomplete."""
     if ended_well(stop_reason) or not any(_runs(block) for block in content):
         return content
     return tuple(msgspec.structs.replace(block, incomplete=True) if _runs(block) else block for block in content)

@@ -31,7 +31,7 @@ class UsageSource(StrEnum):
     REPORTED = "reported"
     """The provider's final figures."""
     PARTIAL = "partial"
-    """Reported in part. The rest is estimated after an early end, or derived from the other counts."""
+    """Partly reported. The other counts are estimated, after an early end, or derived."""
     ESTIMATED = "estimated"
     """Estimated by Callboard, because the provider reported nothing."""
     INCONSISTENT = "inconsistent"
@@ -61,13 +61,28 @@ _USUAL_TIERS = frozenset(
 
 
 def unusual_tier(service_tier: object) -> str | None:
-    """A service tier in lower case."""
+    """A service tier in lower case; None for a usual tier."""
     name = service_tier.strip().lower() if isinstance(service_tier, str) else ""
     return None if name in _USUAL_TIERS else name
 
 
+_USUAL_GEOGRAPHIES = frozenset({"", "global", "not_available"})
+
+
+def tier_in(tier: str | None, geography: object) -> str | None:
+    """A service tier with the geography that inference was limited to, which has a price of its own.
+
+    Anthropic reports the geography as ``inference_geo``. ``us`` at the default tier is ``geo-us``, and at another
+    one ``fast+geo-us``.
+    """
+    name = geography.strip().lower() if isinstance(geography, str) else ""
+    if name in _USUAL_GEOGRAPHIES:
+        return tier
+    return f"{tier}+geo-{name}" if tier else f"geo-{name}"
+
+
 def details_of(**counts: int | None) -> dict[str, int] | None:
-    """The counts that are above zero, as `TokenUsage.details` holds them; None if there are none."""
+    """The counts above zero, in the form of `TokenUsage.details`; None if there are none."""
     return {name: count for name, count in counts.items() if count} or None
 
 
@@ -104,7 +119,9 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
     service_tier: str | None = None
     """The service tier that the provider reports, as `unusual_tier` gives it; None for the standard one."""
     upstream_cost_nano_usd: int | None = None
-    """The part of `reported_cost_nano_usd` that the owner of the key pays upstream of a gateway, in nano-USD."""
+    """The part of `reported_cost_nano_usd` that is billed to the key's owner by the provider behind a gateway, in
+    nano-USD.
+    """
 
     @property
     def total_input_tokens(self) -> int:
@@ -215,7 +232,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 UNANSWERED = frozenset({"network", "cancelled", "process_lost"})
 """Error classes of calls without an answer."""
 UNCLEAR = frozenset({"server_error", "other"})
-"""Error classes of calls that have an answer if they have an HTTP status."""
+"""Error classes of calls that were answered only if they have an HTTP status."""
 
 
 def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Budgets: spending limits, reservations before each call, and the queue for room."""
+"""Budgets: spending limits, reservations before each call, and calls that wait for room."""
 
 from __future__ import annotations
 

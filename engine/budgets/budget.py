@@ -23,7 +23,7 @@ SLOTS = 60
 """The number of slots of a rolling window. Spending expires in steps of a sixtieth of the window."""
 
 ENDLESS_US = 1 << 62
-"""A moment later than any other, in microseconds."""
+"""A moment later than all others, in microseconds."""
 
 
 class Slot(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -87,7 +87,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def _zone(name: str) -> ZoneInfo:
-    from zoneinfo import ZoneInfo  # 2 ms, for the programs that have budgets
+    from zoneinfo import ZoneInfo  # lazy: it takes 2 ms, and only programs with budgets need it
 
     return ZoneInfo(name)
 
@@ -95,7 +95,7 @@ def _zone(name: str) -> ZoneInfo:
 def _calendar_slot(unit: Calendar, zone: ZoneInfo, now_us: int) -> Slot:
     now = datetime.fromtimestamp(now_us // 1_000_000, zone)
     if unit == "hour":
-        # An hour of the clock that is set back comes twice, and is two slots; `fold` keeps them apart.
+        # When clocks are set back, an hour occurs twice. It is two slots, which `fold` distinguishes.
         start = now.replace(minute=0, second=0)
         return _between(start, (start.astimezone(UTC) + timedelta(hours=1)).astimezone(zone))
     start = now.replace(hour=0, minute=0, second=0, fold=0)
@@ -119,7 +119,7 @@ WhenFull: TypeAlias = Literal["refuse", "wait", "cheaper"]
 _TAG = "tag:"
 _KINDS = ("engine", "session", "provider", "model", "turn", "root")
 OF_TREES = ("turn", "root")
-"""Scopes whose accounts end with a turn."""
+"""Scopes with an account for each turn. The account is dropped when the turn ends."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,9 +136,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     per: str = "engine"
     """The scope: ``engine``, ``session``, ``provider``, ``model``, ``turn``, ``root`` or ``tag:NAME``.
 
-    Each session, provider, model, turn or value of the tag has its own account. Calls without one share one.
-    ``root`` is a turn together with all turns and calls that its tools start, and ``turn`` is a turn without them.
-    Such an account ends with its turn, and has no window.
+    Each session, provider, model, turn or value of the tag has its own account. Calls without such a value share
+    one account. ``root`` is a turn together with all turns and calls that its tools start, and ``turn`` is a turn
+    without them. Such an account ends with its turn, and has no window.
     """
     of: str | None = None
     """The one session, provider, model or value of the tag that is limited; None limits each."""
@@ -159,11 +159,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     low_at: float = 0.8
     """The fraction of the limit at which ``budget.low`` is published, once in a window."""
     follows_repricing: bool = False
-    """Whether repricing past calls changes the amount spent. Otherwise, a call counts at the price in force when
-    it was made.
+    """Whether repricing past calls changes the amount spent. If False, a call counts with its cost at call
+    time.
     """
     counts_imported: bool = False
-    """Whether calls of other programs count that were imported before the engine reads the trace."""
+    """Whether imported calls of other programs count. Only calls that were imported before the engine reads the
+    trace are included.
+    """
 
     def __post_init__(self) -> None:
         if self.max_cost_usd is None and self.max_tokens is None:
@@ -202,7 +204,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted_over(self) -> Window:
-        """The window as a value with slots."""
+        """The budget's window, as a `Window`."""
         if isinstance(self.window, timedelta):
             return Window(rolling=self.window)
         return Window(calendar=self.window, zone=self.zone)

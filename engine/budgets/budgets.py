@@ -1,7 +1,8 @@
 """The budgets of one engine: admission, waiting, and events.
 
-The ledger decides. This module adds time, waiting, the trace and events. Calls that wait for the same room are
-admitted in order of arrival. A call that needs other room does not wait for them.
+The ledger decides about reservations. This module adds the clock, waiting, the spending in the trace, and events.
+Calls that wait for the same room are admitted in order of arrival. A call that needs other room does not wait for
+them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ..calls.outcome import CallEnd, output_is_unknown
 from .budget import OF_TREES, Budget, Payer
 from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, Refusal
 
-# Counts the spending of the trace in a ledger
+# Reading the spending from the trace
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
-"""Reads from the trace the sums that count in some budgets at a moment."""
+"""A function that reads from the trace the sums that count in budgets at a moment."""
 
 _DIMENSIONS = {"engine": None, "session": "session_id"}
 """The dimensions of the trace, for scopes with a different name."""
@@ -54,7 +55,7 @@ def loader(
             return Counted([])
         await settle()
         asked: dict[SpendingQuery, list[Budget]] = {}
-        for budget in budgets:  # One query has the sums of all values, so budgets of many values share it.
+        for budget in budgets:  # One query returns the sums of all values, so budgets for several values share it.
             query = msgspec.structs.replace(query_of(budget, now_us), run_id=run_id if own_run else None)
             asked.setdefault(msgspec.structs.replace(query, value=None), []).append(budget)
         queries = [
@@ -115,13 +116,13 @@ def is_job(name: str) -> bool:
 
 
 _LONGEST_NAP_SECONDS = 3600.0
-"""The longest wait of a call before it checks the clock again, because the clock may have been set."""
+"""The longest wait before a call checks the clock again, because the clock may be changed."""
 
 _LOAN_SECONDS = 2.0
-"""Seconds that a call waits for room that is reserved for another node, before it is refused."""
+"""Seconds that a call waits for room that is lent to another node, before it is refused."""
 
 _SHARED_NAP_SECONDS = 1.0
-"""The longest wait of a call before it checks again whether other nodes have returned room."""
+"""The longest wait before a call checks again whether other nodes have returned room."""
 
 
 class SharedBudgets(Protocol):
@@ -207,7 +208,7 @@ class Budgets:
         self._waiters: list[_Waiter] = []
         self._loans: set[str] = set()
         self._loans_ended = anyio.Event()
-        self._late: list[_End] | None = None  # the ends that come while the trace is asked
+        self._late: list[_End] | None = None  # calls that end while the trace is being read
 
     def _know(self, budgets: Sequence[Budget]) -> None:
         self._some = bool(budgets)
@@ -235,15 +236,16 @@ class Budgets:
             return
         async with self._loading:
             if not self._loaded:
-                if self._shared is None:  # otherwise the trace is counted where accounts are shared
+                if self._shared is None:  # shared accounts count the trace in the shared store
                     await self._count(self._in_trace)
                 self._loaded = True
 
     async def change(self, add: Sequence[Budget] = (), remove: Collection[Budget] = ()) -> None:
         """Put budgets in force, and then remove others.
 
-        Earlier spending counts, and so do calls in progress. A budget that is in force already stays as it
-        is. The engine's own budgets can't be removed. Raises StoreError; then nothing has changed.
+        Earlier spending counts, and so do calls in progress. A budget that is active already is not changed. The
+        engine's own budgets can't be removed. Raises StoreError if the trace can't be read, and then changes
+        nothing.
         """
         await self.loaded()
         async with self._loading:
@@ -285,7 +287,7 @@ class Budgets:
     async def _count(self, budgets: Sequence[Budget], added: Sequence[Budget] = ()) -> None:
         """Read ended calls from the trace, and then put `added` in force.
 
-        Calls that end meanwhile stay reserved until it is known whether the trace's sums include their ends.
+        Calls that end meanwhile stay reserved until it is certain whether the sums include them.
         """
         late = self._late = []
         try:
@@ -341,7 +343,9 @@ class Budgets:
     async def _after_loans(
         self, name: str, payer: Payer, asked: Amount, refusals: list[Refusal] | None
     ) -> list[Refusal] | None:
-        """Try again when other nodes return their loans. A tool's result may arrive before that message."""
+        """Wait briefly for other nodes to return lent room, and try again. A tool's result may arrive before the
+        message that returns its room.
+        """
         with anyio.move_on_after(_LOAN_SECONDS):
             while refusals and self._loans:
                 await self._loans_ended.wait()
@@ -353,7 +357,7 @@ class Budgets:
         return self._loaded and not self._must_queue(payer) and self._try(name, payer, asked) is None
 
     def _try(self, name: str, payer: Payer, asked: Amount) -> list[Refusal] | None:
-        """The refusals; None if it is reserved."""
+        """Try to reserve. Returns the refusals, or None if it is reserved."""
         refusals = self.ledger.reserve(name, payer, asked, self._now_us())
         if refusals:
             return refusals
@@ -391,7 +395,7 @@ class Budgets:
         return bool(self.ledger.would_refuse(payer, asked, self._now_us()))
 
     def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
-        """The refusal for which a router should look for a cheaper model; None if there is room."""
+        """The refusal of a budget that prefers cheaper models; None if there is none."""
         refusals = self.ledger.would_refuse(payer, asked, self._now_us())
         return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
 
@@ -413,7 +417,7 @@ class Budgets:
         return fits
 
     def _must_queue(self, payer: Payer) -> bool:
-        """Whether an earlier call waits for room that this payer would use."""
+        """Whether an earlier call waits for room in an account of this payer."""
         if not self._waiters:
             return False
         wanted = {id(account) for waiter in self._waiters for account in self._short_of(waiter)}
@@ -427,7 +431,9 @@ class Budgets:
         return [account for account in accounts if account.refuses(waiter.asked, now_us) is not None]
 
     def _require_patience(self, name: str, payer: Payer, refusals: list[Refusal]) -> None:
-        """Raise for the first refusal that waiting cannot, or may not, resolve."""
+        """Raise BudgetExceededError for the first refusal that waiting can't resolve, or whose budget does not
+        wait.
+        """
         for refusal in refusals:
             if refusal.budget.when_full != "wait" or not refusal.may_fit:
                 self._publish(
@@ -469,7 +475,7 @@ class Budgets:
             raise
 
     def _pause(self, waiter: _Waiter) -> float:
-        """Seconds until a window may make room for a call."""
+        """Seconds until a window may have room for a call."""
         now_us = self._now_us()
         refusals = self.ledger.would_refuse(waiter.payer, waiter.asked, now_us)
         moments = [refusal.fits_at_us for refusal in refusals if refusal.fits_at_us is not None]
@@ -477,7 +483,9 @@ class Budgets:
         return min([longest, *(max(moment - now_us, 0) / 1e6 + 0.001 for moment in moments)])
 
     def _admit(self) -> None:
-        """Admit all calls that have room, in order. No call takes room that an earlier call waits for."""
+        """Admit waiting calls that have room now, in order. A call never takes room that an earlier call waits
+        for.
+        """
         taken: set[int] = set()
         for waiter in list(self._waiters):
             accounts = self.ledger.accounts(waiter.payer)

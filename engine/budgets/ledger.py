@@ -6,9 +6,10 @@ A reservation is in exactly one state:
                            │
                            └──── lose ─────► unknown ── settle ──► spent
 
-`held` and `unknown` count at the most that the call can cost, `spent` at its actual cost. A call counts in the
-slot of its reservation, even if it ends later. So the accounts agree with sums over the trace, where each row
-counts at its start. A reservation takes room in all accounts of the call, or in none.
+In the states `held` and `unknown`, a call counts with the most that it can cost. In `spent` it counts with its
+actual cost. A call counts in the slot of its reservation, even if it ends later. So the accounts agree with sums
+over the trace, where each row counts at its start. A reservation takes room in all accounts of the call or in
+none.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def money(self) -> int:
-        """The money as far as known, in nano-USD."""
+        """The money in nano-USD; 0 if it is unknown."""
         return self.nano_usd or 0
 
     @property
@@ -49,7 +50,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a reservation was not admitted: an account without room for it."""
+    """An account that has no room for a reservation."""
 
     budget: Budget
     value: str
@@ -91,7 +92,7 @@ class AccountState(msgspec.Struct, frozen=True):
     calls: int
     """The calls that count, those in progress included."""
     unknown_calls: int
-    """The calls of unknown usage among them."""
+    """The number of these calls with unknown usage."""
     window_ends_us: int | None
     """The end of the current slot, in microseconds since the Unix epoch; None without a window."""
 
@@ -175,7 +176,7 @@ class Account:
         self._current = self.slot_of(0)
         self._low_until_us = -ENDLESS_US
         self._money = self._tokens = 0
-        self._valid_from_us = self._valid_to_us = 0  # when the totals are right
+        self._valid_from_us = self._valid_to_us = 0  # the period in which the totals are valid
 
     def slot_at(self, moment_us: int) -> SlotSum:
         """The sums of the slot that a moment belongs to."""
@@ -194,7 +195,7 @@ class Account:
         return found
 
     def add(self, found: SlotSum, tally: Tally, amount: Amount, sign: int = 1, calls: int = 1) -> None:
-        """Add an amount to a part of a slot, or take it off."""
+        """Add an amount to a part of a slot, or subtract it with `sign` -1."""
         tally.add(amount, sign, calls)
         if found.slot.start_us < self._valid_to_us and found.forgotten_us > self._valid_from_us:
             self._money += sign * (amount.nano_usd or 0)
@@ -203,7 +204,7 @@ class Account:
     def counted(self, now_us: int) -> list[SlotSum]:
         """The slots that count at a moment. Expired slots are dropped.
 
-        A rolling window also counts a slot of the future, which exists after the clock was set back.
+        A rolling window also counts slots in the future. They exist after the clock was set back.
         """
         for start, found in list(self._slots.items()):
             if found.forgotten_us <= now_us:
@@ -220,7 +221,7 @@ class Account:
         self._slots.setdefault(current.slot.start_us, current)
 
     def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
-        """Why an amount has no room here; None if it has."""
+        """The reason why an amount has no room in the account; None if it fits."""
         if not self._valid_from_us <= now_us < self._valid_to_us:
             self._add_up(now_us)
         if self._max_money is not None:
@@ -233,13 +234,13 @@ class Account:
         return None
 
     async def secure(self, asked: Amount, now_us: int) -> bool:
-        """Request more room from another node, if the turn of this account runs there. Returns whether it was
-        granted.
+        """Request more room from the node that runs the account's turn, if that is another one. Return whether it
+        was granted.
         """
         return False
 
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
-        """The reason why an amount would have no room, without side effects; None if it has room."""
+        """Like `refuses`, without side effects."""
         return self.refuses(asked, now_us)
 
     def _refusal(self, why: Literal["money", "tokens", "unpriced"], asked: Amount, now_us: int) -> Refusal:
@@ -249,7 +250,7 @@ class Account:
         return Refusal(self.budget, self.value, why, left, asked, fits_at, state.held)
 
     def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
-        """The time when enough slots have left the window for the amount to fit, if nothing else is spent."""
+        """The time at which the amount fits if nothing else is spent, because old slots leave the window."""
         limit = self._max_money if why == "money" else self._max_tokens
         need = asked.money if why == "money" else asked.tokens
         assert limit is not None
@@ -313,7 +314,7 @@ def sum_of(tallies: Iterable[Tally]) -> Amount:
 
 
 class _Hold:
-    """A reservation: its amount, who pays, when it was made, and its accounts."""
+    """A reservation: its amount, payer, time and accounts."""
 
     __slots__ = ("asked", "at_us", "lost", "payer", "places")
 
@@ -343,11 +344,11 @@ class Ledger:
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """The budgets in force, in the order in which they were added."""
+        """The active budgets, in the order in which they were added."""
         return tuple(self._budgets.values())
 
     def add(self, budgets: Sequence[Budget]) -> list[Account]:
-        """Put more budgets in force. Reservations in progress count in them.
+        """Activate more budgets. Reservations in progress count in them.
 
         Returns:
             The accounts in which such reservations count.
@@ -358,7 +359,7 @@ class Ledger:
         self._index()
         carried = {}
         for hold in self._holds.values():
-            if hold.lost or hold.payer is None:  # a lost call has ended, and the trace has it
+            if hold.lost or hold.payer is None:  # a lost call has ended and is in the trace
                 continue
             for number in fresh:
                 value = self._budgets[number].value_for(hold.payer)
@@ -371,7 +372,7 @@ class Ledger:
         return list(carried.values())
 
     def remove(self, budgets: Collection[Budget]) -> None:
-        """Drop budgets with their accounts. Amounts reserved in them are settled nevertheless."""
+        """Drop budgets with their accounts. Calls with reservations in them can still be settled."""
         gone = {number for number, budget in self._budgets.items() if budget in budgets}
         for number in gone:
             del self._budgets[number]
@@ -389,7 +390,7 @@ class Ledger:
         self._of_trees = [number for number, budget in self._budgets.items() if budget.per in OF_TREES]
 
     def accounts(self, payer: Payer) -> list[Account]:
-        """The accounts of a call. The work grows with their number, not with the number of budgets."""
+        """The accounts of a call. The cost of this grows with their number, not with the number of budgets."""
         found = [self._account(number, payer.value(self._budgets[number].per)) for number in self._each]
         for kind in self._kinds:
             value = payer.value(kind)
@@ -403,7 +404,7 @@ class Ledger:
         return account
 
     def would_refuse(self, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
-        """The refusals that a reservation would meet, of all accounts; none if it would be admitted."""
+        """The refusals of all accounts that a reservation would get; empty if it would be admitted."""
         refusals = (account.would_refuse(asked, now_us) for account in self.accounts(payer))
         return [refusal for refusal in refusals if refusal is not None]
 
@@ -480,7 +481,7 @@ class Ledger:
         return next(number for number, known in self._budgets.items() if known == budget)
 
     def forget_turn(self, turn_id: str) -> None:
-        """Drop the accounts of a turn that has ended. Amounts still reserved in them are settled nevertheless."""
+        """Drop the accounts of a turn that has ended. Calls with reservations in them can still be settled."""
         for number in self._of_trees:
             self._accounts.pop((number, turn_id), None)
 

@@ -1,20 +1,22 @@
 """The most that a call can cost, before it is sent. Pure.
 
-The input is the upper end of its estimate, at the most expensive rate that may apply: a provider may bill input as
-plain, or as written to its cache. The output is all that the request allows. The provider's tools are counted as
-often as the request allows them.
+The input is the upper end of its estimate, at the most expensive rate: a provider may bill input as plain input or
+as cache writes. The output is the largest that the request allows. The provider's tools are counted as often as
+the request allows them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from callboard.adapters.requests.estimate import upper_end
 from callboard.bus.values.base import Json
-from callboard.bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage, tier_in, unusual_tier
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.prices.table import Segment
 
@@ -25,7 +27,7 @@ MOST_TOKENS_OF_AN_IMAGE = 8192
 
 
 class Priced(msgspec.Struct, frozen=True):
-    """Where the price of a call is looked up."""
+    """The data for looking up the price of a call."""
 
     table: PriceTable
     """The table in force."""
@@ -35,8 +37,8 @@ class Priced(msgspec.Struct, frozen=True):
     """The time of the call, in microseconds since the Unix epoch."""
     priced_as: str | None = None
     """The provider that publishes the model's prices."""
-    service_tier: str | None = None
-    """The service tier; None means the default one."""
+    tiers: tuple[str | None, ...] = (None,)
+    """The service tiers that may serve the call; None is the default one."""
 
     def nano_usd(self, usage: TokenUsage) -> int | None:
         """The cost of a usage in nano-USD; None if it is unknown."""
@@ -71,9 +73,9 @@ class _Rates(msgspec.Struct, frozen=True):
 
     segment: Segment
     input: int | None
-    """The highest rate of a token that is sent, of all ways to count it."""
+    """The highest rate of an input token, however it is counted."""
     output: int | None
-    """The highest rate of a token that is generated, of all ways to count it."""
+    """The highest rate of an output token, however it is counted."""
 
     def applies(self, at_us: int, sent: int) -> bool:
         """Whether the segment may apply to a call at a moment with at most this much input."""
@@ -95,12 +97,16 @@ _DAY_US = 86_400_000_000
 def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
     """The highest price of at most this many tokens, in nano-USD, rounded up; None if it is unknown."""
     most: int | None = None
-    for rates in _rates(priced.table, priced.model, priced.priced_as, priced.service_tier):
-        if rates.applies(priced.at_us, sent):
-            pico = rates.most_pico(sent, said)
-            if pico is None:
-                return None
-            most = pico if most is None else max(most, pico)
+    for tier in priced.tiers:
+        found = _rates(priced.table, priced.model, priced.priced_as, tier)
+        if not found:
+            return None
+        for rates in found:
+            if rates.applies(priced.at_us, sent):
+                pico = rates.most_pico(sent, said)
+                if pico is None:
+                    return None
+                most = pico if most is None else max(most, pico)
     return None if most is None else -(-most // 1000)
 
 
@@ -118,7 +124,7 @@ def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: s
 
 
 def _dearest(row: PriceRow, needed: str, *others: str) -> int | None:
-    """The highest of some rates; None if the one that is always needed is unknown."""
+    """The highest of some rates; None if the rate `needed` is unknown."""
     if row.rate(needed) is None:
         return None
     return max(rate for rate in map(row.rate, (needed, *others)) if rate is not None)
@@ -132,11 +138,11 @@ def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage
 
 _PROTOCOLS: Mapping[str, frozenset[str]] = {
     "anthropic": frozenset({"openai", "openai_compatible", "gemini"}),
-    "openai": frozenset({"anthropic", "gemini"}),  # a server without a Responses API is asked by Chat
+    "openai": frozenset({"anthropic", "gemini"}),  # Chat Completions is used for a server without a Responses API
     "openai_compatible": frozenset({"anthropic", "openai", "gemini"}),
     "gemini": frozenset({"anthropic", "openai", "openai_compatible"}),
 }
-"""The types of adapters, and the names of other protocols, whose options they never read."""
+"""For each type of adapter, the names of other protocols. Their options are never sent by it."""
 
 
 def _options_for(
@@ -149,8 +155,16 @@ def _options_for(
             yield options
 
 
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
+UNLIMITED = 2**31 - 1
+"""The output tokens that are assumed for a negative limit, which llama.cpp and Ollama treat as no limit."""
+
+_LIMITS = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"),
+    *("n_predict", "num_predict", "max_new_tokens"),  # of llama.cpp, Ollama and TGI
+)
 _CHOICES = ("n", "best_of", "candidateCount", "candidate_count")
+_SETTINGS = ("generationConfig", "generation_config", "options", "parameters")
+"""The fields of a body that may contain its limits."""
 
 
 def most_output(
@@ -170,13 +184,41 @@ def most_output(
 
 
 def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
-    """The same for the body of a provider's own request. It may ask for several choices."""
+    """Like `most_output`, for the body of a provider's own request. The body may ask for several choices."""
     choices = 1
-    for fields in (body, body.get("generationConfig"), body.get("generation_config")):
+    for fields in (body, *map(body.get, _SETTINGS)):
         if isinstance(fields, Mapping):
-            limit = max([limit, *(value for name in _LIMITS if isinstance(value := fields.get(name), int))])
-            choices = max([choices, *(value for name in _CHOICES if isinstance(value := fields.get(name), int))])
+            limits = [UNLIMITED if number < 0 else number for number in _numbers(fields, _LIMITS)]
+            limit = max([limit, *limits])
+            choices = max([choices, *_numbers(fields, _CHOICES)])
     return limit * choices
+
+
+def _numbers(fields: Mapping[str, Json], names: Sequence[str]) -> Iterator[int]:
+    """Yield the numbers under some names. Some servers also accept 80.0 and "80"."""
+    for name in names:
+        value = fields.get(name)
+        if isinstance(value, int | float | str):
+            with contextlib.suppress(ValueError, OverflowError):
+                yield math.ceil(float(value))
+
+
+def tiers_of(
+    provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
+) -> tuple[str | None, ...]:
+    """The service tiers that may serve a request with these options.
+
+    The default tier is always included, because a provider may lack capacity in another one. The arguments are
+    those of `most_output`.
+    """
+    found: dict[str | None, None] = {None: None}
+    for options in _options_for(provider_options, adapter, adapter_type):
+        found.update(dict.fromkeys(unusual_tier(options.get(name)) for name in _TIERS))
+        found.update(dict.fromkeys(tier_in(tier, options.get("inference_geo")) for tier in list(found)))
+    return tuple(found)
+
+
+_TIERS = ("service_tier", "serviceTier", "speed")
 
 
 def tool_fees(

@@ -37,8 +37,8 @@ class StreamAccumulator:
     """Collects the events of a stream. After `process(event)` for each, `response()` is what `complete()` would
     have returned.
 
-    It takes the events of an adapter's stream, of a turn's log and of `stream()`. If several messages follow each
-    other, it holds the last one.
+    It reads the events of an adapter's stream, of a turn's log and of `stream()`. Of several messages, it returns
+    the last one.
 
     Args:
         request_id: The request id of the response, which no event carries.
@@ -59,7 +59,7 @@ class StreamAccumulator:
         self._response: CanonicalResponse | None = None
 
     def process(self, event: TurnEvent | ViewEvent | StreamReset[TurnEvent]) -> None:
-        """Take the next event."""
+        """Add the next event."""
         match event:
             case TextDelta() | ThinkingDelta():
                 if type(event) is not type(self._open) or self._index_of_open != event.content_block_index:
@@ -80,7 +80,7 @@ class StreamAccumulator:
                         )
                     )
             case ProviderEvent(content_block_index=None):
-                pass  # it is of no block
+                pass  # it belongs to no block
             case ProviderBlock() | ProviderEvent():
                 self._close_block()
                 raw: JsonObject = event.raw if isinstance(event.raw, dict) else {"value": event.raw}

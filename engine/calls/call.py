@@ -5,12 +5,12 @@
     ending     the message gets its end, and the missing end of the call is published
     over       nothing is published any more
 
-A call may end by a return, an error, a crash of the adapter, a cancellation or the engine's shutdown. In each case
-one `finally` without an `await` does the ending. Only the call publishes `llm.call_*` events; the adapter's actor
-reports its attempts to it.
+A call may end by a return, an error, a crash of the adapter, a cancellation or the engine's shutdown. In each
+case, one `finally` block without an `await` publishes the end. Only the call publishes `llm.call_*` events; the
+adapter's actor reports its attempts to the call.
 
-Readers of a stream see its end when everything published survives the end of this process. For a caller that waits
-for a whole reply, the turn ensures this.
+Readers of a stream see its end only after all published events are safe from a crash of this process. For a caller
+that waits for a whole reply, the turn ensures this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar, cast
 
 import anyio
 import msgspec
@@ -50,139 +49,29 @@ from callboard.bus.values.messages import CallSettings, is_empty, with_whole_cal
 from callboard.bus.values.usage import UsageSource
 
 from ..budgets.ledger import Amount
-from ..budgets.worst_case import Priced, most_output, most_output_of_body, tool_fees, worst_case_of_reply
-from ..middleware.chain import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
+from ..budgets.worst_case import Priced, most_output, most_output_of_body, tiers_of, tool_fees, worst_case_of_reply
+from ..middleware.chain import Filtering
 from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
 from .events import CallContext, CallEvents, settings_of
 from .outcome import CallOutcome, texts_of, without_quotes
 
-R = TypeVar("R")
-
-
-class Filtering:
-    """The filter of one call.
-
-    Args:
-        function: The filter.
-        deliver: Gets the events that it lets pass.
-        stop: Called once, if the filter raises an exception.
-    """
-
-    def __init__(
-        self,
-        function: AnyEventFilter,
-        deliver: Callable[[Sequence[StreamEvent]], object],
-        stop: Callable[[], object],
-    ) -> None:
-        self.content: tuple[ContentBlock, ...] | None = None
-        """The message's content as the filter leaves it; None before its end."""
-        self.error: Exception | None = None
-        """The filter's exception. The adapter did not cause it."""
-        self.unfinished = False
-        """Whether the work was done and the filter was cut short."""
-        self._deliver = deliver
-        self._stop = stop
-        waits = is_async(function)
-        self._at_once = None if waits else cast("EventFilter", function)
-        self._waiting = cast("AsyncEventFilter", function) if waits else None
-        self._arrived: list[StreamEvent] = []
-        self._news = anyio.Event()
-        self._all_arrived = False
-        self._cut = False
-        self._scope: anyio.CancelScope | None = None
-
-    def take_in(self, events: Sequence[StreamEvent]) -> None:
-        """Filter some events, and deliver the events that pass. If the filter waits, they are delivered later."""
-        if self.error is not None:  # an adapter that ignores its cancelling may still send
-            return
-        if self._at_once is None:
-            self._arrived += events
-            self._news.set()
-            return
-        try:
-            passed = self._at_once(events)
-        except StoppedAfter as stopped:
-            self._hand_on(stopped.passed)
-            self._fail(stopped.error)
-            return
-        except Exception as error:
-            self._fail(error)
-            return
-        self._hand_on(passed)
-
-    async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
-        """Await work that adds events, and return when all events are filtered."""
-        if self._waiting is None:
-            return await work()
-        failure: Exception | None = None
-        result: R | None = None
-        async with anyio.create_task_group() as group:
-            self._scope = group.cancel_scope
-            group.start_soon(self._filter_arriving, self._waiting)
-            try:
-                result = await work()
-            except Exception as error:  # in a group it would come out of it as another
-                failure = error
-            self._all_arrived = True
-            self._news.set()
-            group.cancel_scope.deadline = -math.inf if self._cut else deadline
-        self.unfinished = group.cancel_scope.cancelled_caught
-        if failure is not None:
-            raise failure
-        return cast("R", result)
-
-    def cut(self) -> None:
-        """Stop filtering: the call is cancelled."""
-        self._cut = True
-        if self._all_arrived and self._scope is not None:
-            self._scope.cancel()
-
-    async def _filter_arriving(self, function: AsyncEventFilter) -> None:
-        while self._arrived or not self._all_arrived:
-            if not self._arrived:
-                await self._news.wait()
-                self._news = anyio.Event()
-                continue
-            arrived, self._arrived = self._arrived, []
-            try:
-                passed = await function(arrived)
-            except StoppedAfter as stopped:
-                self._hand_on(stopped.passed)
-                self._fail(stopped.error)
-                return
-            except Exception as error:
-                self._fail(error)
-                return
-            self._hand_on(passed)
-
-    def _hand_on(self, events: Sequence[StreamEvent]) -> None:
-        for event in events:
-            if isinstance(event, MessageComplete):
-                self.content = event.final_content
-        self._deliver(events)
-
-    def _fail(self, error: Exception) -> None:
-        self.error = error
-        self._stop()
-
-
 CANCEL_GRACE_SECONDS = 5.0
-"""Seconds that an adapter may take to end a cancelled call in order, before the call ends without it."""
+"""Seconds that an adapter may take to end a cancelled call. After that, the call ends without the adapter."""
 
 
 class Call(CallEvents):
     """One call of a conversation. Run it once; `cancel()` may be called anywhere on the same event loop.
 
-    A cancelled call leaves the queue. If the adapter is already working, it is asked to end the call. The call
-    ends with it, or without it after a grace period.
+    A cancelled call leaves the queue. If the adapter is already working, it is asked to end the call. After a
+    grace period, the call ends without the adapter.
     """
 
     # Rarely used attributes are class attributes: Python stores instances with up to thirty attributes compactly.
     left = False
     """Whether the call has ended while the provider continues the reply in the background."""
     _unlimited = False
-    """Whether a client's own body is sent, which limits the reply less than the request does."""
+    """Whether a client's own body is sent, with a higher output limit than the request's."""
     _cancelled = False
     _ending = False
     _telling: asyncio.Task[None] | None = None
@@ -229,7 +118,7 @@ class Call(CallEvents):
             self.request = msgspec.structs.replace(request, wire=wire)
         self._queueing: anyio.CancelScope | None = None  # while it waits for a slot
         self._handle: CallHandle[CanonicalResponse] | None = None  # while the adapter works
-        self._end: list[StreamEvent] = []  # of the message, until it may be handed over
+        self._end: list[StreamEvent] = []  # of the message, until readers may see it
 
     def settings(self) -> CallSettings | None:
         return settings_of(self._server, self.request)
@@ -248,7 +137,9 @@ class Call(CallEvents):
         self._end_in_order()
 
     def leave(self) -> None:
-        """End the call here. If the provider continues the reply, leave it running; else cancel the call."""
+        """End the call in this process. A reply that the provider continues keeps running; any other call is
+        cancelled.
+        """
         handle = self._handle
         if not self.accepted or handle is None:
             self.cancel()
@@ -258,7 +149,7 @@ class Call(CallEvents):
 
     async def run(self) -> CallOutcome:
         """Make the call. Raises AdapterError, CancelledError or BudgetExceededError."""
-        if not self.request.response_id:  # else it was reserved when the reply was asked for
+        if not self.request.response_id:  # else the process that requested the reply reserved it
             await self.reserve(self._worst_case_in)
         self.accepted = bool(self.request.response_id)
         self.begin()
@@ -285,7 +176,7 @@ class Call(CallEvents):
             end = end or self.cancelled_error()
             if isinstance(end, AdapterError):
                 self._end_early(first_seq, end)
-            self.over, self.on_accepted = True, None  # it refers to the session, which may be gone from now on
+            self.over, self.on_accepted = True, None  # it refers to the session, which may now be freed
             if self.left and isinstance(end, AdapterError):
                 self.leave_open(end)
             else:
@@ -295,18 +186,21 @@ class Call(CallEvents):
 
     def _worst_case_in(self, priced: Priced) -> Amount:
         context, entry = self.context, self._running.entry
-        fees = tool_fees(self.request.provider_options, adapter=entry.name, adapter_type=entry.type)
+        options = self.request.provider_options
+        fees = tool_fees(options, adapter=entry.name, adapter_type=entry.type)
+        tiers = tiers_of(options, adapter=entry.name, adapter_type=entry.type)
+        priced = msgspec.structs.replace(priced, tiers=tiers)
         asked = worst_case_of_reply(priced, context.estimated_input_tokens, self.most_output, fees)
         if not self._unlimited or not context.runtime.budgets.would_refuse(self.payer, asked):
             return asked
-        # There is no room for a reply without a limit. So the canonical request is sent, which has one.
+        # The budget has no room for an unlimited reply. So the canonical request is sent, which has a limit.
         self._unlimited = False
         self.request = msgspec.structs.replace(self.request, wire=None)
         self.most_output = self.request.max_output_tokens
         return self._worst_case_in(priced)
 
     async def _filtered(self, filtering: Filtering) -> CanonicalResponse:
-        """The adapter's response, as the filter of middleware leaves it."""
+        """The adapter's response after middleware has filtered it."""
         response = await filtering.around(partial(self._taken_in, filtering), self._deadline)
         if filtering.error is not None or filtering.unfinished:
             error = self.cancelled_error()
@@ -346,9 +240,9 @@ class Call(CallEvents):
         return min(super()._time_left(running) if own is None else own, self._deadline - anyio.current_time())
 
     async def _answer(self) -> CanonicalResponse:
-        """The adapter's response. However the wait ends, the adapter's work ends and the slot is released.
+        """The adapter's response. On every outcome, the adapter's work ends and the slot is released.
 
-        Timers instead of a cancel scope end the wait, as most calls need neither.
+        Timers end the wait, which is cheaper than a cancel scope.
         """
         if self._cancelled:
             raise self.cancelled_error()
@@ -360,7 +254,7 @@ class Call(CallEvents):
             if self.streamed:
                 sink = self._take_in if self._filtering is None else self._filtering.take_in
             handle = self._handle = start_call(self._running.ref, self.request, sink, on_attempt=self.on_attempt)
-            if self._cancelled:  # while it got its slot
+            if self._cancelled:  # while it waited for its slot
                 self._end_in_order()
             elif self._deadline < math.inf:
                 self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
@@ -370,7 +264,7 @@ class Call(CallEvents):
         except AdapterError as failure:
             if not self._ending:
                 raise
-            error = self.cancelled_error()  # it fails while it is cancelled, or is stopped meanwhile
+            error = self.cancelled_error()  # it failed or was stopped during the cancellation
             error.content, error.usage = failure.content, failure.usage
             raise error from failure
         finally:
@@ -394,7 +288,7 @@ class Call(CallEvents):
         self._timer = loop.call_later(self._grace, handle.abandon)
 
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
-        if self.over:  # an adapter that ignores its cancelling may still send
+        if self.over:  # an adapter that ignores a cancellation may still send
             return
         if self._warnings:
             events = self._warned(events)
@@ -423,7 +317,7 @@ class Call(CallEvents):
         return self.used_by_now(self._content)
 
     def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
-        """The usage of the attempt in progress. It is booked if the call ends now."""
+        """The usage of the attempt in progress, as recorded if the call ended now."""
         if not self.in_progress:
             return NOTHING_USED
         actor = self._running.ref.actor
@@ -444,9 +338,9 @@ class Call(CallEvents):
             self._log.extend(self._end)
 
     def _end_early(self, first_seq: int, error: AdapterError) -> None:
-        """Put usage and content on the error, and publish the end of the message in place of the adapter."""
+        """Put usage and content on the error, and publish the message's end, which the adapter did not send."""
         accumulator = StreamAccumulator()
-        for event in self._log.snapshot:  # it has the first part of a stream so big that it was folded
+        for event in self._log.snapshot:  # the snapshot has the first part of a large, folded stream
             if getattr(event, "message_id", None) == self.request.message_id:
                 accumulator.process(event)
         for event in (*self._log.since(first_seq), *self._end):
@@ -461,7 +355,7 @@ class Call(CallEvents):
 
 
 def _marked(response: CanonicalResponse) -> CanonicalResponse:
-    """The response, with a warning if it ended well and is empty."""
+    """The response, with a warning if it ended normally but is empty."""
     if not is_empty(response.content, response.stop_reason):
         return response
     said = response.raw_stop_reason or str(response.stop_reason)
@@ -471,7 +365,7 @@ def _marked(response: CanonicalResponse) -> CanonicalResponse:
 
 
 def _most_of_wire(running: RunningAdapter, request: CanonicalRequest, body: JsonObject) -> int:
-    """The most output tokens of a client's request. Its own body is sent, perhaps without a limit."""
+    """The maximum output tokens of a client's request. Its own body is sent, which may have no limit."""
     limit = request.max_output_tokens
     most = most_output_of_body(body, limit)
     if most == limit and not request.default_output_limit:

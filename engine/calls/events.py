@@ -1,7 +1,7 @@
 """One call of any kind: its waits and its events.
 
-Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then has a
-start, and each start has exactly one end. Publishing does not wait, so a `finally` may use all of it.
+Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then
+publishes a start and exactly one end. Publishing never waits, so a `finally` block may publish.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _parts(url: str) -> tuple[str | None, int | None]:
     try:
         parts = urlsplit(url)
         return parts.hostname, parts.port or _PORTS.get(parts.scheme)
-    except ValueError:  # of an adapter of the host's
+    except ValueError:  # from the host's own adapter
         return None, None
 
 
@@ -123,16 +123,16 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the call that led to this one."""
     tags: dict[str, str] | None = None
     order: int = 0
-    """The caller's place from `runtime.adapters.arrival`. The lowest number gets a slot first."""
+    """The caller's position in the queue, from `runtime.adapters.arrival`. The lowest number gets a slot first."""
     estimated_input_tokens: int | None = None
     spending: Spending | None = None
     """The sum to which the call is added."""
     key: str | None = None
     """The name of the key that the caller wants; None leaves it to the adapter."""
     spills_to: tuple[str, ...] = ()
-    """The models that may serve instead, if this one's rate limits have no room."""
+    """The models that may serve instead if this model's rate limits are used up."""
     caller: Caller | None = None
-    """The run of a tool that started the turn of the call. A call without a turn looks for it itself."""
+    """The tool run that started the call's turn. A call without a turn looks it up itself."""
     node: TreeNode | None = None
     """The place of the call's turn in its tree; None for a root without limits that has run no tool."""
 
@@ -206,7 +206,7 @@ class CallEvents:
     accepted = False
     """Whether the provider continues the reply without a reader."""
     reserved: Amount | None = None
-    """The most that each attempt can cost, once it is reserved; None without budgets."""
+    """The maximum cost of each attempt, once it is reserved; None without budgets."""
     _resent = False
     _recorded_ahead = False
     _last_error: AdapterError | None = None
@@ -229,7 +229,7 @@ class CallEvents:
         self._failed_before: list[LlmCallFailed] = []
         self._trace_parent: str | None = None
         self.caller = context.caller
-        if context.turn_id is None:  # else both are the turn's
+        if context.turn_id is None:  # with a turn, both come from the turn
             self._trace_parent = current_trace()
             if (caller := caller_here()) is not None:
                 self.caller = caller
@@ -256,7 +256,7 @@ class CallEvents:
     # --- Before sending ---
 
     async def reserve(self, most: Callable[[Priced], Amount]) -> None:
-        """Reserve the most that the first attempt can cost. If there is no room, nothing is published.
+        """Reserve the maximum cost of the first attempt. If a budget refuses, nothing is published.
 
         Raises BudgetExceededError.
         """
@@ -333,7 +333,7 @@ class CallEvents:
         return limits.lease(running.entry, context.key or "", context.routing.model, context.order, most)
 
     async def _wait_for_turn(self, lease: RateLimitLease, running: RunningAdapter) -> None:
-        """Wait until the rate limits have room, unless another model that may serve has room now.
+        """Wait until the rate limits have room, unless another allowed model has room now.
 
         Raises RateLimitWaitError if the wait would be too long, or another model is free.
         """
@@ -366,7 +366,7 @@ class CallEvents:
             and self._last_error is not None
             and not self._affords(report.attempt)
         ):
-            self._last_error.retryable = False  # as there is no money for it
+            self._last_error.retryable = False  # as the budgets have no room for a retry
             raise self._last_error
         self._note_attempt(report)
         if self.sends and isinstance(report, AttemptStarted):
@@ -379,7 +379,7 @@ class CallEvents:
         return None if self.reserved is None else reservation(self.context.request_id, self._attempt)
 
     def _affords(self, attempt: int) -> bool:
-        """Reserve another attempt if all budgets have room. Returns whether they have."""
+        """Reserve another attempt. Returns False if a budget has no room."""
         if self.reserved is None:
             return True
         name = reservation(self.context.request_id, attempt)
@@ -473,7 +473,7 @@ class CallEvents:
 
     @functools.cached_property
     def payer(self) -> Payer:
-        """The session, turn and tags that select the call's budgets."""
+        """The session, turn and tags that select the budgets."""
         context = self.context
         node = context.node
         if node is None and context.turn_id is None and self.caller is not None:
@@ -487,7 +487,7 @@ class CallEvents:
         if isinstance(end, AdapterError):
             self.account(end)
         terminal = self._failed(end, will_retry=False, delay=0.0) if isinstance(end, AdapterError) else end
-        if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
+        if self._attempt == 0:  # no attempt was made, but every call has one start and one end
             self._note_attempt(AttemptStarted(1))
             terminal = _unsent(terminal)
         if self._attempt_open:
@@ -497,7 +497,7 @@ class CallEvents:
             self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
             terminal = _unsent(terminal)
-            if end is self._last_error:  # Its usage is the end of the attempt before.
+            if end is self._last_error:  # Its usage belongs to the attempt before.
                 terminal = msgspec.structs.replace(terminal, usage=None, cost=NOTHING_SENT)
             self._publish(terminal)
         if self._lease is not None:
@@ -535,7 +535,7 @@ class CallEvents:
         return WorstCase(usage, self.price(usage))
 
     async def secured(self) -> None:
-        """Wait until the published end would survive the end of this process, as far as possible."""
+        """Wait until the published end is safe from a crash of this process, as far as possible."""
         await self.context.runtime.host.secure(self.context.turn_id)
 
     @property
@@ -547,7 +547,8 @@ class CallEvents:
         """Put the usage of the call on its error, unless the adapter has done so."""
         if error.usage is None and self.in_progress:
             error.usage = usage_of_failure(error, self.used, received=False)
-        elif error.usage is None and isinstance(error, CancelledError):  # it waited, for a slot or a new attempt
+        # It was waiting for a slot or a new attempt.
+        elif error.usage is None and isinstance(error, CancelledError):
             error.usage = NOTHING_USED
 
     def used(self) -> TokenUsage | None:
@@ -640,7 +641,7 @@ class CallEvents:
         return NOTHING_SENT if usage is NOTHING_USED else self.price(usage)
 
     def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """The cost of a usage: the provider's own figure, or else the price in force when the attempt started.
+        """The cost of a usage: the provider's own figure, or else by the price at the attempt's start.
 
         Next to a provider's figure the computed cost is stored, too.
         """

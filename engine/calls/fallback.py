@@ -1,4 +1,4 @@
-"""The models that may serve a call: examined, then tried in turn, each with a borrowed adapter."""
+"""Try the models that may serve a call, in order, each with a borrowed adapter."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BorrowedAdapters:
         if mine is not None and mine.ref.running:
             return mine
         running = await self._runtime.adapters.acquire(provider)
-        mine = self._adapters.get(provider)  # again: another call of the same borrower may have waited as well
+        mine = self._adapters.get(provider)  # checked again: another call of the same borrower may have started it
         if mine is not None and mine.ref.running:
             running.release()
             return mine
@@ -81,7 +81,7 @@ def examined(
     judge: Callable[[ProviderAdapter, Readiness], Option],
     key: str | None = None,
 ) -> Option:
-    """A model that may serve, with the facts that are available before anything is sent."""
+    """A model that may serve, with all facts that are known before a request is sent."""
     entry = named.entry
     now_us = runtime.clock.now_us()
     readiness = runtime.availability.readiness(entry.adapter, named.model, now_us)
@@ -129,7 +129,7 @@ async def first_that_works(
         except ConfigurationError as error:
             failed[route.decision.model] = str(error)
             failure = failure or error
-        except BudgetExceededError as error:  # the room was there when the model was examined
+        except BudgetExceededError as error:  # the budget had room when the model was examined
             if error.budget.when_full != "cheaper":
                 raise
             failed[route.decision.model] = str(error)

@@ -27,7 +27,7 @@ from callboard.bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
 from callboard.bus.values.usage import CostSum, UsageSource, usage_is_unknown
 
 CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
-"""The event that ends a call or one of its attempts, with its usage and its cost."""
+"""The event that ends a call or an attempt, with usage and cost."""
 
 NOTHING_SPENT = Cost(0, CostSource.COMPUTED)
 NOTHING_SENT = Cost(0, CostSource.COMPUTED, None, "the request was not sent")
@@ -55,7 +55,7 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorstCase(msgspec.Struct, frozen=True):
-    """The most that one attempt can have used: all input that was sent, and all output that was allowed."""
+    """The maximum usage of one attempt: all input that was sent, and all output that was allowed."""
 
     usage: TokenUsage
     cost: Cost
@@ -63,7 +63,7 @@ class WorstCase(msgspec.Struct, frozen=True):
 
 
 class CallInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of any kind, as middleware sees it before and after it is made."""
+    """A call of any kind, for middleware."""
 
     operation: str
     """The kind of call: ``chat``, ``embeddings``, ``image``, ``video_create``, ``video`` for the end of a video's
@@ -77,7 +77,7 @@ class CallInfo(msgspec.Struct, frozen=True, kw_only=True):
     failed_before: tuple[LlmCallFailed, ...] = ()
     """The attempts that failed before the call's end."""
     worst_case: WorstCase | None = None
-    """The most that one attempt of a completed call can have used.
+    """The maximum usage of one attempt of a completed call.
 
     None if the usage of all attempts is known, or if it can't be estimated.
     """
@@ -102,7 +102,7 @@ def output_is_unknown(end: CallEnd) -> bool:
         return False
     if end.usage is None:
         return bool(cost_sum(end).unknown)
-    sent = end.usage.total_input_tokens  # nothing, if it is known that the request was not sent
+    sent = end.usage.total_input_tokens  # zero if the request was certainly not sent
     return end.usage.source is UsageSource.ESTIMATED and sent > 0 and not end.usage.output_tokens
 
 

@@ -1,4 +1,4 @@
-"""Calls other than conversations: one question, one answer, nothing streamed.
+"""Calls other than conversations: one request and one answer, without streaming.
 
 Embeddings, images and jobs use them. Each is published like every call, and goes to the first model that can and
 does serve it.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 MostOf = Callable[[Priced], Amount]
-"""Returns the most that a call can cost. The argument is the place where its price is looked up."""
+"""Returns the maximum cost of a call. The argument identifies its price."""
 
 Models = str | Sequence[str] | None
 """A model by any of its names, or several in the order in which they may serve. None is the configured default."""
@@ -96,7 +96,7 @@ class RequestBasics(TypedDict):
 
 
 class PlainCall(CallEvents, Generic[S]):
-    """One question with all its attempts. Run it once. Cancelling its task cancels it."""
+    """One request with all its attempts. Run it once. Cancelling its task cancels it."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class PlainCall(CallEvents, Generic[S]):
 
 
 class PlainCalls(Generic[A]):
-    """The calls for one question of a host. Each part goes to the first model that can and does serve it."""
+    """The calls for one task of a host. Each part is served by the first model that can and does."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class PlainCalls(Generic[A]):
             self._adapters.end()
 
     def adapter(self, named: Named) -> A:
-        """The adapter of a model, for questions that need no network.
+        """The adapter of a model, for facts that need no network.
 
         Raises ConfigurationError or CapabilityError.
         """
@@ -239,7 +239,7 @@ class PlainCalls(Generic[A]):
         }
 
     def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:
-        """A model that may serve, and whether it can."""
+        """A model that may serve, with whether it can."""
 
         def judge(adapter: ProviderAdapter, readiness: Readiness) -> Option:
             check(self._adapter_of(adapter, named), named)
@@ -273,7 +273,8 @@ class PlainCalls(Generic[A]):
                 caused_by = request_id
                 raise
 
-        def may_retry_elsewhere(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
+        # A text that is too long is too long for every model.
+        def may_retry_elsewhere(error: AdapterError) -> bool:
             return may_fall_back(error) and not isinstance(error, ContextOverflowError)
 
         return await first_that_works(

@@ -1,4 +1,4 @@
-"""The command `callboard`: a demo, chats and questions, and reports about recorded calls."""
+"""The command `callboard`: questions and chats, a demo, and reports about recorded calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A question of the command line, from the request to the printed reply."""
+"""Answering a question of the command line, from the request to the printed reply."""
 
 from __future__ import annotations
 
@@ -51,10 +51,9 @@ if TYPE_CHECKING:
 
 # The output of `callboard ask`
 
-# --- Standard output ---
-# It has a thread of its own, so that neither a full pipe nor a stopped terminal blocks the call. When the reader
-# goes away, the call is cancelled immediately. Thoughts use the same thread to write to standard error, so that a
-# terminal shows both in order.
+# --- Standard output --- It is written in a separate thread, so that neither a full pipe nor a stopped terminal
+# blocks the call. If the reader closes the pipe, the call is cancelled immediately. Thoughts are written to
+# standard error by the same thread, so that a terminal shows both in order.
 
 Output: TypeAlias = Literal["stdout", "stderr"]
 
@@ -69,7 +68,7 @@ class ReplyOutput:
         self.closed = False
         """Whether the reader has closed the output, or it can't be written."""
         self.last = ""
-        """The last character that was given."""
+        """The last character passed to `write`."""
         self._error: OSError | None = None
         self._on_closed = on_closed
         self._clean = sanitize if sys.stdout.isatty() else _as_it_is
@@ -106,7 +105,7 @@ class ReplyOutput:
             self.write("\n")
 
     def finish(self) -> None:
-        """Return when everything is written, or the reader has gone."""
+        """Wait until everything is written, or the reader has closed the output."""
         self.end_thought()
         self._pieces.put(None)
         self._thread.join()
@@ -126,7 +125,7 @@ class ReplyOutput:
             try:
                 sys.stdout.write(self._clean(text))
                 sys.stdout.flush()
-            except (OSError, ValueError) as error:  # ValueError: stdout never was open
+            except (OSError, ValueError) as error:  # ValueError: stdout was closed from the start
                 self._error = error if isinstance(error, OSError) else BrokenPipeError()
                 self.closed = True
                 self._on_closed()
@@ -142,9 +141,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
-    """Report the first signal, which then does nothing else.
+    """Report the first signal instead of ending the process.
 
-    A second one has its usual effect. On the main thread only.
+    A second signal has its usual effect. Use it only on the main thread.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
 
@@ -170,8 +169,8 @@ _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)")
 
 
 def code_blocks(text: str) -> list[str]:
-    """The code of each fenced block, as CommonMark has them: a block ends with a fence of the same character that
-    is at least as long, or with the text.
+    """The code of each fenced block, by the rules of CommonMark. A block ends at a fence of the same character
+    that is at least as long, or at the end of the text.
     """
     found: list[str] = []
     lines: list[str] = []
@@ -199,8 +198,8 @@ class Pace(NamedTuple):
     """The times of a reply's parts, in seconds on one clock."""
 
     asked: float
-    first: float | None  # when its first piece came; None if it came whole
-    ended: float  # when its last piece came
+    first: float | None  # when the first piece arrived; None if the reply arrived whole
+    ended: float  # when the last piece arrived
 
 
 def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, replies: int = 1) -> str:
@@ -237,14 +236,14 @@ class Question(NamedTuple):
     system: str | None  # the system prompt
     options: TurnOptions  # the options of the turn
     tools: Sequence[str] = ()  # the tools, as words
-    asks_always: bool = False  # whether the person is asked about every call of a tool
+    asks_always: bool = False  # whether every tool call needs the user's approval
     schema: JsonObject | None = None  # the schema of the reply
-    extract: Which | None = None  # the block of code that is wanted; None is the whole reply
-    session_id: str | None = None  # the session that goes on, or starts under this id; None is a new one
-    must_exist: bool = False  # whether the session must be there already
+    extract: Which | None = None  # the block of code to write; None for the whole reply
+    session_id: str | None = None  # the session to continue or to start under this id; None for a new one
+    must_exist: bool = False  # whether the session must exist already
     saved: bool = True  # Whether the conversation is saved.
     streamed: bool = True  # whether the reply is streamed
-    shows_thoughts: bool = True  # whether a terminal shows what the model thinks
+    shows_thoughts: bool = True  # whether a terminal shows the model's reasoning
     shows_usage: bool = False  # Whether tokens, pace and cost are shown at the end.
     as_json: bool = False  # whether the reply is written as one JSON object with its usage and cost
     key: str | None = None  # the name of the adapter's key to send
@@ -261,7 +260,7 @@ def name_of(prompt: str, longest: int = 60) -> str | None:
 # --- Answering ---
 
 SIGNALLED = 128
-"""The number that shells add to a signal's number."""
+"""The number that shells add to a signal's number for the exit code."""
 
 
 class _UnstoredOptions(TypedDict):
@@ -375,7 +374,7 @@ class _Answering:
                     if question.shows_thoughts:
                         self.reply_output.think(event.text)
                 elif isinstance(event, MessageStart):
-                    self.reply_output.end_line()  # of the text before a round of tools
+                    self.reply_output.end_line()  # end the line of the text before a round of tools
                 else:
                     self.reply_output.end_thought()
             return await turn.message()
@@ -399,7 +398,7 @@ class _Answering:
         return 0
 
     def _report(self, session: Session, reply: Reply, pace: Pace) -> None:
-        """Write the warnings and facts of the reply to stderr."""
+        """Write the reply's warnings, tokens, pace and cost to stderr."""
         print_warnings(reply.warnings)
         if reply.metadata.stop_reason is StopReason.MAX_TOKENS:
             note("(cut off at the output limit; raise it with -o max_output_tokens N)")
@@ -417,7 +416,7 @@ class _Answering:
 
     def _loop_calls(self, function: Callable[[int], None], number: int) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and all is over
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the call has ended
                 self._loop.call_soon_threadsafe(function, number)
 
     def _stop(self, number: int) -> None:
@@ -488,6 +487,6 @@ def _in_lines(value: Json) -> str:
 
 
 def note_text(text: str) -> None:
-    """Write a reply of several lines to stderr. Stdout is for the wanted text alone."""
+    """Write a reply of several lines to stderr, because stdout is only for the requested text."""
     if text:
         sys.stderr.write(sanitize(text).rstrip("\n") + "\n")

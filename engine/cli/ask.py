@@ -1,4 +1,4 @@
-"""`callboard ask`: one question, from the command line or a pipe. Standard output gets the reply alone."""
+"""`callboard ask`: one question, from the command line or a pipe. Only the reply is written to standard output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOOL_ROUNDS = 10
 """The number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
 
 KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
-"""The environment variable that turns keeping off, unless a conversation continues."""
+"""The environment variable that turns saving off. A continued conversation is saved nevertheless."""
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

@@ -217,11 +217,11 @@ DEFAULT_TOKENS = 1024
 class Line(msgspec.Struct, forbid_unknown_fields=True):
     """One request. It has a prompt or messages."""
 
-    id: str | None = None  # the id, which stands in the result's line
+    id: str | None = None  # the id, repeated in the result's line
     prompt: str | None = None
     messages: list[dict[str, object]] | None = None  # A whole conversation: objects with `role` and `content`
     system: str | None = None  # the system prompt
-    max_tokens: int | None = None  # the most tokens of the reply
+    max_tokens: int | None = None  # the largest number of output tokens
     temperature: float | None = None  # the temperature of sampling
     output_schema: JsonObject | None = None  # A JSON Schema for the reply
     options: dict[str, Json] = msgspec.field(default_factory=dict)
@@ -298,10 +298,10 @@ class BatchLine(msgspec.Struct, frozen=True):
 
     id: str  # the batch's id
     model: str
-    status: str  # how it was last seen to stand
+    status: str  # the status at the last check
     requests: int
-    succeeded: int  # the number of requests that were answered, as it was last seen
-    failed: int  # the number of requests that came to nothing, as it was last seen
+    succeeded: int  # the number of answered requests at the last check
+    failed: int  # the number of failed requests at the last check
     counted: bool  # whether all results are in the trace
     planned_us: int  # when it was planned, in microseconds since the epoch
 
@@ -328,13 +328,13 @@ def summary(status: str, succeeded: int, total: int) -> str:
 
 
 class ReplyLine(msgspec.Struct, frozen=True):
-    """An open reply, as the command writes it."""
+    """A line of `callboard background list --json`: an open reply."""
 
     id: str  # the id of its call
     model: str  # the model, `provider:name`
     session: str | None  # the id of its session; None without one
     response: str  # the provider's id of the reply
-    asked_us: int  # when it was asked for, in microseconds since the Unix epoch
+    asked_us: int  # when it was requested, in microseconds since the Unix epoch
 
 
 def add_background(parser: argparse.ArgumentParser) -> None:

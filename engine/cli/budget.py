@@ -68,7 +68,7 @@ def _budget(arguments: argparse.Namespace) -> Budget:
 
 
 def _asked(arguments: argparse.Namespace, window: str | None, unlimited: bool) -> Budget:
-    calendar: Any = window  # a Budget checks it
+    calendar: Any = window  # Budget checks the value
     return Budget(
         max_cost_usd=arguments.max_cost_usd,
         max_tokens=2**62 if unlimited else arguments.max_tokens,
@@ -172,4 +172,4 @@ _FIELDS = (
     *("scope", "value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd"),
     *("unknown_tokens", "left_nano_usd", "left_tokens", "window_ends", "slices"),
 )
-"""The fields of a record. They are the head of the CSV if there is no account."""
+"""The fields of a record, also used for the head of a CSV without rows."""

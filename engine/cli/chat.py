@@ -36,7 +36,7 @@ from .table import cost_text, plural, seconds, sum_text, usd
 
 
 class Chat:
-    """One conversation with a person. It is for the main thread."""
+    """One conversation with a person. Use it only on the main thread."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Chat:
     # --- Input ---
 
     def talk(self) -> None:
-        """Until the person leaves."""
+        """Run the conversation until the person leaves."""
         if self._session.messages:
             self._say(f"{plural(len(self._session.messages), 'message')} so far")
         self._say(f"{model_text(self._session.model)}. {SHORT_HELP}")
@@ -161,7 +161,8 @@ class Chat:
     def _list_models(self) -> None:
         registry = self.chat_engine.engine.registry
         current = None
-        with contextlib.suppress(ConfigurationError):  # a resumed session may leave the choice to the router
+        # The model of a resumed session may be a choice of the router.
+        with contextlib.suppress(ConfigurationError):
             current = registry.resolve(model_text(self._session.model)).model.id
         for model in registry.models.values():
             key = registry.adapters[model.adapter].missing_key
@@ -195,7 +196,7 @@ class Chat:
         self._reply(content)
 
     def _last_of_history(self) -> tuple[int, Sequence[ContentBlock]] | None:
-        """The place and the content of the person's last message, in a session that continues."""
+        """The position and the content of the person's last message, in a continued session."""
         messages = self._session.messages
         for place in reversed(range(len(messages))):
             if messages[place].role is Role.USER and not messages[place].steers:
@@ -242,8 +243,7 @@ class Chat:
             self._say(f"{used}, {cost_text(metadata.cost)}, {seconds(metadata.latency_ms)}")
 
     def _say(self, text: str) -> None:
-        """A message of the chat itself. It is dim on a terminal, and goes to stderr if the conversation is
-        piped."""
+        """Show a message of the chat itself: dim on a terminal, and on stderr if the conversation is piped."""
         if self._at_terminal:
             self._screen.console.print(text, style="dim")
         else:
@@ -338,7 +338,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     add_key(parser)
     add_models_file(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
 
 class ChatEngine:
-    """The engine and the session. They are made, used and ended on the event loop, in one task."""
+    """The engine and the session of a chat, all on the event loop and in one task."""
 
     engine: Engine
     session: Session
@@ -67,7 +67,7 @@ class ChatEngine:
         await self._life.aclose()
 
     async def _generate(self, request: SamplingRequest) -> GenerateResult:
-        """The reply of the chat's model to an MCP server that asks for one."""
+        """Generate a reply with the chat's model for an MCP server that requests one."""
         from ..mcp.requests import sampled_by
 
         return await sampled_by(self.session.model, self.engine)(request)
@@ -127,7 +127,7 @@ class ChatEngine:
 
 
 class ReplyInProgress:
-    """One turn, as the event loop runs it. The main thread may cancel it at any time."""
+    """A turn in progress on the event loop. The main thread may cancel it at any time."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class ReplyWriter:
         self._screen = screen
         self._label = label
         self._before = before
-        self._writing: str | None = None  # the style of the line
+        self._writing: str | None = None  # the style of the line that is being written
 
     def feed(self, event: TurnEvent | StreamReset[TurnEvent]) -> None:
         match event:
@@ -218,7 +218,7 @@ class ReplyWriter:
 
 
 class Interrupts:
-    """The meaning of Ctrl-C while the context lasts. On the main thread only."""
+    """A context that defines the effect of Ctrl-C. Use it only on the main thread."""
 
     def __init__(self) -> None:
         self._reading = False
@@ -253,7 +253,7 @@ class Interrupts:
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         cancel, self._cancel = self._cancel, None
         if cancel is not None:
-            self._reading = True  # a second one means it
+            self._reading = True  # a second Ctrl-C raises KeyboardInterrupt
             cancel()
         elif self._reading:
             raise KeyboardInterrupt

@@ -47,7 +47,7 @@ class TerminalReader:
             return None
 
     def ask(self, question: str) -> str:
-        asking: PromptSession[str] = PromptSession()  # not input(), which may lose a Ctrl-C as it starts to read
+        asking: PromptSession[str] = PromptSession()  # input() may lose a Ctrl-C when it starts to read
         try:
             return asking.prompt(question)
         except EOFError:

@@ -42,9 +42,9 @@ class ClientLine(msgspec.Struct, frozen=True):
     budget_nano_usd: int | None
     window: str | None
     zone: str
-    spent_nano_usd: int | None  # in the window, with what calls in progress may cost
+    spent_nano_usd: int | None  # in the current window, including the reservations of calls in progress
     left_nano_usd: int | None
-    models: tuple[str, ...]  # patterns; empty is all
+    models: tuple[str, ...]  # patterns of model names; empty for all
     requests_per_minute: int | None
     tokens_per_minute: int | None
     unpriced: str  # `refuse` or `allow`
@@ -232,7 +232,7 @@ def _change(arguments: argparse.Namespace) -> Client:
     async def work(tables: GatewayTables) -> Client:
         client = _changed(await _known(tables, arguments.name), arguments)
         if not await tables.change_client(client):
-            raise _unknown(arguments.name)  # it was revoked meanwhile
+            raise _unknown(arguments.name)  # the client has just been revoked
         return client
 
     return _on_tables(arguments, work)
@@ -287,7 +287,7 @@ def list_clients(arguments: argparse.Namespace) -> int:
 
 
 def _on_tables(arguments: argparse.Namespace, work: Callable[[GatewayTables], Awaitable[T]]) -> T:
-    """The result of some work on the trace, which is created if it doesn't exist."""
+    """Run work on the trace, creating it if it doesn't exist. Returns the result."""
     place = named_trace(arguments) or home_folder() / TRACE_NAME
 
     async def run() -> T:
@@ -314,7 +314,7 @@ def _unknown(name: str) -> CallboardError:
 
 
 def _show_key(arguments: argparse.Namespace, name: str, key: str) -> None:
-    """The key alone on stdout, so that a program can read it."""
+    """Write only the key to stdout, so that a program can read it."""
     if arguments.json:
         write_json(json_text({"name": name, "key": key}))
     else:

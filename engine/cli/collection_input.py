@@ -35,7 +35,7 @@ _BY_SUFFIX: Mapping[str, Kind] = {
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A text that is to be in a collection."""
+    """A text to add to a collection."""
 
     id: str  # the name of the item
     text: str
@@ -47,7 +47,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Fields(msgspec.Struct, frozen=True):
-    """The meaning of a row's fields."""
+    """The names of a row's fields for the id and the text."""
 
     id: str = "id"
     texts: tuple[str, ...] = ()  # the fields of the text, which are joined by line breaks; empty for `text`
@@ -119,7 +119,7 @@ def _of_row(row: JsonObject, fields: Fields, where: str) -> Record:
 # --- Embedding and storing ---
 
 AT_ONCE = 256
-"""The number of texts that are embedded before they are kept."""
+"""The number of texts that are embedded and stored together."""
 
 Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
 
@@ -130,15 +130,15 @@ class TargetCollection(msgspec.Struct, frozen=True):
     name: str  # the name of the collection
     model: str  # the model of its vectors, as `provider:name`
     space: str  # the space in which they can be compared
-    dimensions: int | None  # the length that is asked for; None for the model's own
-    keep_text: bool = False  # whether the texts are kept, too
+    dimensions: int | None  # the requested length; None for the model's own
+    keep_text: bool = False  # whether the texts are stored, too
 
 
 class Added(msgspec.Struct):
     """The counts of a finished addition."""
 
     embedded: int = 0  # the texts that were embedded
-    unchanged: int = 0  # the texts that the collection had already
+    unchanged: int = 0  # the number of texts that were already in the collection
     results: list[EmbeddingResult] = []  # the results, with tokens and costs
 
 
@@ -167,7 +167,7 @@ def destination(
 
 async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Record], embed: Embed) -> Added:
     """Put records into a collection. Texts that it has already are not embedded again."""
-    by_id = {record.id: record for record in records}  # of two with one id, the later one
+    by_id = {record.id: record for record in records}  # if two records have the same id, the later one counts
     known = file.hashes(into.name)
     same = [record for record in by_id.values() if known.get(record.id) == record.hash]
     file.note(

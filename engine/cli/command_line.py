@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CommandEntry(NamedTuple):
-    """Where a command is, and its line in ``--help``."""
+    """The place of a command's code, and its line in ``--help``."""
 
     place: str  # `module:function` of the function that adds the command to a parser, relative to this package
     help: str  # The effect, in a few words that start with a verb.
@@ -110,13 +110,14 @@ def plugin_command(name: str) -> AddCommand | None:
     """The function that adds a plugin's command; None if the plugin does not exist, or it can't be loaded."""
     from importlib.metadata import entry_points
 
-    if not entry_points(group=GROUP, name=name):  # so that a misspelt command imports nothing of the library
+    # Checked first, so that a misspelt command does not import the library.
+    if not entry_points(group=GROUP, name=name):
         return None
     from callboard.adapters.provider import plugin_named
 
     from .screen import configure
 
-    configure()  # else the warning of a broken one is not shown
+    configure()  # otherwise the warning about a broken plugin is not shown
     plugin = plugin_named(GROUP, name)
     assert plugin is not None
     offered, fault = plugin.load()
@@ -128,7 +129,7 @@ def plugin_command(name: str) -> AddCommand | None:
 FAILED = 1
 BADLY_CONFIGURED = 2
 INTERRUPTED = 130
-PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is meant to end
+PIPE_CLOSED = 141  # as after SIGPIPE, so that `callboard traces | head` ends normally
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """The errors of a write to a full or broken disk. An error without a file name concerns stdout."""
@@ -154,12 +155,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
-            sys.stderr.write("\n")  # after the terminal's own ^C
+            sys.stderr.write("\n")  # the terminal has just shown ^C
         return INTERRUPTED
 
 
 def _discard_output() -> None:
-    """Redirect the rest of stdout to nowhere, because the interpreter flushes it once more at its end."""
+    """Redirect stdout to the null device, because the interpreter flushes it once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -174,7 +175,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 def _run_bare(arguments: argparse.Namespace) -> int:
-    """Run a command that raises no errors of its own and imports nothing of the library."""
+    """Run a command that raises no errors and does not import the library."""
     code: int = arguments.run(arguments)
     sys.stdout.flush()
     return code
@@ -185,10 +186,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
     from .screen import configure as configure_logs
-    from .screen import print_error
+    from .screen import print_error, require_rich
 
     configure_logs()
     try:
+        if _draws(arguments):
+            require_rich()
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -203,6 +206,17 @@ def _run(arguments: argparse.Namespace) -> int:
     except CallboardError as error:
         print_error(str(error))
         return FAILED
+
+
+def _draws(arguments: argparse.Namespace) -> bool:
+    """Whether the command draws a table or a progress bar, as its parser's default `draws` says.
+
+    It is a bool, or a function of the arguments. With --json or --csv a command draws no table.
+    """
+    draws = getattr(arguments, "draws", False)
+    if getattr(arguments, "json", False) or getattr(arguments, "format", "table") != "table":
+        return False
+    return bool(draws(arguments) if callable(draws) else draws)
 
 
 def _meant(words: Sequence[str]) -> Sequence[str]:
@@ -296,7 +310,7 @@ class _Parser(argparse.ArgumentParser):
 
         if file is None or file is not sys.stdout:
             super()._print_message(sanitize(message), file)
-        elif message:  # argparse ignores that the reader has gone, or that the disk is full
+        elif message:  # argparse itself ignores a closed pipe or a full disk
             out = cast("TextIO", sys.stdout)
             out.write(sanitize(message))
             out.flush()
@@ -324,7 +338,7 @@ class _MainParser(_Parser):
         return formatter.format_help()
 
     def _command_lines(self) -> Sequence[argparse.Action]:
-        """The commands with their lines of help, as argparse keeps them."""
+        """argparse's actions of the commands, with their lines of help."""
         return [
             line
             for action in self._actions

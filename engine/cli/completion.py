@@ -26,7 +26,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line", help=argparse.SUPPRESS)
     parser.add_argument("--breaks", default="", help=argparse.SUPPRESS)
     parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run, bare=True)  # it runs at each Tab
+    parser.set_defaults(run=run, bare=True)  # it runs at each Tab, so it must be fast
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def in_words(line: str) -> list[str]:
     for end in ("", '"', "'"):
         try:
             words = shlex.split(line + end)
-        except ValueError:  # a quotation that is still open
+        except ValueError:  # a quotation mark is still open
             continue
         return words if words and not line[-1:].isspace() else [*words, ""]
     return [""]
@@ -94,7 +94,7 @@ def _beginning(word: str, known: Sequence[str]) -> list[str]:
 # positional arguments in order.
 
 Source: TypeAlias = Literal["models", "sessions", "templates", "keys", "collections", "files"]
-"""The source of values that no parser has."""
+"""The sources of values that are not in the parser."""
 
 _BY_OPTION: dict[str, Source] = {
     "--model": "models",
@@ -114,7 +114,7 @@ class Completions(NamedTuple):
     """The possible words at a place."""
 
     words: Sequence[str] = ()  # The words of a parser: commands, options, choices.
-    source: Source | None = None  # where other values come from; None if there are none to propose
+    source: Source | None = None  # the source of other values; None if there is none
 
 
 def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Completions:
@@ -130,9 +130,9 @@ class _Place:
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
-        self._option: argparse.Action | None = None  # that wants a value
-        self._values = 0  # of the option, so far
-        self._positionals = 0  # in this parser, so far
+        self._option: argparse.Action | None = None  # the option that needs a value
+        self._values = 0  # the number of the option's values so far
+        self._positionals = 0  # the number of positional arguments of this parser so far
         self._only_positionals = False
 
     def take(self, said: str) -> None:

@@ -137,12 +137,12 @@ def add_mcp_file(parser: argparse.ArgumentParser) -> None:
 async def given_tools(
     words: Sequence[str], life: AsyncExitStack, generate: Generate | None = None
 ) -> tuple[ToolLike, ...]:
-    """The tools that a person names. Those of MCP servers in a file may change later.
+    """The tools named on the command line. Tools of MCP servers in a file may change later.
 
     Args:
         words: The words of the command line.
-        life: Ends the servers.
-        generate: Gets a model's reply for a server that asks for one, if the user agrees.
+        life: The stack that stops the servers at the end.
+        generate: A function that generates a reply for a server that requests one, if the user agrees.
     """
     found: list[ToolLike] = []
     for word in words:
@@ -227,7 +227,7 @@ def _fault(path: Path, error: Exception) -> str:
 
 def _imported(name: str) -> ModuleType:
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # Installed packages take precedence.
+        sys.path.append(here)  # appended, so that installed packages take precedence
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

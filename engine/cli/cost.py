@@ -91,11 +91,11 @@ def run_cost(arguments: argparse.Namespace) -> int:
 
 
 async def _read(arguments: argparse.Namespace, store: Store) -> tuple[list[CostRow], list[CostRow]]:
-    """The sums, and the imported part of them by source, if the sums don't show it themselves."""
+    """The sums, and the imported part of each by source, unless the sums are grouped by source."""
     by: tuple[str, ...] = arguments.by
     under = await price_version(store, arguments.under)
     rows = await store.costs(call_filter(arguments), by, under=under)
-    if "day" in by:  # days are read in their order; within one the dearest comes first
+    if "day" in by:  # days are in order; within a day, the most expensive group is first
         rows.sort(key=lambda row: row.key[by.index("day")])
     if arguments.format != "table" or arguments.source is not None or "origin" in by:
         return rows, []
@@ -251,7 +251,7 @@ async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
 
 
 def _print_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
-    """Report the calls with tokens that are in no sum, or estimated."""
+    """Report the calls whose tokens are missing in the sums or estimated."""
     estimated, unpriced, unknown = (
         sum(getattr(row, name) for row in rows) for name in ("estimated", "unpriced", "unknown")
     )

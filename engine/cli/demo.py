@@ -48,7 +48,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help="keep calls of earlier demos in the trace file")
     parser.add_argument("--plain", action="store_true", help="use no colours and no animation")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -119,7 +119,7 @@ class Demo:
         try:
             claim = shared_server()
             server = await claim.acquire()
-        except (ConfigurationError, AdapterError) as error:  # not installed, or it won't run
+        except (ConfigurationError, AdapterError) as error:  # not installed, or it does not start
             self._screen.idle()
             self._screen.line(f"   {error}", "yellow")
             self._steps = 0
@@ -135,7 +135,8 @@ class Demo:
         try:
             yield
         finally:
-            with anyio.CancelScope(shield=True):  # bounded: a server has 2 s to go, and is then made to
+            # This takes a bounded time: a server that has not stopped after 2 s is killed.
+            with anyio.CancelScope(shield=True):
                 await claim.release()
 
     def _say_cassettes(self, why: str) -> None:
@@ -157,8 +158,8 @@ class Demo:
         try:
             yield
         finally:
-            with anyio.CancelScope(shield=True):  # bounded by the engine's own time to stop
-                await self._engine.aclose()  # It closes the bus, and so ends the watcher.
+            with anyio.CancelScope(shield=True):  # this takes at most the engine's shutdown time
+                await self._engine.aclose()  # this closes the bus, which ends the watcher
                 self._events.close()
                 await watcher
 
@@ -293,7 +294,7 @@ class Demo:
 
 
 def _decoded(text: str) -> str:
-    """The object of a reply. A model on another machine may have been cut off in the middle of it."""
+    """The JSON object in a reply, even if the reply was cut off."""
     try:
         return repr(msgspec.json.decode(text, type=Person))
     except msgspec.DecodeError as error:
@@ -358,7 +359,7 @@ def _cassette_of(config: AdapterConfig) -> tuple[Path, AdapterConfig]:
 
 
 class ReplayedLocal(LocalAdapter):
-    """The local adapter on a recording. Only the server is replaced."""
+    """The local adapter with a recording in place of the server."""
 
     def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         path, config = _cassette_of(config)
@@ -371,7 +372,7 @@ class ReplayedLocal(LocalAdapter):
         self._inner = create_inner(config, options, name=name, clock=clock, transport=transport)
 
     async def initialize(self) -> None:
-        """Nothing to start."""
+        """Do nothing: there is no server to start."""
 
     async def health_check(self) -> AdapterHealth:
         return AdapterHealth(True, "replays a recording")
@@ -457,5 +458,5 @@ def cassette(adapter: str) -> Path:
 
 
 def _shipped(in_checkout: str, in_wheel: str) -> Path:
-    home = Path(__file__).resolve().parents[2]  # in a checkout, `callboard/` links to this room
+    home = Path(__file__).resolve().parents[2]  # in a checkout, the link is resolved to the repository
     return home / in_checkout if (home / "pyproject.toml").exists() else Path(__file__).parent / in_wheel

@@ -38,7 +38,7 @@ class Findings(msgspec.Struct, frozen=True):
     """The output of `--json`."""
 
     ok: bool  # whether every check is ok
-    readable: bool  # whether there is a configuration that can be read
+    readable: bool  # whether the configuration can be read
     versions: dict[str, str | None]
     """The versions of programs and libraries; None for one that is not installed."""
     places: dict[str, str]  # the paths of the files
@@ -56,7 +56,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nats", metavar="URL", help="also check this broker of a cluster [$CALLBOARD_NATS]")
     parser.add_argument("--cluster", metavar="NAME", default="callboard", help="set the name of the cluster")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run_doctor)
+    parser.set_defaults(run=run_doctor, draws=True)
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
@@ -141,7 +141,7 @@ OLD_DAYS = 45
 
 
 def check_prices(home: Path, clock: Clock) -> Check:
-    """The prices of new calls, and the age of the published ones. Old prices are not a fault."""
+    """Check the prices for new calls and the age of the published prices. Old prices are not a fault."""
     try:
         table, published = price_table(home), published_snapshot(home)
     except ConfigurationError as error:
@@ -170,11 +170,11 @@ def age_in_days(written: str, clock: Clock) -> int | None:
 class PluginLine(msgspec.Struct, frozen=True):
     """A line of `callboard plugins --json`."""
 
-    kind: str  # the kind of what it offers: `adapters`, `tools` or `commands`
-    name: str  # the name by which it is asked for
+    kind: str  # the kind of the plugin: `adapters`, `tools` or `commands`
+    name: str  # its name
     package: str  # the package that offers it, with its version
     place: str  # the place of its object: `module:name`
-    error: str | None  # the reason why it can't be used; None if it can be
+    error: str | None  # the reason why it can't be used; None if it can
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -196,7 +196,7 @@ _PLUGINS: list[Column[PluginLine]] = [
 
 
 def run_plugins(arguments: argparse.Namespace) -> int:
-    """A broken plugin is listed with its error. The list itself does not fail."""
+    """List the plugins. A broken plugin is listed with its error."""
     logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # The list shows the same warnings.
     found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
     return write_rows(

@@ -249,7 +249,9 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
 
 
 def _is_shown(warning: CallWarning) -> bool:
-    """Whether to report a warning. A dropped input type is not reported, because the user did not request one."""
+    """Whether to report a warning. A dropped input type is not reported, because the command chose it, not the
+    user.
+    """
     return warning.code != WarningCode.PARAMETER_DROPPED or not warning.message.startswith("input_type ")
 
 

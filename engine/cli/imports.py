@@ -27,7 +27,7 @@ from .table import FittingTable, Format, add_format, figure, plural, usd, write_
 from .upkeep import show_progress
 
 _LISTED = 20
-"""Unread parts that are shown."""
+"""The largest number of unread parts that are shown."""
 _MODEL = ("model", *ImportedModel.__struct_fields__)
 
 
@@ -60,8 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError("use --watch or --dry-run, not both")
     named = named_trace(arguments)
     place: TracePlace = home_folder() / TRACE_NAME if named is None else named
-    if arguments.format == "table":
-        make_console()  # A missing package is named before anything is written.
     report = anyio.run(_import, place, arguments)
     _show(report, arguments.format, place)
     return FAILED if report.unread and not report.files else 0

@@ -28,13 +28,13 @@ NOTHING = "no question: pass it as an argument or pipe it in: git diff | callboa
 
 
 class Pipe:
-    """Standard input, read once and whole. A terminal, a closed stream and ``/dev/null`` hold nothing."""
+    """Standard input, read once and completely. A terminal, a closed stream and ``/dev/null`` count as empty."""
 
     def __init__(self) -> None:
         self._data: bytes | None = None
 
     def read(self) -> bytes:
-        """All bytes that come."""
+        """All bytes of standard input."""
         if self._data is None:
             self._data = sys.stdin.buffer.read() if _is_pipe() else b""
         return self._data
@@ -112,7 +112,9 @@ def of_address(url: str, media_type: str | None) -> ContentBlock:
 
 
 def of_bytes(data: bytes, name: str, media_type: str | None = None) -> ContentBlock:
-    """The block for a file's bytes. The content decides, not the name: a PNG named ``x.txt`` is an image."""
+    """The block for a file's bytes. Its type is detected from the content first: a PNG named ``x.txt`` is an
+    image.
+    """
     if not data:
         raise ConfigurationError(f"{name}: is empty")
     block = _of_media_type(data, name, media_type) if media_type is not None else _sniffed(data, name)
@@ -161,9 +163,8 @@ def _as_text(data: bytes) -> str | None:
     return None if "\0" in text else text
 
 
-# --- Options ---
-# The code is pure. Options of a turn are words, as in ``-o temperature 0.2``; a provider's own have its name, as
-# in ``-o anthropic.top_k 40``.
+# --- Options --- The code is pure. An option of a turn is given as in ``-o temperature 0.2``. A provider's own
+# option starts with its name, as in ``-o anthropic.top_k 40``.
 
 KINDS: Mapping[str, object] = {
     "temperature": float,
@@ -285,7 +286,7 @@ _FIELD = re.compile(
 
 
 def schema_of(given: str) -> JsonObject:
-    """The schema that a person gives."""
+    """Parse a schema in any of these forms."""
     text = given.strip()
     if text.endswith(".json") and "\n" not in text:
         return _of_json(_read_schema(Path(text)), text)

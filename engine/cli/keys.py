@@ -1,7 +1,7 @@
 """`callboard keys`: API keys in a private file next to models.yaml. The environment takes precedence.
 
-A key is typed without echo or comes through a pipe. It is never an argument, because other users of the machine
-see those. It is never shown, except by `get` through a pipe.
+A key is typed without echo or read from a pipe. It is never an argument, because other users of the machine can
+see arguments. It is never shown, except by `get` into a pipe.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class KeyLine(msgspec.Struct, frozen=True):
     """A line of `callboard keys list --json`."""
 
     name: str  # the name of the key's variable
-    source: str | None  # the place that the key comes from: `environment` or `file`; None if there is no key
+    source: str | None  # where the key was found: `environment` or `file`; None if there is no key
     in_environment: bool
     in_file: bool
     """Whether the file has the key. A key in the environment takes precedence."""
-    providers: tuple[str, ...]  # the types of adapters that look for it without a models.yaml
+    providers: tuple[str, ...]  # the types of adapters that use it if there is no models.yaml
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +53,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         inner, "list", list_keys, "List the names of the keys", "List the names of the keys, never the keys."
     )
     listing.add_argument("--json", action="store_true", help="print one JSON object a line for each key")
+    listing.set_defaults(draws=True)
     get = add_action(
         inner,
         "get",

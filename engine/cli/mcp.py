@@ -45,7 +45,7 @@ async def opened(path: str, life: AsyncExitStack, generate: Generate | None = No
 
 
 def _is_no_server(record: logging.LogRecord) -> bool:
-    """Whether a log line must be shown. A note already reports the end of a server."""
+    """A log filter that hides lines about the end of a server, because a note reports it."""
     return not str(getattr(record, ROOT, {}).get("actor", "")).startswith(ACTOR)
 
 
@@ -142,7 +142,7 @@ def value_of(word: str, schema: dict[str, Any]) -> object:
 
 
 async def _sampled(request: SamplingRequest, generate: Generate) -> GenerateResult | None:
-    """A model's reply for a server, if the user agrees."""
+    """Generate a reply for a server, if the user agrees."""
 
     def agreed() -> bool:
         text = one_line(request.messages[-1].text if request.messages else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import mimetypes
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ def add_video(parser: argparse.ArgumentParser) -> None:
     )
     add_models_file(parser)
     add_key(parser)
-    parser.set_defaults(run=run_video)
+    parser.set_defaults(run=run_video, draws=lambda arguments: not arguments.no_wait and sys.stderr.isatty())
 
 
 def run_video(arguments: argparse.Namespace) -> int:
@@ -199,7 +200,7 @@ class _Waiting:
             raise CallboardError(str(error)) from error
 
     def say_how_to_resume(self) -> None:
-        """If there is a job that isn't lost, write to stderr how to resume it."""
+        """If a job exists and continues, write to stderr how to resume it."""
         handle = self._handle
         if handle is None or handle.status in ("failed", "cancelled"):
             return
@@ -214,7 +215,7 @@ class _Waiting:
 
 
 class Bar:
-    """Shows the progress of the job, and then of the download."""
+    """A progress bar for the job, and then for the download."""
 
     def __init__(self, bar: Progress | None) -> None:
         self._bar = bar

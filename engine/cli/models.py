@@ -62,9 +62,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]  # other names of the model
     released: str | None  # the day of the release, YYYY-MM-DD
     deprecated: bool  # whether the provider has deprecated the model
-    retires: str | None  # the day on which the model is gone, YYYY-MM-DD
+    retires: str | None  # the day on which the model is shut down, YYYY-MM-DD
     reason: str = ""  # the reason why a configured model is not available
-    source: str = ""  # the source of the knowledge
+    source: str = ""  # the source of this data
     date: str = ""  # the day of that source
 
 
@@ -99,7 +99,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     add_models_file(parser)
     add_options(parser)
     add_format(parser, "for each model")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=lambda arguments: arguments.name != UPDATE)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -169,7 +169,7 @@ def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
     else:
         routed = f"{entry.adapter}:{entry.wire_name}"
         info = info or get_model_info(published_name(registry.adapters[entry.adapter], entry) or routed)
-        names = (entry.wire_name, None if info is None else info.id)  # it may be a dated name
+        names = (entry.wire_name, None if info is None else info.id)  # the name may end in a date
         here = (model for model in _configured(registry) if model.provider == entry.adapter)
         found = next((model for model in here if model.wire_name in names), None)
     if found is not None:
@@ -191,7 +191,7 @@ def _known(info: ModelInfo) -> Line:
 
 
 def _line(model: ConfiguredModel) -> Line:
-    """A configured model, with the facts of its adapter."""
+    """A configured model, with the capabilities from its adapter."""
     can, info = model.capabilities, model.info
     facts: dict[str, Any] = dict.fromkeys(_OF_INFO) | {"deprecated": False, "source": "", "date": ""}
     if info is not None:
@@ -246,7 +246,7 @@ def _unknown_capabilities(line: Line) -> list[str]:
 
 
 def _facts_about(line: Line) -> str:
-    """The facts to consider before choosing a model."""
+    """Notes to consider before choosing a model: its state, deprecation and retirement."""
     parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
     parts += [line.reason] if line.reason else []
     if line.retires is not None:
@@ -291,7 +291,7 @@ def run_update(arguments: argparse.Namespace) -> int:
     home, tell = (
         home_folder(),
         echo if arguments.format == "table" else note,
-    )  # Other formats have no place for this line.
+    )  # JSON and CSV have no place for this line.
     path = home / FILE_NAME
     if arguments.shipped:
         path.unlink(missing_ok=True)
@@ -319,7 +319,7 @@ def read_source(data: bytes, source: str) -> KnownModels:
 
 
 def difference(before: KnownModels, after: KnownModels) -> list[str]:
-    """The changes, by model."""
+    """The differences between two lists, by model."""
     old, new = ({model.id: model for model in known.models} for known in (before, after))
     return differences(old, new, lambda name: _facts((new if name in new else old)[name])) or [
         "nothing has changed"

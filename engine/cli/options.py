@@ -72,7 +72,9 @@ def add_action(
 
 
 STORE_VARIABLE = "CALLBOARD_STORE"
-"""The environment variable for an address with a password, which other users of a machine see in ``--store``."""
+"""The environment variable for the store's address. Use it for an address with a password, because other users of
+the machine can see arguments.
+"""
 
 
 def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/trace.db, else the demo's") -> None:
@@ -237,7 +239,7 @@ DEMO_TRACE_NAME = "demo-trace.db"
 
 @contextmanager
 def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None]:
-    """Turn an OSError into an error of Callboard that names the place."""
+    """Convert an OSError to an error of Callboard that names the place."""
     try:
         yield
     except OSError as error:
@@ -287,7 +289,7 @@ def from_trace(
     *,
     opened: Callable[[TracePlace], Store] | None = None,
 ) -> T:
-    """The result of a query of the chosen trace."""
+    """Run a query on the chosen trace, and return its result."""
 
     from ..stores import store_to_read
 
@@ -324,7 +326,7 @@ def on_engine(
     *,
     make: Callable[[], Engine] | None = None,
 ) -> T:
-    """The result of some work on an engine with the configuration of ``--models-file``."""
+    """Run work on an engine with the configuration of ``--models-file``, and return its result."""
     from .. import Engine, load_registry
 
     registry = load_registry(arguments.models_file)

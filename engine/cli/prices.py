@@ -79,6 +79,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "with it from then on. The costs of earlier calls do not change.",
     )
     add_update_options(update, UPSTREAM, "the prices shipped with Callboard")
+    for action in (listing, show, explain, use, update):
+        action.set_defaults(draws=True)
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -193,7 +195,7 @@ def run_use(arguments: argparse.Namespace) -> int:
 
 
 def _checked(file: Path) -> bytes:
-    """The content of a price file, if it is one."""
+    """The content of a file, after checking that it is a valid price file."""
     PriceTable.from_yaml(file)
     with failing_as(ConfigurationError, file):
         return file.read_bytes()
@@ -236,13 +238,13 @@ def _names(name: str) -> tuple[str, str | None]:
     except ConfigurationError:
         if ":" not in name:
             raise
-        return name, None  # of a provider that isn't configured
+        return name, None  # the provider isn't configured
     routed = f"{entry.adapter}:{entry.wire_name}"
     return routed, published_name(registry.adapters[entry.adapter], entry)
 
 
 def _price_it(model: str) -> str:
-    """Advice for a model without a price."""
+    """The advice for a model without a price."""
     adapter = model.partition(":")[0]
     return (
         f"If a provider's published prices apply, set adapters.{adapter}.prices_as in models.yaml, or pass "
@@ -299,7 +301,7 @@ def _conditions(row: PriceRow) -> str:
 
 
 def _rates(row: PriceRow) -> str:
-    """In US dollars per million of each."""
+    """The rates of a row as text, in US dollars per million."""
     rates = {name: getattr(row, name) for name in BUCKETS} | row.extra
     parts = [f"{name} {_dollars(rate)}" for name, rate in rates.items() if rate is not None]
     if row.per_request:
@@ -312,9 +314,8 @@ def _dollars(pico_usd: int) -> str:
     return text
 
 
-# --- Updates ---
-# The updates of models and prices share their options, the shown difference, and the download. A file, or a page
-# over https, is read on request only, and bounded in size and time.
+# --- Updates --- The updates of models and prices share their options, the shown difference, and the download. A
+# source is a file or an https URL. It is read only on request, with limits on size and time.
 
 SECONDS = 60.0
 """The time limit of a download."""
@@ -332,7 +333,7 @@ def add_update_options(parser: argparse._ActionsContainer, upstream: str, shippe
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object], facts: Callable[[str], str]) -> list[str]:
-    """The names that are new, gone or changed, a line each; at most `MOST_SHOWN` lines of a kind."""
+    """A line for each new, removed or changed name; at most `MOST_SHOWN` lines of each kind."""
     kinds = {
         "new": sorted(new.keys() - old.keys()),
         "gone": sorted(old.keys() - new.keys()),

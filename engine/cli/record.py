@@ -42,7 +42,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--whole", action="store_true", help="request whole replies instead of streams")
     parser.add_argument("--replace", action="store_true", help="overwrite FILE if it exists")
     add_models_file(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,7 +91,7 @@ def in_yaml(entry: AdapterEntry, file: Path) -> str:
     if entry.config.options:
         options["options"] = dict(entry.config.options)
     replayed: JsonObject = {"type": "cassette", "options": options}
-    if entry.config.base_url is not None:  # Its server-specific behaviour depends on the address.
+    if entry.config.base_url is not None:  # server-specific behaviour depends on the address
         replayed["base_url"] = entry.config.base_url
     return f"{entry.name}: {json_text(replayed)}"
 

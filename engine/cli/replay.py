@@ -98,7 +98,7 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        echo(line.rstrip())  # Written line by line, so that a paced replay can be watched.
+        echo(line.rstrip())  # flushed line by line, so that a paced replay can be watched
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No matching events"
@@ -107,7 +107,7 @@ class _Lines:
 
 
 class _JsonLines:
-    """For programs: envelopes whole."""
+    """Events as JSON lines, for programs."""
 
     def show(self, envelope: Envelope) -> None:
         write_json(repair_json(encode_line(envelope)).decode().rstrip("\n"))

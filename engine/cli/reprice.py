@@ -45,7 +45,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "Recalculate the cost of recorded calls with a price table, and make the result their current "
         "cost. Events and the costs at call time do not change, so you can undo it."
     )
-    # argparse would not break the line within a group.
+    # Written by hand, because argparse would not break the line within a group.
     parser.usage = (
         "%(prog)s\n       [--prices FILE | --use VERSION | --undo | --history | --resume [N]]\n       [OPTIONS]"
     )
@@ -146,7 +146,9 @@ def _require_source(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_trials(arguments: argparse.Namespace) -> None:
-    """Refuse trial options without new prices. Restoring stored costs computes nothing."""
+    """Raise ConfigurationError for trial options without new prices, because restoring stored costs computes
+    nothing.
+    """
     given = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
     chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
     if chosen is None and arguments.resume is not None:
@@ -164,7 +166,7 @@ def _only_looks(arguments: argparse.Namespace) -> bool:
 
 @contextmanager
 def shown_progress() -> Iterator[OnProgress | None]:
-    """A bar on stderr, if stderr is a terminal. For a file of a single chunk it never appears."""
+    """A progress bar on stderr, if stderr is a terminal. It does not appear for a trace of a single chunk."""
     with progress_bar() as bar:
         if bar is None:
             yield None
@@ -174,7 +176,7 @@ def shown_progress() -> Iterator[OnProgress | None]:
 
 
 def _check_place(file: Path) -> None:
-    """Check that the page can be written, before anything is repriced. Raises ConfigurationError."""
+    """Check that the report's page can be written, before anything is repriced. Raises ConfigurationError."""
     if file.is_dir():
         raise ConfigurationError(f"{file} is a folder; --html needs a file")
     if not file.absolute().parent.is_dir():
@@ -358,7 +360,7 @@ def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
 
 
 def _print_note(what: str, arguments: argparse.Namespace) -> None:
-    """Report the result: to a person, or next to a program's rows."""
+    """Report the result on stdout, or on stderr if stdout gets rows for a program."""
     if arguments.format == "table":
         make_console().print(what, soft_wrap=True)
     else:

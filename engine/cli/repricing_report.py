@@ -53,7 +53,7 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def comparable(self) -> bool:
-        """Whether there is anything to compare: a call with a cost before and after."""
+        """Whether there is a call with a cost before and after."""
         return self.sums.compared > 0 or self.calls == 0
 
     @property
@@ -148,7 +148,7 @@ _HEADINGS = ("Calls", "Before", "After", "Difference", "", "Beside")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The texts of a page about its origin."""
+    """The texts on a page about the origin of its data."""
 
     before: str  # the prices of the costs before
     calls: str  # the calls that were repriced
@@ -231,7 +231,7 @@ def _last_days(days: Sequence[Line]) -> str:
 
 
 def _change(line: Line, digits: int) -> tuple[str, str]:
-    """The difference and the per cent."""
+    """The difference, and the change in per cent."""
     if not line.comparable:
         return "not comparable", ""
     change = line.after - line.before
@@ -244,7 +244,7 @@ def _amount(line: Line, nano_usd: int, digits: int) -> str:
 
 
 def _totals(line: Line) -> str:
-    """The totals, rounded for the eye. The tables' last lines have them exactly."""
+    """The totals, rounded. The last lines of the tables have the exact amounts."""
     before, after = (rounded(amount) if line.comparable else "-" for amount in (line.before, line.after))
     change, per_cent = "not comparable", ""
     if line.comparable:
@@ -327,7 +327,7 @@ _TICKS = 5
 
 
 def bars(rows: Sequence[Line]) -> str:
-    """Two bars a row. Empty if no amount is above zero."""
+    """Two bars for each row. Empty if no amount is above zero."""
     longest = _longest(rows)
     if longest <= 0:
         return ""
@@ -342,7 +342,7 @@ def bars(rows: Sequence[Line]) -> str:
 
 
 def columns(rows: Sequence[Line]) -> str:
-    """Two columns a day. Empty for a single day, and if no amount is above zero."""
+    """Two columns for each day. Empty for a single day, and if no amount is above zero."""
     highest = _longest(rows)
     if highest <= 0 or len(rows) < 2:
         return ""
@@ -357,7 +357,7 @@ def columns(rows: Sequence[Line]) -> str:
     across = "".join(f"<span>{escaped(row.name)}</span>" for row in shown)
     amounts = range(0, highest + 1, step)
     ticks = "".join(f'<span style="bottom:{_part(amount, highest)}">{exact(amount)}</span>' for amount in amounts)
-    widest = max((exact(amount) for amount in amounts), key=len)  # holds the room for all of them
+    widest = max((exact(amount) for amount in amounts), key=len)  # the widest amount sets the width for all
     inside = (
         f'<div class="days" style="--days:{len(rows)}"><div class="up"><b>{widest}</b>{ticks}</div>'
         f'<div class="field">{field}</div><div class="across">{across}</div></div>'
@@ -407,6 +407,6 @@ def _figure(parts: Sequence[str], label: str, step: str) -> str:
 
 
 def _part(amount: int, whole: int) -> str:
-    """A part of a whole in per cent, to a hundredth, between nothing and the whole."""
+    """A part of a whole in per cent, with two decimals, limited to 0 to 100 %."""
     hundredths = max(0, min(amount, whole)) * 10_000 // whole
     return f"{hundredths // 100}.{hundredths % 100:02}%"

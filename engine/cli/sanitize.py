@@ -1,8 +1,8 @@
-"""Output of text from other sources, without characters that could control a terminal or reverse a line.
+"""Output of untrusted text, without characters that could control a terminal or reverse a line.
 
-Names, tags, errors, file names and replies come from elsewhere. Control characters other than line feed and tab
-are left out. So are invisible characters that change the direction of text, break its lines or hide in it. The
-joiners that scripts and emoji need stay. Halves of surrogate pairs, which no terminal can show, become U+FFFD.
+Names, tags, errors, file names and replies are untrusted. Control characters other than line feed and tab are left
+out. So are invisible characters that change the direction of text, break its lines or hide in it. The joiners that
+scripts and emoji need stay. Halves of surrogate pairs, which no terminal can show, become U+FFFD.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LABEL_WIDTH = 17
-PIPE_WIDTH = 1000  # nothing that a program reads is broken
+PIPE_WIDTH = 1000  # wide enough, so that output for programs has no line breaks
 _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
@@ -44,19 +45,23 @@ def console_class() -> type[Console]:
             super().print(*(sanitize(what) if isinstance(what, str) else what for what in objects), **how)
 
         def on_broken_pipe(self) -> None:
-            raise  # BrokenPipeError, which ends the command; rich itself would exit with code 1
+            raise  # the BrokenPipeError ends the command; rich itself would exit with code 1
 
     return SanitizedConsole
 
 
-def make_console(*, plain: bool = False) -> Console:
-    """A console on stdout. It is plain text on request, or if stdout is not a terminal."""
-    try:
-        harmless_console = console_class()
-    except ImportError:
+def require_rich() -> None:
+    """Raise ConfigurationError if the package that draws tables is missing."""
+    if find_spec("rich") is None:
         raise ConfigurationError(
             'the command line needs the package rich. Install it with: pip install "callboard[cli]"'
-        ) from None
+        )
+
+
+def make_console(*, plain: bool = False) -> Console:
+    """A console on stdout. It is plain text on request, or if stdout is not a terminal."""
+    require_rich()
+    harmless_console = console_class()
     if plain:
         return harmless_console(force_terminal=False, no_color=True, highlight=False, markup=False)
     console = harmless_console(highlight=False, markup=False, color_system=color_system())
@@ -66,7 +71,7 @@ def make_console(*, plain: bool = False) -> Console:
 
 
 def color_system() -> Literal["auto"] | None:
-    """The colour setting for rich. NO_COLOR turns colours off, and also bold and dim, which rich would keep."""
+    """The colour setting for rich. NO_COLOR turns off colours, and bold and dim as well, which rich would keep."""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
@@ -129,8 +134,8 @@ class Screen:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._flow: Flow | None = None  # of the reply that is being written
-        self._held: list[Callable[[], None]] = []  # Lines that arrived meanwhile.
+        self._flow: Flow | None = None  # the flow of the reply that is being written
+        self._held: list[Callable[[], None]] = []  # lines that arrived while the reply was being written
         self._status: Status | None = None
 
     def show(self, *renderables: RenderableType, style: str | None = None) -> None:
@@ -154,14 +159,14 @@ class Screen:
         self._actions.put(self._end)
 
     def busy(self, text: str) -> None:
-        """Show that a task takes a moment, until `idle`."""
+        """Show a spinner until `idle`."""
         self._actions.put(lambda: self._busy(text))
 
     def idle(self) -> None:
         self._actions.put(self._idle)
 
     async def drawn(self) -> None:
-        """Return when all of the above is on the screen. On an event loop only."""
+        """Wait until everything so far is on the screen. Use it only on an event loop."""
         done = anyio.Event()
         token = anyio.lowlevel.current_token()
 
@@ -252,7 +257,7 @@ def progress_bar() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    make_console()  # It reports if rich is missing.
+    require_rich()
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -269,7 +274,7 @@ _sinks: list[Sink] = [note]
 
 
 def configure() -> None:
-    """Set up the logging of this process, which is the command's own."""
+    """Set up logging for the whole process, which belongs to the command."""
     root = logging.getLogger()
     if not any(isinstance(there, _Lines) for there in root.handlers):
         root.addHandler(_Lines(logging.WARNING))
@@ -277,7 +282,7 @@ def configure() -> None:
 
 @contextmanager
 def shown_by(sink: Sink) -> Iterator[None]:
-    """Send log lines to `sink` for a while. It may be called from any thread."""
+    """A context in which log lines are sent to `sink`, which may be called from any thread."""
     _sinks.append(sink)
     try:
         yield
@@ -294,7 +299,7 @@ class _Lines(logging.Handler):
         try:
             text = f"{record.levelname.lower()}: {record.name.removeprefix('callboard.')}: {record.getMessage()}"
             _sinks[-1](text)
-        except Exception:  # a closed stderr, or arguments that don't fit; the command goes on
+        except Exception:  # stderr is closed, or the arguments don't fit the format; the command continues
             self.handleError(record)
 
 
@@ -348,7 +353,7 @@ def advice(error: errors.AdapterError) -> str:
 
 
 def _new_key(provider: str | None) -> str:
-    """How to give an adapter another key."""
+    """The text about how to set another key for an adapter."""
     from callboard.adapters.provider import providers
 
     variables = next((each.key_variables for each in providers() if each.name == provider), ())

@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
+    from ..mcp.ask import unknown_conversation
     from ..mcp.serve import mcp_service
 
     async with AsyncExitStack() as life:
@@ -86,10 +87,12 @@ async def _serve(arguments: argparse.Namespace) -> None:
         else:
             engine = await life.enter_async_context(Engine(models=load_registry(arguments.models_file)))
 
-            def session(_: str | None) -> Session:
+            def session(conversation: str | None) -> Session:
+                if conversation is not None:
+                    raise unknown_conversation(conversation)
                 return engine.session(arguments.model, system_prompt=arguments.system, tools=tools)
 
-            session("")  # so that a wrong name is reported at the start
+            session(None)  # so that a wrong name is reported at the start
             service = mcp_service(session=session, name=arguments.name)
         if not arguments.http:
             await service.serve_stdio()

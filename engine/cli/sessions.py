@@ -49,7 +49,11 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object a line for each session or message"
     )
-    parser.set_defaults(run=run_sessions)
+    parser.set_defaults(run=run_sessions, draws=_lists)
+
+
+def _lists(arguments: argparse.Namespace) -> bool:
+    return not arguments.delete and arguments.export is None
 
 
 def run_sessions(arguments: argparse.Namespace) -> int:
@@ -227,7 +231,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
         "-n", "--limit", type=positive, default=20, metavar="N", help="show at most N messages (default: 20)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line for each message")
-    parser.set_defaults(run=run_logs)
+    parser.set_defaults(run=run_logs, draws=True)
 
 
 def run_logs(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 Amounts are whole numbers of nano-USD. People open CSV in a spreadsheet, so CSV also has each amount in USD, as an
 exact decimal. A nested value has one column for each field (`usage.input_tokens`), and a missing value is empty.
-Characters that could steer a terminal are escaped in JSON. CSV has no escapes, so they are left out there.
+Characters that could control a terminal are escaped in JSON. They are left out in CSV, which has no escapes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def add_format(parser: argparse.ArgumentParser, what: str) -> None:
     which.add_argument(
         "--csv", action="store_const", dest="format", const="csv", help="print CSV, for spreadsheets"
     )
-    parser.set_defaults(format="table")
+    parser.set_defaults(format="table", draws=True)
 
 
 def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> None:
@@ -65,7 +65,7 @@ def write_records(form: Format, columns: Sequence[str], records: Iterable[Mappin
 
 
 def json_text(value: object) -> str:
-    """A value as JSON. Halves of surrogate pairs, as in a provider's own words, become U+FFFD."""
+    """A value as JSON. Half surrogate pairs, for example in a provider's error text, become U+FFFD."""
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -109,7 +109,7 @@ _AS_JSON = ("tags", "routing", "raw")
 
 
 def _csv_cell(value: object) -> object:
-    # A cell that starts like a formula is one to a spreadsheet; an apostrophe makes it text.
+    # A spreadsheet treats a cell that starts like a formula as one. An apostrophe makes it text.
     if not isinstance(value, str):
         return value
     text = sanitize(value)
@@ -133,18 +133,18 @@ def _flat_fields(kind: type[msgspec.Struct]) -> list[str]:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct in a field, perhaps next to None."""
+    """The struct type of a field, which may also allow None; otherwise None."""
     for part in (kind, *getattr(kind, "__args__", ())):
         if isinstance(part, type) and issubclass(part, msgspec.Struct):
             return part
     return None
 
 
-# --- Tables ---
-# A narrow table would have words of one letter a line, and a wide one is broken in the middle of numbers. So the
-# least important columns are left out, in the command's order, and a line below names them.
+# --- Tables --- If columns were squeezed, words would be broken into letters. If the table were too wide, numbers
+# would be broken. So the least important columns are left out, in the command's order, and a line below names
+# them.
 
-FOLDED_WIDTH = 24  # of a column that may fold: as narrow as names can be and still be read
+FOLDED_WIDTH = 24  # the smallest width of a column that may fold, at which names are still readable
 
 _GAP = 2
 
@@ -160,7 +160,7 @@ class Column(NamedTuple, Generic[R]):
     may_go: int = 0
     """0 for a column that is always shown. If there is no room, the greatest number is dropped first."""
     right: bool = False
-    footer: str = ""  # the text below the column, which a table of several rows shows
+    footer: str = ""  # the text below the column, shown if the table has several rows
 
 
 def figure(heading: str, cell: Callable[[R], str], *, may_go: int = 0, footer: str = "") -> Column[R]:
@@ -179,7 +179,7 @@ class FittingTable(Generic[R]):
         self._footers = [one_line(column.footer) for column in columns] if sums else None
 
     def shown_in(self, width: int) -> list[int]:
-        """The places of the columns for which there is room."""
+        """The indexes of the columns for which there is room."""
         wanted = [self._wanted(place) for place in range(len(self._columns))]
         chosen = list(range(len(wanted)))
         while sum(wanted[place] for place in chosen) + _GAP * (len(chosen) - 1) > width:
@@ -271,7 +271,7 @@ def write_rows(
 
 
 def seconds(milliseconds: int | None) -> str:
-    """A duration, short: milliseconds below a second."""
+    """A duration as text: in milliseconds below a second, in seconds above."""
     if milliseconds is None:
         return "-"
     return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
@@ -293,7 +293,7 @@ def moment_text(ts_us: int | None) -> str:
     try:
         moment = datetime.fromtimestamp(ts_us // 1_000_000).astimezone()
     except (ValueError, OverflowError, OSError):
-        return iso_moment(ts_us)  # of a clock that was set to nonsense
+        return iso_moment(ts_us)  # the year is out of range, because a clock was set wrong
     today = moment.date() == datetime.now().astimezone().date()
     return moment.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
 
@@ -304,7 +304,7 @@ NANO = 1_000_000_000
 
 
 def usd(nano_usd: int) -> str:
-    """An amount with the digits that matter at its size: a call's to the nano-dollar, a month's to the cent."""
+    """An amount with digits that suit its size: a call's to the nano-dollar, a month's to the cent."""
     size = abs(nano_usd)
     if size == 0:
         return "$0"
@@ -328,12 +328,12 @@ def exact(nano_usd: int, places: int = 2) -> str:
 
 
 def places(nano_usd: int) -> int:
-    """How many decimals an amount has."""
+    """The number of decimals of an amount."""
     return len(f"{abs(nano_usd) % NANO:09}".rstrip("0"))
 
 
 def cost_text(cost: Cost | None) -> str:
-    """A call's cost. Without a figure, the text gives the reason."""
+    """A call's cost as text; ``unpriced`` or a dash if there is none."""
     if cost is None:
         return "-"
     return "unpriced" if cost.nano_usd is None else usd(cost.nano_usd)

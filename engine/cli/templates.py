@@ -31,7 +31,7 @@ from .sanitize import echo, note, sanitize, write_json
 from .table import Column, json_text, plural, write_rows
 
 INPUT = "input"
-"""The parameter for the caller's text."""
+"""The name of the parameter for the caller's text."""
 
 
 class Filled(NamedTuple):
@@ -49,7 +49,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     system: str | None = None  # the system prompt, with parameters
     prompt: str | None = None  # The prompt, with parameters; None uses only the caller's text.
     model: str | None = None  # the model to ask, by any of its names
-    defaults: Mapping[str, str | int | float] = {}  # the values of parameters for which the caller gives none
+    defaults: Mapping[str, str | int | float] = {}  # default values of parameters
     options: Mapping[str, Json] = {}  # options of the call, such as `temperature`
     schema: str | JsonObject | None = None
     """The schema of the reply: a JSON Schema, or its short form such as ``name, age int``."""
@@ -150,7 +150,7 @@ def load(name: str) -> Template:
 def read(name: str, text: str) -> Template:
     """The template in the text of a file."""
     document = read_yaml(text, "the template")
-    if isinstance(document, str):  # a file with a text in it and nothing else
+    if isinstance(document, str):  # the file contains only a text
         document = {"prompt": document}
     try:
         template = msgspec.convert({} if document is None else document, Template)
@@ -180,7 +180,7 @@ def write(path: Path, text: str) -> None:
 
 
 def as_yaml(template: Template) -> str:
-    """The file of a template: only its set fields, with readable texts of several lines."""
+    """A template as YAML: only the fields that are set, with multi-line texts as blocks."""
     return write_yaml({name: msgspec.to_builtins(value) for name, value in _set_fields(template)})
 
 
@@ -232,6 +232,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         inner, "list", list_templates, "List templates with their parameters", "List all templates."
     )
     listing.add_argument("--json", action="store_true", help="print one JSON object a line for each template")
+    listing.set_defaults(draws=True)
     show = add_action(inner, "show", show_template, "Show a template", "Print the text of a template.")
     show.add_argument("name", metavar="NAME", help="the template")
     show.add_argument("--json", action="store_true", help="print one JSON object")
@@ -254,7 +255,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def list_templates(arguments: argparse.Namespace) -> int:
-    """An unreadable template is listed with its error. The list itself does not fail."""
+    """List the templates. An unreadable template is listed with its error."""
     found = [_listed(name) for name in names()]
     return write_rows(
         "json" if arguments.json else "table",

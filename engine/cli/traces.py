@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 
 ATTEMPTS_PER_CALL = 4
-"""The number of attempts that are read for each call that is wanted. Calls have fewer attempts, except during
-outages."""
+"""The number of attempts to read for each requested call. Calls have fewer attempts, except during outages."""
 
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +63,7 @@ def run_traces(arguments: argparse.Namespace) -> int:
     if arguments.tree:
         return run_tree(arguments)
     rows = from_trace(arguments, lambda store: store.calls(where, limit * ATTEMPTS_PER_CALL))
-    # A filter for failed calls should skip the attempts after which the call continued.
+    # With a filter for a status, skip attempts after which the call continued.
     rows = [row for row in rows if where.status is None or not row.will_retry]
     if arguments.format != "table":
         write(arguments.format, CallRow, rows[: arguments.limit])
@@ -74,7 +73,7 @@ def run_traces(arguments: argparse.Namespace) -> int:
 
 
 def run_tree(arguments: argparse.Namespace) -> int:
-    """Show the trees of the calls that are wanted, at most as many trees as calls."""
+    """Show the trees of the selected calls, at most as many trees as calls."""
     where, limit = call_filter(arguments), arguments.limit
 
     async def read(store: Store) -> list[TurnTree]:
@@ -148,7 +147,7 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
 
 
 def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable[CallSummary]:
-    """One line for each call. In a file of many calls it has a time and id, else a number."""
+    """A table with one line for each call. With many calls it shows the time and id, otherwise a number."""
     numbers = {call.last.call_id: str(place) for place, call in enumerate(calls, 1)}
     head: list[Column[CallSummary]] = [figure("call", lambda call: numbers[call.last.call_id])]
     if when:
@@ -234,7 +233,7 @@ def _stdout(format: Format) -> IO[bytes]:
 
 
 class _Terminal(io.RawIOBase):
-    """Shows UTF-8 to a person."""
+    """A binary stream that shows UTF-8 text on the terminal."""
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean

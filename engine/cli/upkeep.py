@@ -49,14 +49,14 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vacuum", action="store_true", help="rewrite the file afterwards; other writers wait")
     parser.add_argument("--dry-run", action="store_true", help="only count")
-    parser.set_defaults(run=prune)
+    parser.set_defaults(run=prune, draws=True)
 
 
 def add_backup(parser: argparse.ArgumentParser) -> None:
     parser.description = "Copy the trace file in its current state. An existing file is never overwritten."
     parser.add_argument("path", type=Path, metavar="PATH", help="the path of the copy")
     add_trace(parser)
-    parser.set_defaults(run=backup)
+    parser.set_defaults(run=backup, draws=True)
 
 
 def add_upgrade(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add_upgrade(parser: argparse.ArgumentParser) -> None:
         "backup` first."
     )
     add_trace(parser)
-    parser.set_defaults(run=upgrade)
+    parser.set_defaults(run=upgrade, draws=True)
 
 
 def prune(arguments: argparse.Namespace) -> int:
@@ -147,7 +147,7 @@ def upgrade(arguments: argparse.Namespace) -> int:
 
 async def _upgrade(trace: Path) -> bool:
     """Upgrade a trace file. Returns whether it had an older version."""
-    with contextlib.suppress(StoreError):  # The next one reports all other faults of the store.
+    with contextlib.suppress(StoreError):  # the next step reports all other faults of the store
         async with store_to_read(trace):
             return False
     async with await existing_store(trace):
@@ -155,7 +155,7 @@ async def _upgrade(trace: Path) -> bool:
 
 
 def show_progress(text: str) -> None:
-    """Show a line on a terminal that the next one replaces."""
+    """Show a line of progress on a terminal. The next one replaces it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}\r")
         sys.stderr.flush()
@@ -206,7 +206,7 @@ def add_ship(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stop copying the file to this server, so that `prune` can delete events it has not received",
     )
-    parser.set_defaults(run=ship)
+    parser.set_defaults(run=ship, draws=True)
 
 
 def ship(arguments: argparse.Namespace) -> int:

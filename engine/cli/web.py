@@ -49,7 +49,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     repeated(parser, "--host", metavar="NAME", help="allow this host name in the address (repeatable)")
     parser.add_argument("--view-only", action="store_true", help="do not allow cancelling, repricing or undoing")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, draws=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def refuse_open_binds(arguments: argparse.Namespace) -> None:
-    """Refuse an address that others can reach, unless that was requested."""
+    """Raise ConfigurationError for an address that other machines can reach, unless the user allowed it."""
     try:
         local = ipaddress.ip_address(arguments.bind).is_loopback
     except ValueError:
@@ -80,7 +80,7 @@ def refuse_open_binds(arguments: argparse.Namespace) -> None:
 async def _serve(arguments: argparse.Namespace) -> None:
     if named_trace(arguments) is not None:
         place = chosen_trace(arguments)
-        async with store_to_read(place):  # there is one, and it can be read
+        async with store_to_read(place):  # check that the trace exists and can be read
             pass
         await _serve_view(_view(None, place, arguments), arguments)
         return

@@ -1,13 +1,13 @@
 """The part of a long conversation that is sent, and how a request fits its model.
 
 The history is never changed. A `Context` returns the first message of the history to send, and the messages that
-replace the part before it. A policy is asked before each reply, and again when the prompt was too long. It may
-cut only before a user message, because providers refuse a tool's result without its call.
+replace the part before it. A policy is called before each reply, and again if the prompt was too long. It may cut
+only before a user message, because providers reject a tool's result without its call.
 
-If a provider refuses reasoning that is bound to changed messages, the request is sent again without it (see
+If a provider rejects reasoning that is bound to changed messages, the request is sent again without it (see
 `adapters.http.repair`). Later turns leave that reasoning out. A model that accepts schemas always gets the schema.
-A model that can be forced to call a tool gets a tool with the reply as its arguments, unless the caller has tools
-or wants reasoning. All others get the schema in the system text.
+If a call can be forced, the model gets a tool whose arguments are the reply, unless the caller has tools or wants
+reasoning. All others get the schema in the system text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RefusedReasoning:
         self._refused: dict[str, set[str]] = {}
 
     def note(self, provider: str, sent: Sequence[Message], warnings: Sequence[CallWarning]) -> None:
-        """Record the end of a call."""
+        """Record reasoning that the provider refused in a call."""
         if any(warning.code == WarningCode.REASONING_REFUSED for warning in warnings):
             self._refused.setdefault(provider, set()).update(
                 message.id
@@ -73,7 +73,9 @@ class RefusedReasoning:
 
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
-"""``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if needed."""
+"""``native``: only the model itself may enforce the schema. ``auto``: a tool or an instruction replaces this if
+needed.
+"""
 
 ANSWER_TOOL = "answer"
 
@@ -87,7 +89,7 @@ def hold_to_schema(
     choice: ToolChoice | None,
     reasons: bool,
 ) -> ModelInput:
-    """The input of a model whose reply must follow a schema."""
+    """The model's input, changed so that its reply follows a schema."""
     if schema is None or mode == "native" or capabilities.supports_structured_output:
         return msgspec.structs.replace(given, schema=schema) if schema is not None else given
     if _can_be_forced(capabilities) and not given.tools and choice is None and not reasons:
@@ -120,12 +122,12 @@ def _warning(code: WarningCode, what: str) -> CallWarning:
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
-    """The response, with its forced tool call replaced by the text of the answer."""
+    """Replace the forced tool call in a response by its arguments, as text."""
     content: list[ContentBlock] = []
     for block in response.content:
         if isinstance(block, ToolUseBlock) and block.name == ANSWER_TOOL:
             content.append(TextBlock(arguments_text(block)))
-        elif not isinstance(block, TextBlock):  # Text next to the call is not the answer.
+        elif not isinstance(block, TextBlock):  # text next to the call is not part of the answer
             content.append(block)
     if not any(isinstance(block, TextBlock) for block in content):
         return response
@@ -157,12 +159,12 @@ WHOLE = Context()
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """The conversation about which a policy decides."""
+    """The conversation that a policy gets."""
 
     messages: tuple[Message, ...]
     """All messages, with those of the present turn."""
     context: Context
-    """The context in force."""
+    """The current context."""
     too_long: bool
     """Whether the last prompt was too long."""
     limit: int | None
@@ -175,7 +177,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """The messages that the context in force sends."""
+        """The messages that the current context sends."""
         return self.context.of(self.messages)
 
     @property
@@ -198,7 +200,7 @@ class ContextPolicy(Protocol):
     """Decides which part of a conversation is sent. One object may serve many sessions."""
 
     async def assemble(self, conversation: Conversation) -> Context:
-        """The context that is in force from now on. The method is called again until the prompt fits."""
+        """Return the context to use from now on. This is called again until the prompt fits."""
 
 
 class LastTurns:
@@ -225,7 +227,7 @@ class Truncate:
     """Leaves out the oldest turns when the prompt is too long.
 
     Args:
-        keep: The share of the limit that stays filled, between 0 and 1. A share below 1 leaves room for the next
+        keep: The share of the token limit to fill, between 0 and 1. A share below 1 leaves room for the next
             turns.
 
     Raises:
@@ -257,13 +259,13 @@ Write nothing else.
 
 
 class Summarise:
-    """Has the older turns summarised when the prompt is too long, and sends the summary in their place.
+    """Summarises the older turns if the prompt is too long, and sends the summary instead of them.
 
-    The session's own model writes the summary. It needs several calls if it must read more than half its window.
-    The calls are traced and belong to the turn's cost.
+    The session's own model writes the summary. If the older turns fill more than half of the model's window, this
+    takes several calls. The calls are traced and belong to the turn's cost.
 
     Args:
-        keep_turns: The number of the last turns that stay as they are, at least 1.
+        keep_turns: The number of last turns that are sent unchanged, at least 1.
         instructions: The prompt for a summary, with ``{text}`` at the place of the transcript.
 
     Raises:
@@ -298,8 +300,9 @@ class Summarise:
 
 
 def room(conversation: Conversation) -> int:
-    """The number of tokens that a prompt may have. If the window is unknown, it is the size that was just too
-    large."""
+    """The number of tokens that a prompt may have. If the window is unknown, it is the size of the prompt that was
+    too large.
+    """
     sent = conversation.estimate(conversation.sent)
     return sent if conversation.limit is None else min(conversation.limit, sent)
 

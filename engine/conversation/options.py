@@ -1,11 +1,11 @@
-"""The options of a turn: declared once, merged over the levels, and kept for a turn that waits.
+"""The options of a turn: their declaration, the merging of levels, and their storage while a turn waits.
 
 `TurnOptions` is a TypedDict, so editors and type checkers show each argument. `merged` combines the levels: the
 defaults here, the session's options, the turn's options. If an option is None, the level below applies.
 
-A turn that waits for an approval or a tool's result is continued by another turn with the same options. They are
+If a turn waits for an approval or a tool's result, another turn continues it later with the same options. They are
 stored with the session's setup, so they survive a restart and a takeover. Keys, functions and signals are never
-stored. `StoredTurnOptions.lost` names them. A continued turn is refused without its key.
+stored. Their names are in `StoredTurnOptions.lost`. If the turn had a key, the continuing turn must pass it again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from .context import ContextPolicy, SchemaMode
 from .results import StepResult
 
 StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
-"""Gets the steps so far, after each round of tools; True ends the turn there. A plain function must not block."""
+"""A function that is called after each round of tools with the steps so far. If it returns True, the turn ends. A
+plain function must not block.
+"""
 
 
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits of a call, in seconds; None means the engine's."""
 
     total: float | None = None
-    """From the request to the end, with all steps and tools."""
+    """For the whole turn, with all steps and tools."""
     per_step: float | None = None
     """For each call of the model."""
 
@@ -44,8 +46,8 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RequestOptions(TypedDict, total=False):
     """The options that each request of a turn carries unchanged.
 
-    They have the names and meanings of the fields of `CanonicalRequest`. A model that doesn't take an option gets
-    the request without it, and the reply has a warning.
+    They have the names and meanings of the fields of `CanonicalRequest`. If a model does not support an option,
+    the request is sent without it, and the reply has a warning.
     """
 
     temperature: float | None
@@ -95,8 +97,8 @@ class RequestOptions(TypedDict, total=False):
 class TurnOptions(RequestOptions, total=False):
     """The options of a turn, as keyword arguments or as a dict that is given with ``**``.
 
-    If an option is left out or None, the session's value applies, then the model's in models.yaml, then the
-    provider's default. Exceptions are stated at the option.
+    If an option is missing or None, the first of these values applies: the session's, the model's in models.yaml,
+    the provider's default. Exceptions are noted at the option.
     """
 
     max_output_tokens: int | None
@@ -117,7 +119,7 @@ class TurnOptions(RequestOptions, total=False):
     approve: Approve | None
     """A function that decides about each call of a tool before it runs."""
     repair_tool_call: RepairToolCall | None
-    """A function that mends arguments that don't fit."""
+    """A function that repairs invalid arguments of a tool call."""
     timeout: float | TimeoutConfig | None
     """Seconds for the whole turn, or a `TimeoutConfig`; None means the engine's `Timeouts.turn`."""
     call_timeout: float | None
@@ -138,12 +140,35 @@ class TurnOptions(RequestOptions, total=False):
     """A signal that ends the turn when it is aborted, from any thread. The turn then raises CancelledError."""
 
 
+class SessionOptions(TypedDict, total=False):
+    """The options of a session's turns. An option that a turn sets itself replaces the session's."""
+
+    fallback: Sequence[str] | None
+    """The models to try when the first one fails; None leaves it to models.yaml."""
+    approve: Approve | None
+    """A function that decides about each call of a tool before it runs. It is not stored."""
+    context: ContextPolicy | None
+    """The policy for a history that has grown too long, see `engine.conversation.context`; None always sends all
+    of it. It is not stored."""
+    key: str | None
+    """The name of the adapter's key with which the calls are sent, see `AdapterConfig.keys`; None leaves it to the
+    adapter. It is not stored."""
+    temperature: float | None
+    """The sampling temperature."""
+    max_output_tokens: int | None
+    """The largest number of tokens of each reply."""
+    max_tool_rounds: int | None
+    """The number of times that tools are run in a turn; by default 1."""
+
+
 DEFAULTS: TurnOptions = {"schema_mode": "native", "max_tool_rounds": 1}
 """The lowest level of every turn. All other options are absent by default."""
 
 _ALL = frozenset(TurnOptions.__annotations__)
 
 _OF_REQUESTS = frozenset(RequestOptions.__annotations__)
+
+_OF_SESSIONS = frozenset(SessionOptions.__annotations__)
 
 _ADVICE = {
     "n": "a call has one reply. Make n calls, for example with asyncio.gather",
@@ -160,7 +185,7 @@ def merged(*levels: TurnOptions) -> TurnOptions:
 
 
 def for_requests(*levels: TurnOptions) -> RequestOptions:
-    """The options of several levels, as for `merged`, that go into each request unchanged."""
+    """The merged options of several levels, limited to the options that each request contains unchanged."""
     said = {
         name: value
         for level in levels
@@ -199,11 +224,20 @@ def options_among(
     return cast("TurnOptions", options)
 
 
+def session_options(given: SessionOptions) -> TurnOptions:
+    """The options of a session's turns, as `merged` gives them. Raises TypeError or ValueError."""
+    for name in given.keys() - _OF_SESSIONS:
+        hint = "pass it with each turn" if name in _ALL else _hint(name, _OF_SESSIONS, {})
+        raise TypeError(f"{name}= is not an argument of a session: {hint}")
+    require_in_range(given)
+    return merged(cast("TurnOptions", given))
+
+
 _LEAST = {"max_output_tokens": 1, "max_tool_rounds": 0, "retry_empty": 0, "max_retries": 0}
 
 
 def require_in_range(options: Mapping[str, Any]) -> None:
-    """Refuse a negative limit, which some servers read as no limit. Raises ValueError."""
+    """Raise ValueError for a negative limit, which some servers would treat as no limit."""
     for name in _LEAST.keys() & options.keys():
         value = options[name]
         if value is not None and value < _LEAST[name]:
@@ -235,7 +269,7 @@ _STRUCTS: dict[str, Any] = {
 
 
 class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a turn that may have to wait."""
+    """The options of a turn, in the form in which they are stored while the turn waits."""
 
     model: Model | None = None
     """The model of the turn alone; None means the session's."""
@@ -244,14 +278,14 @@ class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     lost: frozenset[str] = frozenset()
     """The names of the turn's own options that were not stored."""
     lost_of_session: frozenset[str] = frozenset()
-    """The names of the session's options that were in force and were not stored."""
+    """The names of the session's options that applied and were not stored."""
 
     def continued(
         self, session_id: str, of_session: TurnOptions, model: Model | None, given: TurnOptions
     ) -> StoredTurnOptions:
         """The options of the turn that continues.
 
-        A forced choice of tools is left out, because it holds only for a turn's first reply.
+        A forced tool choice is left out, because it applies only to a turn's first reply.
         """
         said = merged(given)
         self._require_key(session_id, of_session, said)
@@ -346,5 +380,7 @@ def _as_json(value: object) -> Json | msgspec.UnsetType:
 
 
 def _waits(request: ApprovalRequest) -> Pending:
-    """The approve hook of a turn whose own hook was lost. Every call waits for an answer."""
+    """An approve hook that makes every call wait. It replaces the hook of a continued turn, which could not be
+    stored.
+    """
     return Pending()

@@ -30,7 +30,7 @@ from ..calls.outcome import NOT_KNOWN
 
 
 def plain(value: object) -> Json:
-    """A value as JSON has it: bytes as base64, a dataclass or a pydantic model as an object."""
+    """Convert a value to plain JSON: bytes to base64, a dataclass or pydantic model to an object."""
     try:
         return cast("Json", msgspec.json.decode(msgspec.json.encode(value, enc_hook=_of_pydantic)))
     except UnicodeError:  # half of a surrogate pair, which UTF-8 cannot hold
@@ -96,7 +96,8 @@ def in_markdown(text: str, model: str, usage: TokenUsage, cost: Cost) -> str:
 
 
 class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
-    """A message of the assistant with the facts of its call. `Session.send` returns it.
+    """A message of the assistant with its model, usage, cost and other data of its call. `Session.send` returns
+    it.
 
     It equals a Message with the same fields, such as the one in a resumed session.
     """
@@ -104,14 +105,14 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
     metadata: MessageMetadata
     """The model, usage, cost and routing of the call. A reply always has it."""
     steers: bool = False
-    """False: only user messages steer a turn."""
+    """Always False: only user messages steer a turn."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in self.__struct_fields__)
 
-    def __ne__(self, other: object) -> bool:  # the Struct's own would look at the classes
+    def __ne__(self, other: object) -> bool:  # the Struct's own comparison includes the classes
         return not self == other
 
     def __hash__(self) -> int:
@@ -151,7 +152,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         cost: Cost | None = None,
         tree: tuple[CostSum, TokenUsage] | None = None,
     ) -> None:
-        """Note how the reply's turn ended. These are not fields: they are not stored and not compared.
+        """Record how the reply's turn ended. This data is not stored in fields, so it is not compared or saved.
 
         Args:
             status: How the turn ended.
@@ -221,7 +222,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def cost(self) -> Cost:
-        """The cost of the call under the prices that were current when the message was handed out."""
+        """The cost of the call, under the prices that were current when the message was returned."""
         return self.metadata.cost
 
     @property
@@ -231,12 +232,12 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def raw(self) -> RawReply | None:
-        """The reply as its provider sent it; None unless `include_raw` asked for it."""
+        """The provider's raw reply; None unless `include_raw` was set."""
         return self.metadata.raw
 
     @property
     def provider_details(self) -> JsonObject:
-        """More facts of the reply, by the provider's own names; see `CanonicalResponse.provider_details`."""
+        """Other data of the reply, by the provider's own names; see `CanonicalResponse.provider_details`."""
         return self.metadata.provider_details or {}
 
     @property
@@ -246,7 +247,9 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
 
 def as_reply(message: Message) -> Reply:
-    """A stored assistant message with open calls. Without metadata, the facts of its call are unknown."""
+    """Convert a stored assistant message with open calls to a Reply. If it has no metadata, model, usage and cost
+    are unknown.
+    """
     if isinstance(message, Reply):
         return message
     metadata = message.metadata or MessageMetadata(
@@ -335,7 +338,7 @@ class StepResult(ShortRepr, frozen=True, kw_only=True):
 
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `generate`. Everything but the totals and `warnings` belongs to the last step."""
+    """The result of `generate`. All properties except the totals and `warnings` are those of the last step."""
 
     steps: tuple[StepResult, ...]
     """The steps of the turn, at least one."""
@@ -344,7 +347,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     status: TurnStatus
     """How the turn ended: a value of `TurnStatus`."""
     total_cost: Cost
-    """The cost of all calls, failed ones and their attempts included; unknown as soon as one cost is."""
+    """The cost of all calls and attempts, including failed ones; unknown if any of them is unknown."""
     cost_sum: CostSum = CostSum()
     """The known part of that cost, and the number of attempts that are estimated, unpriced or unknown."""
     tree_cost: CostSum = CostSum()
@@ -448,7 +451,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """The decision that brought the last call to its model."""
+        """How the last call was routed to its model."""
         return self.message.routing
 
     @property

@@ -1,15 +1,13 @@
 """One reply of the model within a turn: its request, its call, and its fallbacks.
 
-A fallback is tried if the call fails before any content arrived. It is a separate call, with the failed call as
-its cause, and produces the same message.
+A fallback is tried if the call fails before any content arrived. It is a separate call for the same message, and
+its `caused_by` is the failed call.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine
 from functools import partial
-from typing import TypeAlias
 
 import msgspec
 
@@ -23,16 +21,14 @@ from callboard.adapters import (
     Role,
     StopReason,
     ToolChoice,
-    ToolResultBlock,
-    ToolUseBlock,
 )
 from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.content import of_provider
-from callboard.bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
+from callboard.bus import CallboardError
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import Log
-from callboard.bus.values.messages import ended_well, is_empty, with_whole_calls
+from callboard.bus.values.messages import is_empty, with_whole_calls
 
 from ..calls.call import Call
 from ..calls.events import CallContext
@@ -40,15 +36,11 @@ from ..calls.outcome import NOT_KNOWN, CallOutcome
 from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
-from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
-from ..tools.calls import handoff_in, not_executed, results_in
-from ..tools.context import idempotency_key
-from ..tools.handler import Handoff
-from ..tree import Caller, ChildTurn
 from .context import answer_as_text
 from .options import TurnOptions, for_requests
-from .results import Reply, StepResult
-from .turn_models import OWN_IDS, FirstIds, TurnContext, TurnModels
+from .results import Reply
+from .turn_context import OWN_IDS, FirstIds, TurnContext
+from .turn_models import TurnModels
 
 
 def request_for(
@@ -56,7 +48,7 @@ def request_for(
 ) -> CanonicalRequest:
     options, option, entry = turn.options, route.option, route.option.named.entry
     capabilities, given = option.capabilities, option.input
-    assert capabilities is not None  # an option without them is never taken
+    assert capabilities is not None  # a chosen option always has capabilities
     assert given is not None
     choice = given.forced
     if first and choice is None:
@@ -99,7 +91,7 @@ def request_for(
 def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -> bool:
     """Whether the configuration or a budget changes the request for this model.
 
-    Default settings of the model don't count. If a client leaves a setting out, it means the provider's default.
+    Default settings of the model are ignored: a client that leaves a setting out wants the provider's default.
     """
     given, options = option.input, turn.options
     assert given is not None
@@ -124,7 +116,7 @@ def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOpt
 def carried_over(
     original: CanonicalRequest, changed: CanonicalRequest, fitted: CanonicalRequest
 ) -> CanonicalRequest:
-    """A request fitted to another model, with everything that middleware has changed besides the model."""
+    """A request fitted to another model, with all other changes of middleware applied again."""
     changes = {
         name: getattr(changed, name)
         for name in CanonicalRequest.__struct_fields__
@@ -138,18 +130,18 @@ _SAID_BY_WIRE = frozenset(
     | {"frequency_penalty", "presence_penalty", "seed", "verbosity", "user", "output_schema", "tool_choice"}
     | {"parallel_tool_calls", "reasoning_effort", "provider_options"}
 )
-"""The fields of a request that a client's own body has in its native form."""
+"""The fields of a request that a client's own body contains in its own form."""
 
 
 def _asks_otherwise(original: CanonicalRequest, changed: CanonicalRequest) -> bool:
-    """Whether middleware changed a field that a client's own body still has unchanged."""
+    """Whether middleware changed a field that the client's own body contains, so that the body is outdated."""
     return changed is not original and any(
         getattr(changed, name) != getattr(original, name) for name in _SAID_BY_WIRE
     )
 
 
 class _HeldReply:
-    """Keeps a provider's whole reply back until the middleware has let the outcome pass unchanged."""
+    """Holds a provider's whole reply back until it is certain that the middleware does not change it."""
 
     def __init__(self, request: CanonicalRequest) -> None:
         assert request.wire is not None
@@ -205,14 +197,15 @@ class Step:
         self._caused_by = caused_by
         self._message_id = first_ids.message_id or turn.runtime.clock.new_id("msg")
         self._request_id = first_ids.request_id  # until the first call
-        if not first_ids.request_id and not first_ids.message_id:  # call and message share the id's rest
+        # Make the ids of call and message share their ULID.
+        if not first_ids.request_id and not first_ids.message_id:
             self._request_id = "req" + self._message_id.removeprefix("msg")
-        self._sent: list[Route] = []  # of the calls that one attempt has made
-        self._outcome: CallOutcome | None = None  # of the last of them
+        self._sent: list[Route] = []  # the routes of the calls of one attempt
+        self._outcome: CallOutcome | None = None  # the outcome of the last call
         self._first_seq = turn.log.next_seq
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
-        """The assistant's message, and the outcome of its call. Raises CallboardError."""
+        """Run the step. Returns the assistant's message and the outcome of its call. Raises CallboardError."""
         return self._models.first_that_works(self._messages, self._attempt, self._may_retry_elsewhere)
 
     def _may_retry_elsewhere(self, error: AdapterError) -> bool:
@@ -225,7 +218,7 @@ class Step:
         return self._turn.log.next_seq != self._first_seq
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
-        """The reply of a model. An empty one is requested again, as often as the caller wants.
+        """Request a reply of a model. An empty reply is requested again, up to `retry_empty` times.
 
         Each request is a separate call with its own message.
         """
@@ -264,7 +257,7 @@ class Step:
         """Whether the reply is empty, and the turn may ask for another."""
         turn = self._turn
         empty = is_empty(response.content, response.stop_reason)
-        if turn.of_client:  # it may have the provider's own reply by now, and asks again itself
+        if turn.of_client:  # the client may already have the provider's reply, and can retry itself
             return False
         return empty and turn.takes_up is None and not turn.scope.cancelled
 
@@ -360,7 +353,7 @@ class Step:
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:
-    """The outcome, without its tool calls if the reply did not end well."""
+    """The outcome. If the reply did not end well, its tool calls are marked as incomplete."""
     response = outcome.response
     content = with_whole_calls(response.content, response.stop_reason)
     if content is response.content:
@@ -388,7 +381,7 @@ def _reply(request: CanonicalRequest, route: Route, outcome: CallOutcome) -> Rep
 
 
 def _partial_reply(request: CanonicalRequest, route: Route, error: AdapterError) -> Reply:
-    """The part of a reply that had arrived, marked with the way it ended."""
+    """The part of a reply that had arrived, with the stop reason ``error`` or ``cancelled``."""
     cancelled = isinstance(error, CancelledError)
     metadata = MessageMetadata(
         provider=route.decision.provider,
@@ -402,140 +395,3 @@ def _partial_reply(request: CanonicalRequest, route: Route, error: AdapterError)
     reply = Reply(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)
     reply.ended("cancelled" if cancelled else "failed")
     return reply
-
-
-# --- The tools of one turn ---
-
-Keep: TypeAlias = Callable[[tuple[ToolResultBlock, ...]], None]
-
-
-class TurnTools:
-    """The tools of one turn.
-
-    Args:
-        turn: The turn. Each tool is published on its stream and on the bus.
-        keep: Receives the results, also the results of a cancelled round.
-    """
-
-    def __init__(self, turn: TurnContext, keep: Keep) -> None:
-        self._turn = turn
-        self._keep = keep
-        self._rounds = 0
-        self.handed_to: Handoff | None = None
-        """The agent that takes over the conversation, after a call of `handoff` has run."""
-
-    def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
-        """How the turn ends if none of the reply's calls is run; None if they run.
-
-        The calls of a reply that did not end well are not run. There is one exception: a reply that used all its
-        tokens. The model gets a result that explains this and may call again.
-        """
-        calls = reply.tool_uses
-        if not calls:
-            return "completed"
-        if not ended_well(stop_reason) and stop_reason is not StopReason.MAX_TOKENS:
-            return "completed"
-        passive = {tool.name for tool in self._turn.state.tools if tool.handler is None}
-        if all(call.name in passive and not call.incomplete for call in calls):
-            return "awaiting_tools"  # the host answers
-        return "max_tool_rounds" if self._rounds >= self._turn.options["max_tool_rounds"] else None
-
-    async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
-        self._rounds += 1
-        made = await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
-        self.handed_to = None if made.waiting else self._handoff(history, made.results)
-        return made
-
-    def _handoff(self, history: tuple[Message, ...], results: Iterable[ToolResultBlock]) -> Handoff | None:
-        """The handoff among the calls of the last reply, if one has run."""
-        if not any(isinstance(tool, Handoff) for tool in self._turn.state.tools):
-            return None
-        ran = {result.tool_use_id for result in results if not result.is_error}
-        return handoff_in(last_reply(history), self._turn.state.tools, ran | results_in(history).keys())
-
-    def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Give each of these calls a result that reports that it was not run, because the turn has ended."""
-        self._keep(tuple(not_executed(call) for call in calls))
-
-    async def stops(self, steps: Sequence[StepResult]) -> bool:
-        """Whether `stop_when` ends the turn. Raises CallboardError."""
-        stop_when = self._turn.options.get("stop_when")
-        if stop_when is None:
-            return False
-        try:
-            stops = stop_when(tuple(steps))
-            return bool(await stops if inspect.isawaitable(stops) else stops)
-        except Exception as error:
-            raise CallboardError(f"stop_when failed: {type(error).__name__}: {error}") from error
-
-    async def take(self, answers: Mapping[str, Answer], history: tuple[Message, ...]) -> ToolRound:
-        """Take the host's answers to the open calls, and run the calls that it approved. Raises CallboardError."""
-        calls = open_calls(history)
-        sorted_out = answers_to(history, answers, self._turn.state.tools)
-        results = dict(sorted_out.results)
-
-        def keep(ran: tuple[ToolResultBlock, ...]) -> None:
-            results.update((result.tool_use_id, result) for result in ran)
-            self._keep(tuple(results[call.id] for call in calls if call.id in results))
-
-        approved = frozenset(call.id for call in sorted_out.to_run)
-        made = await self._round(sorted_out.to_run, history, keep, approved=approved)
-        waiting = tuple(call for call in calls if call.id not in results)
-        self.handed_to = None if waiting else self._handoff(history, results.values())
-        return ToolRound(made.results, waiting)
-
-    async def _round(
-        self,
-        calls: Sequence[ToolUseBlock],
-        history: tuple[Message, ...],
-        keep: Keep,
-        *,
-        cut_off: bool = False,
-        approved: frozenset[str] = frozenset(),
-    ) -> ToolRound:
-        from ..tools import run_tools  # many turns have no tools
-
-        shared = ToolRoundContext(
-            clock=self._turn.runtime.clock,
-            tell=self._report,
-            messages=history,
-            session_id=self._turn.state.id or None,
-            turn_id=self._turn.id,
-            timeout_seconds=self._turn.runtime.timeouts.tool,
-            approve=self._turn.options.get("approve"),
-            repair=self._turn.options.get("repair_tool_call"),
-            cut_off=cut_off,
-            approved=approved,
-            caller=partial(self._caller, history),
-        )
-        made = await run_tools(calls, self._turn.state.tools, shared, interrupted=keep)
-        keep(made.results)
-        return made
-
-    def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
-        """The run of a tool, for the calls that the tool makes."""
-        turn = self._turn
-        asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
-        return Caller(
-            turn.in_tree(),
-            call_id=None if asked is None or asked.metadata is None else asked.metadata.request_id,
-            tool_use_id=call.id,
-            tool_name=call.name,
-            runtime=turn.runtime,
-            session_id=turn.state.id or None,
-            tags=turn.tags,
-            streamed=turn.streamed,
-            key=lambda: idempotency_key(turn.state.id or None, history, call.id),
-            tell=self._report_child,
-            carry=turn.runtime.cluster.carry,
-        )
-
-    def _report_child(self, child: ChildTurn) -> None:
-        if not self._turn.log.closed:
-            self._report(
-                ToolProgress(tool_use_id=child.tool_use_id, tool_name=child.tool_name, stream_id=child.turn_id)
-            )
-
-    def _report(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
-        self._turn.log.append(event)
-        self._turn.publish(event)

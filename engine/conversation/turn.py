@@ -9,9 +9,9 @@ The session manager starts a task for each turn. A turn has these phases, in thi
     steered    the host's new messages are added; if there are any, the model is called again
     over       its status is published, its events are stored, and its stream ends
 
-A turn commits as a unit. Its messages enter the history when the assistant's first content exists. A turn that
-fails before that leaves the history unchanged. If a reply is cancelled or broken, its partial content is kept with
-its stop reason. A call without a session is the only turn of its own conversation.
+The turn's new messages enter the history together, when the assistant's first content exists. A turn that fails
+before that leaves the history unchanged. If a reply is cancelled or broken, its partial content is kept with its
+stop reason. A call without a session is a turn in a conversation of its own.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ import msgspec
 
 from callboard.adapters import (
     AdapterError,
-    CallWarning,
-    CanonicalResponse,
     ContentBlock,
     Message,
     StopReason,
-    TokenUsage,
     ToolResultBlock,
 )
-from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus import (
     CallboardError,
     ContextOverflowError,
@@ -49,11 +45,10 @@ from callboard.bus import (
     TaskHandle,
     TurnStatus,
 )
-from callboard.bus.errors import CancelledError, ConfigurationError, WarningCode
+from callboard.bus.errors import CancelledError, ConfigurationError
 from callboard.bus.log import current_trace
 from callboard.bus.streams.channel import OWNER_TAG
 from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
-from callboard.bus.values.usage import CostSum
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
@@ -69,25 +64,24 @@ from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn
 from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
-from .step import Step, TurnTools
-from .turn_models import (
-    ADVICE,
+from .step import Step
+from .turn_context import (
     OWN_IDS,
     FirstIds,
     SteeringQueue,
     TurnContext,
     TurnHistory,
-    TurnModels,
     provider_waits,
     steering_message,
-    within_window,
 )
+from .turn_models import ADVICE, TurnModels, within_window
+from .turn_tools import TurnTools
 
 MAX_WAITING_TURNS = 16
 """The number of turns that may wait for one session, besides the turn that runs."""
 
 MAX_PAUSES = 8
-"""The number of times that a reply which paused (`pause_turn`) is continued."""
+"""The number of times that a paused reply (`pause_turn`) is continued."""
 
 _OVER = "the turn has ended or is about to end. Send the message with the next turn"
 
@@ -103,10 +97,11 @@ class Turn(TurnContext):
         options: The turn's own options.
         streamed: Whether the replies are streamed.
         first_ids: The ids that the caller wants for the first call.
-        max_pauses: The number of times that a reply which paused is continued.
+        max_pauses: The number of times that a paused reply is continued.
         answers: The answers to open calls by their ids. They continue an earlier turn.
-        takes_up: The background reply that continues an earlier turn.
-        asked: The model and the options of the earlier turn that continues; None uses `model` and `options`.
+        takes_up: The background reply of an earlier turn, which this turn resumes.
+        asked: The model and the options of the earlier turn, if this one continues it; None uses `model` and
+            `options`.
         caller: The run of a tool that starts the turn; None looks for it here.
     """
 
@@ -133,13 +128,13 @@ class Turn(TurnContext):
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
         self.status: TurnStatus = "failed"
-        """How the turn ended, once it has ended."""
+        """How the turn ended. Valid only after the turn's end."""
         self.steering = SteeringQueue()
-        """The messages that are to steer the turn, until its next step."""
+        """The steering messages that wait for the next step."""
         self._model = model
         self._first_ids = first_ids
         self._max_pauses = max_pauses
-        self._left = False  # The provider continues the last call's reply, which can be taken up later.
+        self._left = False  # True if the provider continues the last call's reply in the background
         self._answers = answers
         self.takes_up = takes_up
         self._over = False
@@ -149,35 +144,12 @@ class Turn(TurnContext):
         self._trace_parent = current_trace()
         if self.caller is not None:
             self._trace_parent = self._trace_parent or self.caller.trace_parent
-        self._right = TurnRight()  # the turn's own from its admission on
+        self._right = TurnRight()  # replaced when the turn is admitted
         self._ended_elsewhere = False
 
     @property
     def model(self) -> Model:
         return self._model or self.state.model
-
-    @property
-    def cost(self) -> Cost:
-        """The cost of all calls so far; unknown if one cost is unknown."""
-        return self.spending.cost
-
-    @property
-    def tree_cost(self) -> CostSum:
-        """The cost of all calls of the turn and its descendants so far."""
-        own = self.spending.sum
-        return own if self.node is None or not self.node.spends_below else own + self.node.below
-
-    @property
-    def tree_usage(self) -> TokenUsage:
-        """The tokens of all attempts of the turn and its descendants so far."""
-        usages = self.spending.usages
-        own = usages[0] if len(usages) == 1 else reduce(add, usages, NOTHING_USED)
-        return own if self.node is None or not self.node.spends_below else own + self.node.below_usage
-
-    @property
-    def children(self) -> tuple[ChildTurn, ...]:
-        """The turns that the tools of this turn have started, in their order."""
-        return () if self.node is None else tuple(self.node.children)
 
     @property
     def ended_as(self) -> TurnStatus | None:
@@ -207,7 +179,7 @@ class Turn(TurnContext):
     def followed_by(self, *new: Message) -> Turn:
         """The next turn of the same conversation, with the same options and within the same time.
 
-        Messages of this turn that did not enter the history, because the reply was empty, are sent again.
+        If the reply was empty, the messages of this turn did not enter the history. They are sent again.
         """
         options = self.options
         if self.scope.seconds is not None:
@@ -240,7 +212,7 @@ class Turn(TurnContext):
                 tool_name=caller.tool_name,
                 depth=caller.node.depth + 1,
             )
-            caller.lend(self.id, self.runtime.streams)  # before a reader can hear of it
+            caller.lend(self.id, self.runtime.streams)  # done before any reader can attach to it
             caller.start(self, self.cancel, child)
         state.queue.append(self)
         self.log = self.runtime.streams.open(
@@ -278,12 +250,12 @@ class Turn(TurnContext):
             self.scope.cut()
         elif why == CLOSED:
             call.leave()
-        else:  # it ends in order, or without its adapter after a grace; then so does the turn
+        else:  # the call ends itself, or is abandoned after a grace period; then the turn ends
             call.cancel()
         return True
 
     async def run(self) -> Reply:
-        """The assistant's last message. Raises CallboardError."""
+        """Run the turn. Returns the assistant's last message. Raises CallboardError."""
         error: BaseException | None = None
         try:
             try:
@@ -298,11 +270,11 @@ class Turn(TurnContext):
             error = failure
             failure.turn = self
             if isinstance(failure, AdapterError) and failure.cost is None:
-                failure.cost = NOTHING_SENT  # it came to no call
+                failure.cost = NOTHING_SENT  # no call was made
             if isinstance(failure, ConfigurationError):
                 raise failure.with_traceback(None)  # noqa: B904 (30 frames of ours, and the mistake isn't there)
             raise
-        except Exception as failure:  # of a host's own code, such as middleware
+        except Exception as failure:  # raised by the host's own code, such as middleware
             error = failure
             raise
         finally:
@@ -314,7 +286,8 @@ class Turn(TurnContext):
             try:
                 await self.runtime.host.secure(self.id, last=True)
                 if self.takes_up is not None and self.runtime.budgets:
-                    with contextlib.suppress(StoreError):  # then its reservation stands until the next start
+                    # On failure, the reservation counts until the next start.
+                    with contextlib.suppress(StoreError):
                         await self.runtime.budgets.recount(all_of_them=True)
                 if self.state.commits:
                     await self.runtime.sessions.commit()
@@ -328,7 +301,7 @@ class Turn(TurnContext):
         await self.node.end(f"turn {self.id} was cut off, so its tools can make no more calls" if cut else "")
 
     async def _confirm_right(self, failed: Exception | None) -> None:
-        """Check whether this engine still may publish the turn's end. Raises SessionTakenOver."""
+        """Check that this engine may still publish the turn's end. Raises SessionTakenOver."""
         try:
             await self._right.confirm()
         except SessionTakenOver as lost:
@@ -352,7 +325,7 @@ class Turn(TurnContext):
             try:
                 if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
                     return reply
-                if tools.handed_to is not None:  # by a call that was approved
+                if tools.handed_to is not None:  # an approved call was a handoff
                     models = self._hand_over(models, tools.handed_to)
                 return await self._converse(models, tools)
             finally:
@@ -362,7 +335,7 @@ class Turn(TurnContext):
             state.turns.release()
 
     def _begin(self) -> tuple[TurnModels, TurnTools]:
-        """Publish the start of the turn, and look for the models and tools that it may use."""
+        """Publish the start of the turn, and determine its models and tools."""
         self.runtime.pricing.notice()
         model = self.model
         started = SessionTurnStarted(model=model_text(model), trace_parent=self._trace_parent)
@@ -375,7 +348,7 @@ class Turn(TurnContext):
         return TurnModels(self, model, self._history.pending), TurnTools(self, self._keep_results)
 
     async def _waiting_reply(self, tools: TurnTools, answers: Mapping[str, Answer]) -> Reply | None:
-        """Take the answers to open calls. Returns the reply that asked for them if calls still wait."""
+        """Process the answers to open calls. If calls still wait, returns the reply that contains them."""
         made = await tools.take(answers, self.messages)
         if not made.waiting:
             return None
@@ -398,7 +371,7 @@ class Turn(TurnContext):
             response = outcome.response
             status = tools.ends_before(message, response.stop_reason)
             if status == "max_tool_rounds":
-                message, response = self._warned_of_limit(message, response)
+                message, response = tools.warned_of_limit(message, response)
             if message.tool_uses and self.state.id:
                 self.runtime.sessions.keep_asked(self.state, self._asked)
             self._history.add(message)
@@ -406,17 +379,19 @@ class Turn(TurnContext):
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
             paused = response.stop_reason is StopReason.PAUSE_TURN and not message.tool_uses
             if paused and pauses < self._max_pauses:
-                held = True  # the reply goes on as it was
+                held = True  # a paused reply is continued unchanged
                 pauses += 1
                 self._finish_step()
                 continue
-            if self.scope.cancelled and message.tool_uses:  # too late for the call, not for what would follow
+            # The cancellation came too late for the call, but stops its tools.
+            if self.scope.cancelled and message.tool_uses:
                 tools.leave(message.tool_uses)
                 raise CancelledError("the turn was cancelled; its tools were not run")
             if status == "completed":
                 tools.leave(message.tool_uses)
             if status is None:
-                await self.runtime.host.secure(self.id)  # tools are the host's own code
+                # Tools are the host's own code, so everything before them must be safe.
+                await self.runtime.host.secure(self.id)
                 await self._right.require()
                 made = await tools.run(message, response.stop_reason, self.messages)
                 if self.scope.cancelled:  # For example, a tool has cancelled the turn.
@@ -437,7 +412,7 @@ class Turn(TurnContext):
             held = status is None and provider_waits(message)
 
     def _hand_over(self, models: TurnModels, agent: Handoff) -> TurnModels:
-        """Give the conversation to another agent. Returns its models, for the rest of the turn."""
+        """Hand the conversation to another agent. Returns the models for the rest of the turn."""
         state, sessions = self.state, self.runtime.sessions
         self._model = None
         if state.id:
@@ -447,13 +422,13 @@ class Turn(TurnContext):
         if state.announced:
             sessions.publish_setup(state)
         self.options = self.options.copy()
-        self.options.pop("tool_choice", None)  # it was made for the tools of the agent before
+        self.options.pop("tool_choice", None)  # the choice refers to the previous agent's tools
         fresh = TurnModels(self, agent.model, self.new)
         fresh.adapters = models.adapters
         return fresh
 
     def _take_steering(self, models: TurnModels) -> None:
-        """Take the host's steering messages."""
+        """Move the waiting steering messages into the turn."""
         said = self.steering.take()
         if not said:
             return
@@ -463,7 +438,7 @@ class Turn(TurnContext):
             self.log.append(UserMessage(message.content, message.id or ""))
 
     def _take_tools(self, models: TurnModels) -> None:
-        """Take the current tools from sources whose tools may change."""
+        """Refresh the tools from sources whose tools may change."""
         if self.state.refresh_tools():
             models.use_tools(self.state.definitions)
             if self.state.announced:
@@ -497,24 +472,10 @@ class Turn(TurnContext):
             policy, self, models, self.messages, self._ask, lambda sent: self._call(models, sent, caused_by)
         )
 
-    def _warned_of_limit(self, message: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
-        """The reply with a warning that its calls were not run, unless the caller wants no calls to run."""
-        limit = self.options["max_tool_rounds"]
-        if not limit:
-            return message, response
-        text = (
-            f"its tool calls were not run: the limit of {limit} tool rounds was reached. Set "
-            f"max_tool_rounds= to allow more"
-        )
-        warnings = (*response.warnings, CallWarning(WarningCode.MAX_TOOL_ROUNDS, text))
-        metadata = msgspec.structs.replace(message.metadata, warnings=warnings)
-        return (
-            msgspec.structs.replace(message, metadata=metadata),
-            msgspec.structs.replace(response, warnings=warnings),
-        )
-
     async def _ask(self, text: str) -> str:
-        """The reply to a helper call for the conversation, such as a summary. The turn pays for it."""
+        """Make a helper call for the conversation, such as a summary, and return its text. Its cost is the
+        turn's.
+        """
         state = self.state
         fallback: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
@@ -556,7 +517,7 @@ class Turn(TurnContext):
             self._left = step.left
             if step.partial is not None:
                 self._history.add(step.partial)
-            if self.scope.cancelled:  # even if the call came to its end just then
+            if self.scope.cancelled:  # even if the call has just completed
                 self.scope.cut()
 
     # --- The end ---
@@ -569,7 +530,8 @@ class Turn(TurnContext):
             self.status = self._status_of(error)
             if not self._left:
                 self._history.forget_ahead()
-                if self.takes_up is not None and self.spending.calls:  # so its reply is open no more
+                # The resumed reply has been read, so it is no longer open.
+                if self.takes_up is not None and self.spending.calls:
                     self._history.forget_question(self.takes_up.turn_id or "")
         self.steering.close(_OVER)
         undelivered = self.undelivered
@@ -618,7 +580,7 @@ class Turn(TurnContext):
 
 
 def in_a_line(error: BaseException) -> str:
-    """An error as its type and its text."""
+    """Format an error as ``Type: text``."""
     return f"{type(error).__name__}: {error}"
 
 

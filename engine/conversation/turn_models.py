@@ -1,15 +1,14 @@
-"""The models that a turn may use: which can serve, which have failed, and which one answers.
+"""The models that a turn may use, and the parts of a turn that its steps share.
 
-A turn keeps its configuration and its adapters to its end, also when a reload replaces them. If a conversation is
+A turn keeps its configuration and its adapters until its end, even if a reload replaces them. If a conversation is
 too long for the model, the session's context policy shortens it.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
@@ -18,38 +17,21 @@ from callboard.adapters import (
     CallWarning,
     CanonicalRequest,
     CapabilityError,
-    ContentBlock,
     Message,
-    OpaqueBlock,
-    Role,
-    TextBlock,
     ToolDefinition,
-    ToolResultBlock,
 )
 from callboard.adapters.contract import ProviderAdapter, SendsClientRequests
 from callboard.adapters.requests.content import current_turn
 from callboard.bus import (
     ContextOverflowError,
-    NoTurnRunning,
     PromptTooLongError,
-    SessionMessageAppended,
-    SessionTurnCompleted,
-    SessionTurnStarted,
-    StreamLog,
-    ToolFinished,
-    ToolProgress,
-    ToolStarted,
 )
 from callboard.bus.errors import WarningCode
-from callboard.bus.streams.events import TurnEvent
-from callboard.bus.values.messages import as_blocks
-from callboard.tracestore import OpenReply
 
 from ..budgets.ledger import Amount, Refusal
-from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
 from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
-from ..calls.outcome import Spending
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
 from ..routing.availability import Readiness
@@ -65,275 +47,13 @@ from ..routing.candidates import (
     expand,
 )
 from ..routing.model_choice import Model, Requirements, TurnRequirements, check, check_tool_choice, overridden
-from ..runtime.adapters import arrival
-from ..runtime.in_flight import TurnScope
-from ..runtime.runtime import Runtime
-from ..sessions.state import SessionState
-from ..tree import Caller, TreeNode, caller_here
 from .context import ContextPolicy, Conversation, hold_to_schema
-from .options import TurnOptions
-
-# The part of a turn that its steps and tools share, its steering messages, and its history.
-
-
-class FirstIds(NamedTuple):
-    """The ids that a caller wants for the first call of a turn. An empty id is made up."""
-
-    request_id: str
-    message_id: str
-
-
-OWN_IDS = FirstIds("", "")
-
-
-class TurnContext:
-    """The facts of a turn that are fixed at its start.
-
-    Args:
-        runtime: The parts of the engine.
-        state: The conversation.
-        options: The turn's options, all levels merged.
-        streamed: Whether the replies are streamed.
-        caller: The run of a tool that starts the turn; None looks for it here.
-    """
-
-    log: StreamLog[TurnEvent]
-    """The turn's stream, from the moment at which the turn is queued."""
-    takes_up: OpenReply | None = None
-    """The background reply with which the turn starts, in place of a new reply."""
-    given: CanonicalRequest | None = None
-    """The request that the caller gave; None if it gave messages and options."""
-    on_accepted: Callable[[bool], object] | None = None
-    """Called when a provider continues a reply in the background, as in `CallEvents`.
-
-    It must not refer to the turn.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        state: SessionState,
-        options: TurnOptions,
-        *,
-        streamed: bool,
-        caller: Caller | None = None,
-    ) -> None:
-        self.id = runtime.clock.new_id("trn")
-        """The turn's id, ``trn_<ulid>``. Its stream has the same id."""
-        self.runtime = runtime
-        self.state = state
-        self.options = options
-        self.streamed = streamed
-        self.order = arrival()
-        """The turn's place in the order in which turns were requested."""
-        self.spending = Spending()
-        """The tokens and costs of the turn's calls so far."""
-        self.route: Route | None = None
-        """The route of the turn's last call."""
-        seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
-        self.caller = caller_here() if caller is None else caller
-        if self.caller is not None and self.caller.carried:
-            runtime.cluster.reach(self.caller)
-        """The run of a tool that has started the turn; None for a root."""
-        own = {**state.tags, **(options.get("tags") or {})}
-        self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
-        """The tags of the turn's calls. The turn's own override the session's, which override the calling turn's.
-        """
-        limits = options.get("limits")
-        self.node: TreeNode | None = None
-        """The turn's place in its tree; None for a root without limits that has run no tool."""
-        if self.caller is not None or limits is not None:
-            self.node = TreeNode(self.id, self.caller, limits)
-            seconds = self.node.seconds(seconds)
-        self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
-
-    @property
-    def of_client(self) -> bool:
-        """Whether a gateway's client wrote the request, for a model whose limits it may not know."""
-        return self.given is not None and self.given.wire is not None
-
-    def in_tree(self) -> TreeNode:
-        """The turn's place in its tree, made now if needed."""
-        if self.node is None:
-            self.node = TreeNode(self.id)
-        self.node.deadline = self.scope.deadline
-        return self.node
-
-    def publish(
-        self, event: SessionTurnStarted | SessionTurnCompleted | ToolStarted | ToolProgress | ToolFinished
-    ) -> None:
-        self.runtime.bus.publish(event, session_id=self.state.calls_as or None, turn_id=self.id)
-
-
-# --- Steering messages ---
-
-
-class SteeringQueue:
-    """The messages that wait for the next step of one turn, in the order of `steer`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[Message] = []
-        self._closed: str | None = None
-
-    @property
-    def waiting(self) -> tuple[Message, ...]:
-        """The messages that no step has taken yet."""
-        return tuple(self._waiting)
-
-    def add(self, message: Message) -> None:
-        """Add a message. Raises NoTurnRunning."""
-        with self._lock:
-            if self._closed is not None:
-                raise NoTurnRunning(self._closed)
-            self._waiting.append(message)
-
-    def take(self) -> tuple[Message, ...]:
-        """Remove and return all waiting messages."""
-        if not self._waiting:  # nearly always: without the lock
-            return ()
-        with self._lock:
-            taken, self._waiting = tuple(self._waiting), []
-            return taken
-
-    def close(self, why: str) -> None:
-        """Take no more messages."""
-        with self._lock:
-            self._closed = self._closed or why
-
-    def close_if_empty(self, why: str) -> bool:
-        """Close the queue if it is empty: further messages are refused. Returns whether it is closed."""
-        with self._lock:
-            if not self._waiting:
-                self._closed = self._closed or why
-            return not self._waiting
-
-
-def steering_message(content: str | Sequence[ContentBlock], message_id: str) -> Message:
-    """A message of the user that steers a turn. Raises ValueError."""
-    blocks = as_blocks(content)
-    if all(isinstance(block, TextBlock) and not block.text.strip() for block in blocks):
-        raise ValueError("a steering message can't be empty")
-    return Message(Role.USER, blocks, id=message_id, steers=True)
-
-
-def provider_waits(reply: Message) -> bool:
-    """Whether a tool of the provider has started in a reply and has no result yet.
-
-    The provider continues when it gets the results of the host's tools. Before that it accepts no other message.
-    """
-    kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
-    started = sum(kind.endswith("tool_use") for kind in kinds)
-    return started > sum(kind.endswith("tool_result") for kind in kinds)
-
-
-# --- The turn's history ---
-
-
-class TurnHistory:
-    """The conversation as one turn sees it and adds to it.
-
-    It must not refer to the turn, because the turn refers to it. A session without references must be freed
-    immediately, not by the garbage collector.
-    """
-
-    def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
-        self.pending: list[Message] = []
-        """The messages of the turn that have not entered the session's history yet."""
-        self._kept_ahead = 0  # The number of pending messages that are stored for a reply that is taken up later.
-        self._runtime = runtime
-        self._state = state
-        self._turn_id = turn_id
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """All messages, including pending ones."""
-        return (*self._state.messages, *self.pending)
-
-    def begin(self, new: Sequence[Message]) -> None:
-        """Add the messages of the turn, each with an id. The first one has the turn's ULID."""
-        own = _own_id(self._turn_id)
-        self.pending = [
-            message if message.id else msgspec.structs.replace(message, id=self._new_id() if place else own)
-            for place, message in enumerate(new)
-        ]
-
-    def await_reply(self, messages: Sequence[Message]) -> None:
-        """Add messages that enter the history with the next reply."""
-        self.pending.extend(messages)
-
-    def add(self, message: Message) -> None:
-        """Add a message. The first message with content moves all pending messages into the history."""
-        self.pending.append(message)
-        if message.content:
-            pending, self.pending = self.pending, []
-            kept, self._kept_ahead = self._kept_ahead, 0
-            for place, entry in enumerate(pending):
-                self._commit(entry, stored=place < kept)
-
-    def add_results(self, results: tuple[ToolResultBlock, ...]) -> None:
-        """Add the answers of tools as one message."""
-        if results:
-            self.add(Message(Role.TOOL, results, id=self._new_id()))
-
-    def keep_ahead(self, accepted: bool) -> None:
-        """Store the pending messages early, for a reply that is resumed later.
-
-        If the provider didn't accept the reply, they are removed again.
-        """
-        if not self._state.id:
-            return
-        if not accepted:
-            self.forget_ahead()
-            return
-        for place in range(self._kept_ahead, len(self.pending)):
-            self._publish(len(self._state.messages) + place, self.pending[place])
-        self._kept_ahead = len(self.pending)
-
-    def forget_ahead(self) -> None:
-        """Remove stored messages that did not become history."""
-        if self._kept_ahead:
-            self._kept_ahead = 0
-            self._runtime.sessions.publish_setup(self._state)
-
-    def forget_question(self, turn_id: str) -> None:
-        """Remove messages that an earlier turn stored early, because its continued reply failed."""
-        messages = self._state.messages
-        own = _own_id(turn_id)
-        start = next((place for place, message in enumerate(messages) if message.id == own), len(messages))
-        if start < len(messages) and all(message.role is Role.USER for message in messages[start:]):
-            del messages[start:]
-            self._runtime.sessions.publish_setup(self._state)
-
-    def _new_id(self) -> str:
-        return self._runtime.clock.new_id("msg")
-
-    def _commit(self, message: Message, *, stored: bool) -> None:
-        state = self._state
-        state.messages.append(message)
-        if state.id:
-            if not stored:
-                self._publish(len(state.messages) - 1, message)
-            self._runtime.cluster.streams.appended(self._turn_id, len(state.messages) - 1, message)
-
-    def _publish(self, position: int, message: Message) -> None:
-        self._runtime.bus.publish(
-            SessionMessageAppended(position=position, message=message, epoch=self._state.epoch),
-            session_id=self._state.id,
-            turn_id=self._turn_id,
-            message_id=message.id,
-        )
-
-
-def _own_id(turn_id: str) -> str:
-    """The id of a turn's first message."""
-    return "msg" + turn_id.removeprefix("trn")
-
+from .turn_context import TurnContext
 
 T = TypeVar("T")
 
 MAX_TRIES = 4
-"""The number of times that a policy may try to make a prompt short enough."""
+"""The number of attempts of a policy to make a prompt short enough."""
 
 ADVICE = (
     "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
@@ -350,7 +70,7 @@ async def within_window(
     ask: Callable[[str], Awaitable[str]],
     call: Callable[[tuple[Message, ...]], Awaitable[T]],
 ) -> T:
-    """The result of a call with the part of the history that the policy selects.
+    """Make a call with the part of the history that the policy selects.
 
     If that part is too long for the model, the policy is called again.
 
@@ -377,7 +97,7 @@ async def within_window(
             if error.content:
                 raise
             failure = error
-            models.failed = dict(failed)  # a model for which it was too long gets another chance
+            models.failed = dict(failed)  # models that rejected the longer prompt may be tried again
     assert failure is not None
     failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
     raise failure
@@ -393,7 +113,7 @@ class TurnModels:
 
     Raises:
         ConfigurationError: The model does not exist.
-        UnsupportedToolChoiceError: The choice of tools makes no sense for any model.
+        UnsupportedToolChoiceError: The tool choice does not match the turn's tools.
     """
 
     def __init__(self, turn: TurnContext, model: Model, said: Sequence[Message]) -> None:
@@ -404,7 +124,7 @@ class TurnModels:
         self.adapters = BorrowedAdapters(turn.runtime)
         """The adapters, until the turn's end."""
         self.failed: dict[str, str] = {}
-        """The models that can't serve this turn, each with the reason."""
+        """The models that have failed in this turn or can't be used, each with the reason."""
         self.answered_by: str | None = None
         """The model that has answered in this turn. It is tried before all others."""
         self._turn = turn
@@ -413,7 +133,7 @@ class TurnModels:
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
-        """Add messages that steer the turn: its models must be able to take them, too."""
+        """Add steering messages: the turn's models must support their content, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
     def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
@@ -426,7 +146,7 @@ class TurnModels:
         attempt: Callable[[Route], Awaitable[T]],
         may_retry_elsewhere: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
-        """The result of the first model that can and does answer, see `calls.fallback`."""
+        """Try the models in order until one answers; see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
@@ -468,7 +188,7 @@ class TurnModels:
     def _judged(
         self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, readiness: Readiness
     ) -> Option:
-        """A model and whether it can answer these messages."""
+        """Check whether a model can answer these messages."""
         entry, asked = named.entry, self._asked
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
         reasons = capabilities.supports_thinking and (asked.reasoning_effort or entry.defaults.effort)
@@ -519,7 +239,8 @@ class TurnModels:
                 )
             )
         except CapabilityError as error:
-            # A client's own body may say more than our tables know, and there is no other model to choose.
+            # A client's own body may use abilities that the tables don't list, and there is no other model to
+            # choose.
             if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
         return Option(
@@ -537,14 +258,15 @@ class TurnModels:
         )
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
-        """The output that fits into the budgets, and the refusal that asks for a cheaper model."""
+        """The largest output that fits into the budgets, and the refusal if only a cheaper model fits."""
         turn = self._turn
         budgets = turn.runtime.budgets
         payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
         adapter = self.registry.adapters[named.entry.adapter]
         priced_as = published_name(adapter, named.entry)
-        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         options = turn.options.get("provider_options", {})
+        tiers = tiers_of(options, adapter=adapter.name, adapter_type=adapter.type)
+        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as, tiers)
         fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
@@ -562,7 +284,7 @@ class TurnModels:
 
 
 def _speaks_as_client(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
-    """Whether a client's own body may be sent, which the provider judges by itself."""
+    """Whether the client's own body is sent, so that the provider itself checks it."""
     return given is not None and isinstance(adapter, SendsClientRequests) and adapter.sends_client_request(given)
 
 

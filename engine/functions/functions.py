@@ -182,7 +182,7 @@ def stream_sync(
 
 
 async def embed(
-    texts: Sequence[str] | str,
+    texts: Sequence[str | Sequence[int]] | str,
     *,
     model: Models = None,
     engine: Engine | None = None,
@@ -191,7 +191,7 @@ async def embed(
     """The vectors of any number of texts: `Engine.embed` on the given engine.
 
     Args:
-        texts: The texts, or one text.
+        texts: The texts, or one text. A list of integers is a text's tokens. Few providers accept them.
         model: Any of a model's names, or several names of the same model; None is the configured default.
         engine: The engine to use; None is `default_engine()`.
         options: The fields of `EmbeddingOptions`, such as ``on_progress``.
@@ -205,7 +205,7 @@ async def embed(
 
 
 def embed_sync(
-    texts: Sequence[str] | str,
+    texts: Sequence[str | Sequence[int]] | str,
     *,
     model: Models = None,
     engine: Engine | None = None,

@@ -5,10 +5,10 @@
        waits ◀────────── done ────────── its result                          callers' threads joined
                                          engines closed, loop closed ◀────── stop()
 
-It is started by the first call. It is not a daemon, so the interpreter waits for it, and it must end by itself. A
+The first call starts the thread. It is not a daemon, so the interpreter waits for it, and it must end by itself. A
 daemon thread waits for the main thread to end, and then for the other threads that use sync functions. Then it
-makes the loop close its engines in order. Nothing on that path may start a thread, because the interpreter no
-longer allows it.
+makes the loop close its engines. None of these steps may start a thread, because the interpreter no longer allows
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ P = TypeVar("P")
 _log = Log("engine.sync")
 
 CANCEL_SECONDS = 10.0
-"""Seconds that an interrupted caller waits for its call to end in order."""
+"""Seconds that an interrupted caller waits for its call to end."""
 
 CLOSE_SECONDS = 30.0
 """Seconds that an engine may take to close when the program ends. More than its own limit, `Timeouts.shutdown`."""
@@ -55,11 +55,11 @@ _OTHER_LOOP = (
 
 _ENDING = "the sync functions can't be called: the program is exiting"
 
-_TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
+_TICK = 0.2 if sys.platform == "win32" else None  # on Windows, an unlimited wait can't be interrupted
 
 
 class Closing(Protocol):
-    """An object that must be closed in order."""
+    """An object that must be closed."""
 
     async def aclose(self) -> object: ...
 
@@ -161,8 +161,8 @@ class SyncHost:
             call.wait()
         except CallboardError:
             raise
-        except BaseException:  # KeyboardInterrupt, above all
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and the call has ended with it
+        except BaseException:  # usually KeyboardInterrupt
+            with contextlib.suppress(RuntimeError):  # the loop is closed, which ended the call
                 self._loop.call_soon_threadsafe(call.cancel)
             call.wait(CANCEL_SECONDS)
             raise
@@ -204,7 +204,7 @@ class SyncHost:
         while not life.done():
             try:
                 loop.run_until_complete(life)
-            except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets a task's end the loop as well
+            except (SystemExit, KeyboardInterrupt) as error:  # asyncio also ends the loop when a task raises these
                 _log.error("task_wants_to_exit", error=f"{type(error).__name__}: {error}")
         # not asyncio.run, which would start a thread to end the default executor
         loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))

@@ -1,6 +1,6 @@
-"""The gateway: clients of any wire, served by the engine's models.
+"""The gateway: an HTTP server for clients of four vendor APIs, with the engine's models behind it.
 
-An annex: the core never imports it. It is plain ASGI and needs no web framework; `callboard serve` needs the extra
+The core never imports this package. It is plain ASGI without a web framework; `callboard serve` needs the extra
 ``web``.
 """
 

@@ -1,7 +1,7 @@
-"""The addresses of the gateway, and the addresses that clients name in their requests.
+"""The gateway's own addresses, and a check of the media addresses in clients' requests.
 
-Callboard fetches nothing that a client names. But the provider does, and a provider on your own network, such as
-vLLM, reaches what the client can't. So images and files at addresses that are not public are refused.
+Callboard never fetches an address from a request, but the provider does. A provider on your own network, such as
+vLLM, can reach hosts that the client can't. So images and files at addresses that are not public are refused.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ Purpose: TypeAlias = Literal[
     "list_items",
     "take_spans",
 ]
-"""What a client asks for."""
+"""The operation that a client requests."""
 
 
 class Address(NamedTuple):
-    """A request's method and path, understood."""
+    """The meaning of a request's method and path."""
 
     wire: str
-    """The name of the wire; empty for one that is known by the headers."""
+    """The name of the wire; empty if only the headers show it."""
     purpose: Purpose
     name: str = ""
     """The model or the id in the path."""
     action: str = ""
-    """The method of Gemini's API that the path names."""
+    """The method of Gemini's API in the path."""
 
 
 FIXED: Mapping[tuple[str, str], Address] = {
@@ -95,23 +95,47 @@ _RESPONSE_PURPOSES: Mapping[tuple[str, str | None], Purpose] = {
 _MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 
 
-def find(request: Incoming) -> Address | None:
-    """What a request asks for; None if it is nothing of the gateway's."""
-    return find_path(request, request.path.rstrip("/"))
+def find(request: Incoming) -> Address:
+    """What a request asks for. Raises BadRequest if the gateway has no such address, or not for this method."""
+    path = request.path.rstrip("/")
+    found = find_path(request, path, request.method)
+    if found is not None:
+        return found
+    asked = f"{request.method} {request.path[:200]}"
+    names_action = request.method == "POST" and _GEMINI.fullmatch(path)  # which is no model's name
+    if not names_action and (allowed := methods_of(request, path)):
+        said = f"{asked} is not allowed. Use {' or '.join(allowed)}"
+        raise BadRequest(said, kind="wrong_method", allow=allowed)
+    raise BadRequest(f"{asked} is not an address of this gateway{hint_at(request)}", kind="missing")
 
 
-def find_path(request: Incoming, path: str) -> Address | None:
-    """What a request would ask for with this path."""
-    fixed = FIXED.get((request.method, path))
+def methods_of(request: Incoming, path: str) -> tuple[str, ...]:
+    """The methods of an address; empty if there is no such address."""
+    if path in OPEN:
+        return "GET", "HEAD"
+    return tuple(method for method in _METHODS if find_path(request, path, method) is not None)
+
+
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+
+OPEN = frozenset({"", "/health"})
+"""The addresses without a wire, which need no key."""
+
+
+def find_path(request: Incoming, path: str, method: str) -> Address | None:
+    """What a request would ask for with this path and method."""
+    if method == "HEAD":
+        method = "GET"
+    fixed = FIXED.get((method, path))
     if fixed is not None:
         return fixed if fixed.wire else fixed._replace(wire=wire_of(request))
-    if request.method == "POST" and (found := _GEMINI.fullmatch(path)):
+    if method == "POST" and (found := _GEMINI.fullmatch(path)):
         purpose = _GEMINI_PURPOSES.get(found["action"])
         return None if purpose is None else Address("gemini", purpose, found["model"], found["action"])
     if found := _RESPONSE.fullmatch(path):
-        purpose = _RESPONSE_PURPOSES.get((request.method, found["action"]))
+        purpose = _RESPONSE_PURPOSES.get((method, found["action"]))
         return None if purpose is None else Address("responses", purpose, found["id"])
-    if request.method == "GET" and (found := _MODEL.fullmatch(path)):
+    if method == "GET" and (found := _MODEL.fullmatch(path)):
         wire = wire_of(request) if found["version"] == "v1" else "gemini"
         return Address(wire, "show_model", found["model"])
     return None
@@ -121,13 +145,13 @@ def hint_at(request: Incoming) -> str:
     """What a client with a wrong base URL may have meant; empty if nothing is like it."""
     path = request.path.rstrip("/")
     for meant in (f"/v1{path}", path.removeprefix("/v1"), f"/v1beta{path}"):
-        if meant != path and find_path(request, meant) is not None:
+        if meant != path and find_path(request, meant, request.method) is not None:
             return f". Did you mean {meant}? Check the base URL"
     return ""
 
 
 def wire_of(request: Incoming) -> str:
-    """The name of a client's wire, by its path and its headers."""
+    """The name of a client's wire, from the path and the headers."""
     if request.path.startswith("/v1/messages") or "anthropic-version" in request.headers:
         return "messages"
     if request.path.startswith(("/v1beta/", "/v1alpha/")) or "x-goog-api-key" in request.headers:
@@ -136,7 +160,7 @@ def wire_of(request: Incoming) -> str:
 
 
 def key_of(request: Incoming) -> str | None:
-    """The key of a client, wherever its SDK puts it; None if it sent none."""
+    """The client's key, from any header or field that an SDK uses; None if there is none."""
     headers = request.headers
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
@@ -144,20 +168,20 @@ def key_of(request: Incoming) -> str | None:
     return headers.get("x-api-key") or headers.get("x-goog-api-key") or request.query.get("key") or None
 
 
-# --- Addresses that clients name ---
+# --- Media addresses in requests ---
 
 RESOLVE_SECONDS = 1.0
-"""Seconds for the names of all addresses of a request to be resolved."""
+"""Seconds for resolving the names of all addresses in a request."""
 
 _LOCAL_NAME = re.compile(r"[^.]*|(?:.*\.)?(?:localhost|local|localdomain|internal|intranet|lan|home\.arpa)")
-"""Names that mean this machine or a private network: those without a dot, and those below these domains."""
+"""Names of this machine or of a private network: names without a dot, and names below these domains."""
 
 _NUMBERS = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}")
 """IPv4 addresses in all forms that resolvers accept, such as ``0x7f.1`` and ``2130706433``."""
 
 
 def named_media(messages: Sequence[Message]) -> Iterator[str]:
-    """The addresses of images and files in a request, besides those with the data itself."""
+    """The addresses of images and files in a request, except data URLs."""
     for message in messages:
         if isinstance(message.content, str):
             continue
@@ -172,7 +196,7 @@ def _addresses(blocks: Iterable[ContentBlock]) -> Iterator[str]:
                     yield url
             case ToolResultBlock(content=tuple(inner)):
                 yield from _addresses(inner)
-            case OpaqueBlock():  # such as ``video_url``
+            case OpaqueBlock():  # for example ``video_url``
                 match block.provider_raw.data.get(block.kind):
                     case str(url) | {"url": str(url)}:
                         yield url
@@ -181,9 +205,9 @@ def _addresses(blocks: Iterable[ContentBlock]) -> Iterator[str]:
 async def check_media(addresses: Iterable[str], *, resolve: bool) -> None:
     """Raise BadRequest if an address is not public.
 
-    A name that can't be resolved here passes: behind a proxy, a gateway often resolves no public name at all.
-    The name may mean another address by the time at which the provider resolves it, and a public address may
-    redirect to another. Only the provider itself can prevent that.
+    A name that can't be resolved is allowed, because a gateway behind a proxy often resolves no public names. A
+    name may resolve to another address at the provider, and a public address may redirect. Only the provider
+    itself can prevent that.
 
     Args:
         addresses: The addresses.
@@ -206,9 +230,9 @@ async def check_media(addresses: Iterable[str], *, resolve: bool) -> None:
 
 
 def _name_in(url: str) -> str | None:
-    """The name of the host; None for an IP address, and for an address that only the provider understands.
+    """The name of the host; None for an IP address, and for an address in the provider's own form.
 
-    Raises BadRequest if the form shows that it is not public.
+    Raises BadRequest if the text shows that the address is not public.
     """
     try:
         parts: SplitResult = urlsplit(url)
@@ -219,7 +243,7 @@ def _name_in(url: str) -> str | None:
         raise _refused(url, "files of the server can't be named")
     if parts.scheme not in ("http", "https"):
         return None
-    if not host or re.search(r"[\\\x00-\x20]", url):  # which parsers read in different ways
+    if not host or re.search(r"[\\\x00-\x20]", url):  # parsers disagree on these
         raise _refused(url, "it is not a valid address")
     if ":" in host or _NUMBERS.fullmatch(host):
         if not is_public(_plain(host)):
@@ -231,7 +255,7 @@ def _name_in(url: str) -> str | None:
 
 
 def _plain(host: str) -> str:
-    """An IP address in its usual form; an impossible one as it is."""
+    """An IP address in its usual form; an invalid one is returned unchanged."""
     try:
         return host if ":" in host else socket.inet_ntoa(socket.inet_aton(host))
     except OSError:

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: its addresses, its clients' keys, and its bounds.
+"""The gateway as an ASGI application: its routes, its clients' keys, and its limits.
 
 It is plain ASGI, so it needs no web framework and can be mounted in any.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.provider import providers
 from callboard.adapters.transport.addresses import host_of
@@ -22,7 +23,7 @@ from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
-from .addresses import Address, Purpose, check_media, find, hint_at, key_of, named_media, wire_of
+from .addresses import OPEN, Address, Purpose, check_media, find, key_of, named_media, wire_of
 from .clients import KEY_PREFIX, Clients
 from .conversations import Conversations, EarlierConversation
 from .exchange import (
@@ -59,18 +60,18 @@ if TYPE_CHECKING:
 
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
-"""The hosts by which a gateway without keys is always reached."""
+"""The hosts that a gateway without keys always accepts."""
 
 CHARACTERS_OF_TOKEN = 4
-"""A guess for the tokens of texts to embed, for the rates of a client."""
+"""The assumed characters for one token, to count texts to embed in a client's rate."""
 
 MODELS_SECONDS = 5.0
-"""Seconds for which a list of models is used again."""
+"""Seconds for which a list of models is cached."""
 
 
 @cache
 def _vendors() -> frozenset[str | None]:
-    """The hosts of the vendors' own servers."""
+    """The vendors' own hosts."""
     return frozenset(provider.home for provider in providers())
 
 
@@ -89,17 +90,17 @@ def wires() -> Mapping[str, ClientWire]:
 
 
 class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was answered, for a log."""
+    """The record of an answered request, for a log."""
 
     method: str
     path: str
     status: int
-    """The HTTP status; 0 if the client left before it."""
+    """The HTTP status; 0 if the client disconnected before it was sent."""
     seconds: float
     client: str = ""
     """The client's name; empty without keys."""
     model: str = ""
-    """The model as the client named it."""
+    """The client's name for the model."""
     served_by: str = ""
     """The ``provider:name`` of the model that served it."""
     nano_usd: int | None = None
@@ -109,7 +110,7 @@ class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(NamedTuple):
-    """An authenticated request on its way to a handler."""
+    """An authenticated request, for a handler."""
 
     request: Incoming
     wire: ClientWire
@@ -124,7 +125,7 @@ class Call(NamedTuple):
 
 
 class Gateway:
-    """An engine for the clients of four wires, made by `gateway`: an ASGI application."""
+    """The ASGI application of the gateway, made by `gateway`."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Gateway:
         self._conversations = conversations
         self._stored = StoredResponses(engine._runtime, conversations)
         self.on_request: Callable[[ServedRequest], object] | None = None
-        """Is called after each request."""
+        """Called after each request."""
         self._keyless = keyless
         self._hosts = frozenset(hosts)
         self._private_media = private_media
@@ -213,18 +214,16 @@ class Gateway:
                 return
 
     async def _http(self, request: Incoming) -> None:
-        if request.path in ("/health", "/", "") and request.method in ("GET", "HEAD"):
+        if request.path.rstrip("/") in OPEN and request.method in ("GET", "HEAD"):
             await self._health(request)
             return
-        address = find(request)
-        wire = wires()[wire_of(request) if address is None else address.wire]
+        wire = wires()[wire_of(request)]
         try:
             if (wrong := request.check_headers(self.limits)) is not None:
                 await self._refuse(request, wire, Failure(kind="invalid_request", message=wrong), 431)
                 return
-            if address is None:
-                method = f"{request.method} {request.path[:200]}"
-                raise BadRequest(f"{method} is not an address of this gateway{hint_at(request)}", kind="not_found")
+            address = find(request)
+            wire = wires()[address.wire]
             self._check_origin(request)
             client = await self._authenticate(request)
             if client is not None:
@@ -234,7 +233,7 @@ class Gateway:
             pass
         except Exception as error:
             failure = getattr(error, "failure", None) or failure_of(error)
-            if request.status:  # a fault of ours in mid-answer; it is logged
+            if request.status:  # an error of the gateway during the answer; it is logged
                 request.abort()
                 return
             status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
@@ -243,11 +242,11 @@ class Gateway:
     async def _refuse(
         self, request: Incoming, wire: ClientWire, failure: Failure, status: int | None = None
     ) -> None:
-        """Answer a request that came to no call."""
+        """Answer a request that leads to no call."""
         request_id = self.engine.clock.new_id("req")
         headers = id_headers(request_id)
         if not request.is_read:
-            headers.append((b"connection", b"close"))  # else the server reads the rest of the body
+            headers.append((b"connection", b"close"))  # otherwise the server reads the rest of the body
         failure = msgspec.structs.replace(failure, request_id=request_id)
         await send_failure(request, wire, failure, headers, status=status)
 
@@ -259,7 +258,7 @@ class Gateway:
     # --- Clients ---
 
     def _check_origin(self, request: Incoming) -> None:
-        """Refuse pages of browsers, which may send requests to this machine, where no key protects the gateway."""
+        """Refuse requests from web pages in a browser, because no key protects a gateway on this machine."""
         if not self._keyless:
             return
         host = request.headers.get("host", "")
@@ -271,7 +270,7 @@ class Gateway:
             raise BadRequest("the request comes from a page of another origin", kind="permission")
 
     async def _authenticate(self, request: Incoming) -> Client | None:
-        """The client of a request. Without keys there is none, unless the request has the key of one."""
+        """The client of a request. In a gateway without keys, None, unless the request has a client's key."""
         key = key_of(request)
         if self._keyless and not (key or "").startswith(KEY_PREFIX):
             return None
@@ -295,7 +294,7 @@ class Gateway:
             await exchange.answer()
 
     async def _respond(self, call: Call) -> None:
-        """A reply of the Responses API, which may continue a stored one, and be stored."""
+        """Answer a request of the Responses API, which may continue a stored response and be stored itself."""
         body = await self._bodies.read_json(call.request)
         continued = await self._stored.read(call.wire, call.client_name, body, call.request)
         exchanging = self._exchange(call, continued.asked, continued.earlier)
@@ -312,7 +311,7 @@ class Gateway:
     async def _exchange(
         self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None = None
     ) -> AsyncIterator[Exchange]:
-        """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
+        """The exchange for a request that the client may make. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
         if client is None:
             yield await self._new_exchange(call, asked, earlier)
@@ -350,7 +349,7 @@ class Gateway:
         return exchange
 
     def _has_own_server(self, model: str) -> bool:
-        """Whether a server of this model is not its vendor's, so that it may be in a private network."""
+        """Whether a server of this model may be in a private network, because it is not the vendor's."""
         runtime = self.engine._runtime
         for name in models_of(runtime, model):
             entry = runtime.registry.resolve(name).model
@@ -373,7 +372,7 @@ class Gateway:
         if call.wire.name == "gemini" and isinstance(inner := body.get("generateContentRequest"), dict):
             body = inner
         if call.wire.name == "messages":
-            body = {"max_tokens": 1, **body}  # which a count does not need
+            body = {"max_tokens": 1, **body}  # required, but not used for a count
         asked = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
         if call.client is not None:
             self.clients.require_model(call.client, asked.model)
@@ -383,7 +382,7 @@ class Gateway:
 
     async def _embed_openai(self, call: Call) -> None:
         asked = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
-        sent = sum(map(len, asked.request.inputs)) // CHARACTERS_OF_TOKEN
+        sent = _tokens_of([asked.request])
         await self._make(
             call, asked.model, sent, lambda tags: operations.openai_embeddings(self.engine, asked, tags)
         )
@@ -393,7 +392,7 @@ class Gateway:
         asked = gemini_embeddings.read_embeddings(
             body, model=call.address.name, single=call.address.action == "embedContent"
         )
-        sent = sum(len(text) for request in asked.requests for text in request.inputs) // CHARACTERS_OF_TOKEN
+        sent = _tokens_of(asked.requests)
         await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
 
     async def _make_images(self, call: Call) -> None:
@@ -417,7 +416,7 @@ class Gateway:
         sent: int,
         make: Callable[[Mapping[str, str]], Awaitable[operations.OperationResult]],
     ) -> None:
-        """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
+        """Run an operation if the client may request it, and answer. Raises ClientRefused or BadRequest."""
         headers: Headers = []
         if call.client is None:
             made = await make({})
@@ -453,7 +452,7 @@ class Gateway:
 
     async def _take_spans(self, call: Call) -> None:
         if self.engine.store is None:
-            raise BadRequest("this gateway has no trace to store spans in", kind="not_found")
+            raise BadRequest("this gateway has no trace to store spans in", kind="missing")
         await self.engine.start()
         body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
         client = call.client
@@ -469,13 +468,18 @@ class Gateway:
         await self._answer(call, call.wire.write_models(self._models_for(call.client)))
 
     async def _show_model(self, call: Call) -> None:
-        found = next((model for model in self._models_for(call.client) if model.id == call.address.name), None)
+        name = call.address.name
+        found = next((model for model in self._models_for(call.client) if model.id == name), None)
         if found is None:
-            raise unknown_model(call.address.name)
+            registry = self.engine.registry
+            is_known = name in registry.names or registry.serving(name) != (name,)
+            if not is_known or (call.client is not None and not self.clients.may_use(call.client, name)):
+                raise unknown_model(name)
+            found = ListedModel(id=name)
         await self._answer(call, call.wire.write_model(found))
 
     def _models_for(self, client: Client | None) -> list[ListedModel]:
-        """The models that a client may use: the names of models.yaml for clients, then the configured models."""
+        """The models that a client may use: first the client names in models.yaml, then the configured models."""
         models = self._listed()
         if client is None:
             return models
@@ -510,6 +514,13 @@ class Gateway:
         await answer(call.request.send, 200, msgspec.json.encode(body), headers)
 
 
+def _tokens_of(requests: Sequence[EmbeddingRequest]) -> int:
+    """The number of tokens to embed: exact for token inputs, an estimate for texts."""
+    inputs = [each for request in requests for each in request.inputs]
+    characters = sum(len(each) for each in inputs if isinstance(each, str))
+    return characters // CHARACTERS_OF_TOKEN + sum(len(each) for each in inputs if not isinstance(each, str))
+
+
 def gateway(
     engine: Engine,
     *,
@@ -526,15 +537,15 @@ def gateway(
 
     Args:
         engine: The engine. Its owner closes it.
-        keyless: Whether requests need no key. Then everyone who reaches the application spends your money.
-            Requests must name one of the hosts, and pages of browsers are refused. A request with the key of a
-            client is that client's.
-        hosts: The names, without a port, by which clients reach a keyless gateway, besides those of this machine.
+        keyless: Whether requests need no key. Then everyone who reaches the application spends your money. The
+            host of a request must be in the list, and requests from web pages are refused. A request with a
+            client's key counts as that client's.
+        hosts: The host names of a keyless gateway, without a port, in addition to those of this machine.
         limits: The bounds.
-        on_disconnect: The fate of the call of a client that leaves: ``cancel`` ends it and bills the delivered
-            part. ``finish`` lets it run to its end.
-        private_media: Whether clients may name images and files at addresses that are not public. A provider on
-            your network would fetch them for any client.
+        on_disconnect: The handling of a call whose client disconnects. ``cancel`` ends the call, and the delivered
+            part is billed. ``finish`` lets it complete.
+        private_media: Whether images and files may have addresses that are not public. A provider on your network
+            would fetch them for any client.
     """
     return Gateway(
         engine,

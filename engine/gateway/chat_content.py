@@ -1,7 +1,7 @@
-"""The parts of a reply of Chat Completions, whole and streamed alike. Pure.
+"""The parts of a Chat Completions reply, for whole and streamed replies. Pure.
 
-The vendor has no fields for some content. The reply's images are in OpenRouter's `images`, and the provider's own
-stop reason in its `native_finish_reason`.
+OpenAI has no fields for some content. The reply's images are in OpenRouter's field `images`, and the provider's
+own stop reason is in OpenRouter's `native_finish_reason`.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ FINISH_REASONS: Mapping[StopReason, str] = {
     StopReason.STOP_SEQUENCE: "stop",
     StopReason.TOOL_USE: "tool_calls",
     StopReason.MAX_TOKENS: "length",
-    StopReason.PAUSE_TURN: "length",  # the reply isn't complete, and the protocol has no other word for that
+    StopReason.PAUSE_TURN: "length",  # the reply isn't complete, and the protocol has no other value for that
     StopReason.CONTENT_FILTER: "content_filter",
     StopReason.REFUSAL: "content_filter",
     StopReason.CANCELLED: "length",
     StopReason.ERROR: "error",
     StopReason.PROVIDER_SPECIFIC: "stop",
 }
-"""The vendor's words, and OpenRouter's ``error``."""
+"""OpenAI's values, and OpenRouter's ``error``."""
 
 _SAME = frozenset({"stop", "tool_calls", "function_call", "length", "content_filter"})
 
 
 def end_of(response: CanonicalResponse, names: ClientNames) -> JsonObject:
-    """The finish reason, the provider's own word for it, and the stop sequence that vLLM names."""
+    """The finish reason, the provider's own value, and vLLM's field for the stop sequence."""
     reason, said, raw = response.stop_reason, response.provider_details, response.raw_stop_reason
     word = FINISH_REASONS[reason]
     if reason is StopReason.TOOL_USE and names.legacy:
@@ -99,7 +99,7 @@ def logprobs_of(content: Iterable[ContentBlock]) -> Json:
 
 
 def reply_text(content: Iterable[ContentBlock]) -> str:
-    """The text of a reply. Texts with other blocks between them have a blank line between them."""
+    """The text of a reply. Texts that other blocks separate are joined with a blank line."""
     text, apart = "", False
     for block in content:
         if not isinstance(block, TextBlock):
@@ -111,7 +111,7 @@ def reply_text(content: Iterable[ContentBlock]) -> str:
 
 
 def gap(before: str, after: str) -> str:
-    """The text between two texts that other blocks separate."""
+    """The separator between two texts that other blocks separate."""
     return "" if not before or before[-1].isspace() or after[:1].isspace() else "\n\n"
 
 
@@ -125,7 +125,7 @@ def reply_thinking(content: Iterable[ContentBlock]) -> str:
 
 
 def annotations_of(content: Sequence[ContentBlock]) -> list[Json]:
-    """The citations of a reply, as the vendor's web search gives them."""
+    """The citations of a reply, in the form of OpenAI's web search."""
     found: list[Json] = []
     text, apart = "", False
     for block in content:
@@ -143,7 +143,7 @@ def annotations_of(content: Sequence[ContentBlock]) -> list[Json]:
 
 
 _GROUNDING = "groundingMetadata"
-"""Gemini's citations, which follow the text."""
+"""The type of Gemini's citations, which follow the text."""
 
 
 def _grounded(metadata: Json, text: str) -> Iterator[Json]:
@@ -157,7 +157,7 @@ def _grounded(metadata: Json, text: str) -> Iterator[Json]:
             case {"segment": {"text": str(said)} as segment, "groundingChunkIndices": list(places)}:
                 first = segment.get("startIndex", 0) if isinstance(segment, dict) else 0
                 start = len(encoded[: first if isinstance(first, int) else 0].decode("utf-8", "ignore"))
-                if not text.startswith(said, start):  # the index counts bytes of the text's own part
+                if not text.startswith(said, start):  # the index counts bytes from the start of the text's part
                     start = max(text.find(said), 0)
                 for place in places:
                     page = pages[place] if isinstance(place, int) and 0 <= place < len(pages) else None
@@ -212,7 +212,7 @@ def media_of(content: Iterable[ContentBlock]) -> JsonObject:
 
 
 def write_usage(usage: TokenUsage) -> JsonObject:
-    """The token counts. The prompt's include cached ones."""
+    """The token counts. The prompt's count includes cached tokens."""
     details = usage.details or {}
     prompt, output = usage.total_input_tokens, usage.output_tokens
     prompt_details: JsonObject = {
@@ -254,6 +254,8 @@ _FAILURES: Mapping[FailureKind, tuple[int, str, str | None]] = {
     "budget": (429, "insufficient_quota", "insufficient_quota"),
     "permission": (403, "invalid_request_error", "insufficient_permissions"),
     "not_found": (404, "invalid_request_error", "model_not_found"),
+    "missing": (404, "invalid_request_error", None),
+    "wrong_method": (405, "invalid_request_error", "method_not_supported"),
     "too_large": (413, "invalid_request_error", "request_too_large"),
     "rate_limit": (429, "requests", "rate_limit_exceeded"),
     "server": (500, "server_error", None),
@@ -270,7 +272,10 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """The status and the body of a failure."""
     status, kind, code = _FAILURES[failure.kind]
     param = failure.param if failure.param is not None else _PARAMS.get(failure.kind)
+    if failure.kind == "not_found" and (own := _vendors_code(failure.code)) not in (None, code):
+        code, param = own, failure.param  # not a model, but a file or an earlier response
     error: JsonObject = {
+        **failure.details,
         "message": failure.message,
         "type": kind,
         "param": param,
@@ -280,5 +285,5 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
 
 
 def _vendors_code(code: str | None) -> str | None:
-    """A provider's code, unless it is the type of an error in another vendor's words."""
+    """A provider's code, unless it is another vendor's error type."""
     return None if code is None or code.endswith("_error") or code.isupper() else code

@@ -1,7 +1,7 @@
-"""Messages of Chat Completions as the canonical history. Pure.
+"""Reads messages of Chat Completions into the canonical history. Pure.
 
-It reads what OpenAI's clients send, and the fields that clients of OpenRouter, DeepSeek, Mistral, Gemini and
-LiteLLM send back. A part without a canonical block becomes an `OpaqueBlock`, which only this protocol accepts.
+It reads the messages of OpenAI's clients, with the additional fields of OpenRouter, DeepSeek, Mistral, Gemini and
+LiteLLM. A part without a canonical block becomes an `OpaqueBlock`, which only this protocol accepts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, 
 from .wire import BadRequest
 
 MARK = "cache_control"
-"""A mark of the prompt cache, which OpenRouter and LiteLLM accept."""
+"""The prompt cache mark that OpenRouter and LiteLLM accept."""
 MARKS = (MARK, "prompt_cache_breakpoint")
-"""All marks of the prompt cache. The second is the vendor's."""
+"""All prompt cache marks. The second is OpenAI's."""
 
 _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
@@ -53,7 +53,7 @@ def read_messages(given: Json, names: ToolNames, losses: LossReport) -> ReadHist
     """Read the messages of a request.
 
     Raises:
-        BadRequest: A message has no role, or content that is not of the protocol.
+        BadRequest: A message has no role, or its content doesn't fit the protocol.
     """
     if given is None:
         raise missing("messages")
@@ -72,8 +72,8 @@ class _Reader:
         self.names = names
         self.losses = losses
         self.messages: list[Message] = []
-        self.results: list[ToolResultBlock] = []  # of the tool messages in a row
-        self.ids: dict[str, str] = {}  # the latest call of each id of the client
+        self.results: list[ToolResultBlock] = []  # the results of successive tool messages
+        self.ids: dict[str, str] = {}  # the latest call for each of the client's ids
         self.taken: set[str] = set()
         self.functions: dict[str, str] = {}  # the latest legacy call of each function
 
@@ -208,7 +208,7 @@ class _Reader:
         return DocumentBlock(url, media_type=media_type or None, name=title, provider_raw=others)
 
     def _others(self, part: JsonObject, known: tuple[str, ...], where: str) -> ProviderRaw | None:
-        """The fields of a part that have no canonical word."""
+        """The fields of a part without a canonical field."""
         others = {name: value for name, value in part.items() if name != "type" and name not in known}
         if not others:
             return None
@@ -297,7 +297,7 @@ class _Reader:
         return self.names.canonical(a_text(name, where))
 
     def _new_id(self, wire_id: str) -> str:
-        """The client's id. An id that an earlier call has gets a number."""
+        """The client's id. If an earlier call has the same id, a number is added."""
         number, new = 1, wire_id
         while new in self.taken:
             number += 1
@@ -330,7 +330,7 @@ class _Reader:
 
 
 _AUDIO = {"mp3": "mpeg"}
-"""The names of audio types, where they differ from the formats' names."""
+"""Audio media types whose names differ from the format names."""
 
 _REPLY_FIELDS = (
     *("role", "content", "refusal", "name", "tool_calls", "function_call", "audio", "images", "annotations"),
@@ -359,7 +359,7 @@ def _own(fields: Mapping[str, Json]) -> ProviderRaw | None:
 
 
 def _with_mark(blocks: Iterable[ContentBlock], message: JsonObject) -> list[ContentBlock]:
-    """The blocks. The mark of the whole message is on the last text."""
+    """The blocks, with the mark of the whole message on the last text."""
     found = list(blocks)
     mark = message.get(MARK)
     last = found[-1] if found else None
@@ -369,7 +369,7 @@ def _with_mark(blocks: Iterable[ContentBlock], message: JsonObject) -> list[Cont
 
 
 def _data_url(data: str, media_type: str) -> str:
-    """Base64 as a data URL. An address is unchanged."""
+    """A data URL of base64 data. An address is returned unchanged."""
     if data[:5].lower() == "data:" or data[:8].lower().startswith(("https://", "http://")):
         return data
     return f"data:{media_type};base64,{data}"

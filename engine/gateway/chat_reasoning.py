@@ -1,7 +1,7 @@
-"""Reasoning in Chat Completions: what clients send back, and the opaque parts of a reply. Pure.
+"""Reasoning in Chat Completions: reads it from histories, and writes its opaque parts into replies. Pure.
 
-The vendor has no fields for it. DeepSeek has `reasoning_content`, OpenRouter `reasoning` and `reasoning_details`,
-and LiteLLM `thinking_blocks`.
+OpenAI has no fields for it. DeepSeek has `reasoning_content`, OpenRouter `reasoning` and `reasoning_details`, and
+LiteLLM `thinking_blocks`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def flat_text(value: Json) -> str:
 
 
 def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """The reasoning of a reply in the history, in the most exact of its forms."""
+    """The reasoning of a reply in the history. If it has several forms, the most exact one is read."""
     text = message.get("reasoning_content") or message.get("reasoning")
     said = text if isinstance(text, str) else ""
     extra = message.get("extra_content")
@@ -62,7 +62,7 @@ def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThi
 
 
 def _details(details: list[JsonObject], said: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """OpenRouter's form. Each part of Anthropic's reasoning is a block, other parts stay together."""
+    """OpenRouter's form. Each part of Anthropic's reasoning becomes a block. Other parts become one block."""
     others: list[Json] = []
     signed = [detail for detail in details if detail.get("signature")]
     for detail in details:
@@ -91,7 +91,7 @@ def _detail_text(detail: JsonObject) -> str:
 
 
 def _merged(details: list[Json]) -> list[JsonObject]:
-    """The details of one block, joined where the client sends the pieces of a stream."""
+    """The details of one block. Pieces of a stream are joined."""
     merged: list[JsonObject] = []
     for detail in details:
         if not isinstance(detail, dict):
@@ -122,7 +122,7 @@ def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> li
             given = as_list(raw.data["reasoning_details"])
             details += given if with_text else _without_text(given)
         elif raw is not None and raw.provider != ANTHROPIC:
-            continue  # only this provider has a form for its signatures
+            continue  # no other provider's signatures have a form here
         elif isinstance(block, RedactedThinkingBlock):
             details.append({"type": "reasoning.encrypted", "data": block.data, **said})
         elif block.signature:
@@ -139,7 +139,7 @@ def _without_text(details: list[Json]) -> Iterator[JsonObject]:
 
 
 def signed_message(content: Iterable[ContentBlock]) -> JsonObject:
-    """Gemini's signature of a whole message, in the form of its Chat Completions endpoint."""
+    """Gemini's signature of a whole message, in the form of Google's Chat Completions endpoint."""
     for block in content:
         raw = block.provider_raw if isinstance(block, ThinkingBlock) else None
         if raw is not None and "extra_content" in raw.data:

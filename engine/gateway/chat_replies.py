@@ -76,7 +76,7 @@ def _call(call: ToolUseBlock, names: ClientNames) -> JsonObject:
     function: JsonObject = {"name": name, "arguments": arguments_of(call)}
     written: JsonObject = {"id": call.id, "type": "function", "function": function}
     raw = call.provider_raw
-    if raw is not None and "extra_content" in raw.data:  # Gemini's signature, as its own endpoint has it
+    if raw is not None and "extra_content" in raw.data:  # Gemini's signature, in the form of Google's own endpoint
         written["extra_content"] = raw.data["extra_content"]
     return written
 

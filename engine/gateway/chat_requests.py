@@ -1,6 +1,6 @@
-"""Requests of Chat Completions in the canonical form. Pure.
+"""Reads requests of Chat Completions. Pure.
 
-A field without a canonical word goes into `provider_options` of the protocol, and is among the losses.
+A field without a canonical field is stored in the protocol's `provider_options`, and listed among the losses.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .reading import LossReport, ToolNames, a_list, a_text, an_integer, an_objec
 from .wire import BadRequest, ClientRequest
 
 DEFAULT_OUTPUT_TOKENS = 16_384
-"""The limit of a reply without one of the client's, in tokens."""
+"""The reply's limit in tokens, if the client sets none."""
 
 INCLUDE_USAGE = "include_usage"
 """Whether the stream ends in a chunk with the usage."""
 TOOL_NAMES = "tool_names"
-"""The clients' names of tools by the canonical ones, where they differ."""
+"""The client's names of tools, by canonical name, where they differ."""
 FREE_FORM_TOOLS = "free_form_tools"
 """The canonical names of the free-form tools."""
 LEGACY_FUNCTIONS = "legacy_functions"
 """Whether the client sent `functions` instead of `tools`."""
 
 _HEADERS = ("openai-beta", "http-referer", "x-title")
-"""The headers that belong to a request. The last two name the client to OpenRouter."""
+"""The headers that are passed on with a request. The last two identify the client at OpenRouter."""
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity", "x-conversation-id")
 _SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "litellm_session_id")
@@ -42,7 +42,7 @@ def read_request(
     """Read a request.
 
     Raises:
-        BadRequest: The request can't be read. The text and the code are the vendor's.
+        BadRequest: The request can't be read. Text and code are OpenAI's.
     """
     return _Reader(body, headers).read(model, stream)
 
@@ -136,7 +136,7 @@ class _Reader:
     def _limit(self) -> int | None:
         for name in ("max_completion_tokens", "max_tokens"):
             given = self.body.get(name)
-            if given is not None and given != -1:  # local servers' word for no limit
+            if given is not None and given != -1:  # -1 means no limit on local servers
                 return an_integer(given, name, least=1)
         return None
 
@@ -150,7 +150,7 @@ class _Reader:
 
     def _effort(self) -> str | None:
         effort = self._text("reasoning_effort")
-        if effort is not None and effort not in EFFORTS:  # Groq's "default", and words of models to come
+        if effort is not None and effort not in EFFORTS:  # for example Groq's "default", or a future value
             self._keep("reasoning_effort", f"reasoning_effort {effort!r}")
             effort = None
         told, thinking = self.body.get("reasoning"), self.body.get("thinking")
@@ -167,7 +167,7 @@ class _Reader:
         return effort
 
     def _beyond(self, settings: JsonObject, word: str) -> str | None:
-        """The fields of an object of reasoning settings besides the one that is the effort."""
+        """The names of the fields next to the effort in an object of reasoning settings."""
         beyond = [name for name, value in settings.items() if name not in (word, "enabled") and value is not None]
         return f"{', '.join(beyond)} of the reasoning's settings" if beyond else None
 
@@ -206,7 +206,7 @@ class _Reader:
     # --- Fields without a canonical word ---
 
     def _keep(self, name: str, lost: str | None) -> None:
-        """Keep a field for the protocol. `lost` names what other protocols don't get."""
+        """Keep a field for this protocol. `lost` is the name of the part that other protocols lose."""
         self.own[name] = self.body[name]
         if lost is not None:
             self.losses.parameter(lost)
@@ -223,7 +223,7 @@ class _Reader:
             self._keep(name, None)
             elsewhere = _in_other_words(name, value)
             if has_tools and name == "web_search_options":
-                elsewhere.pop("gemini", None)  # older models refuse their search next to functions
+                elsewhere.pop("gemini", None)  # older models refuse a search next to functions
             for protocol, options in elsewhere.items():
                 merge_options(self.elsewhere.setdefault(protocol, {}), options)
             if not harmless:
@@ -239,7 +239,7 @@ _CANONICAL = frozenset(
         *("stream_options", "reasoning", "thinking", "continue_final_message", "add_generation_prompt"),
     }
 )
-"""The fields that the canonical request has, or that are read elsewhere."""
+"""The fields with a canonical field, and fields that are read elsewhere."""
 
 _HARMLESS = frozenset(
     {
@@ -258,7 +258,7 @@ _DEFAULTS: Mapping[str, tuple[Json, ...]] = {
     "logit_bias": ({},),
     "metadata": ({},),
 }
-"""Values that ask for nothing."""
+"""Values without effect, because they are the defaults."""
 
 _OF_OPENAI = (
     *("service_tier", "store", "metadata", "moderation", "safety_identifier"),
@@ -268,11 +268,11 @@ _OF_OPENAI = (
 
 
 def _in_other_words(name: str, value: Json) -> dict[str, JsonObject]:
-    """A field in the bodies of other protocols."""
+    """The equivalents of a field in other protocols."""
     match name, value:
         case "top_k", _:
             return {"anthropic": {"top_k": value}, "gemini": {"generationConfig": {"topK": value}}}
-        case "modalities", list(kinds) if "image" in kinds:  # OpenRouter's clients ask so for images
+        case "modalities", list(kinds) if "image" in kinds:  # OpenRouter's way to request images
             words: list[Json] = [str(kind).upper() for kind in kinds]
             return {"gemini": {"generationConfig": {"responseModalities": words}}}
         case "web_search_options", dict(told):
@@ -298,7 +298,7 @@ def _search(told: JsonObject) -> dict[str, JsonObject]:
 
 
 def _named_schema(told: JsonObject) -> JsonObject:
-    """The schema of the reply. The format's name and description are its title and its description."""
+    """The schema of the reply, with the format's name as title, and its description."""
     given = told.get("schema")
     schema: JsonObject = {"type": "object"}
     if given is not None:
@@ -311,7 +311,7 @@ def _named_schema(told: JsonObject) -> JsonObject:
 
 
 _BUDGETS = ((1024, "low"), (8192, "medium"))
-"""Efforts, each with the largest number of reasoning tokens that it stands for."""
+"""The largest number of reasoning tokens for each effort."""
 
 
 def _effort_of_budget(budget: Json) -> str:

@@ -134,7 +134,7 @@ class ChatWriter:
         return self._head + encode_json(delta) + self._tail
 
     def _apart(self, event: TextDelta) -> str:
-        """The text before a new block, which is empty right after another block of text."""
+        """The separator before a new block; empty directly after another text block."""
         index, former = event.content_block_index, self._block
         self._block = index
         return "" if index == former + 1 else gap(self._end, event.text)

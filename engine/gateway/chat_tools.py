@@ -34,11 +34,11 @@ class ReadTools(NamedTuple):
     legacy: bool
     """Whether the client sent `functions` instead of `tools`."""
     own: JsonObject
-    """The protocol's options: tools and choices without a canonical word."""
+    """The protocol's options: tools and choices without a canonical form."""
 
 
 def read_tools(body: JsonObject, names: ToolNames, losses: LossReport) -> ReadTools:
-    """Read the tools of a request, and the choice. Allowed tools are the only ones that are offered.
+    """Read the tools of a request and the tool choice. A list of allowed tools limits the offered tools.
 
     Raises:
         BadRequest: A tool or the choice can't be read.
@@ -126,7 +126,9 @@ class _Reader:
         return object_schema(given)
 
     def _free_form(self, tool: JsonObject, where: str) -> ToolDefinition:
-        """A tool with one text as its argument. Both of OpenAI's protocols have it; others get a function."""
+        """A tool with one text as its argument. Only OpenAI's two protocols have such tools; other protocols get a
+        function.
+        """
         name = self.names.canonical(a_text(tool.get("name"), f"{where}.custom.name"))
         self.free_form.append(name)
         fields: JsonObject = {"type": CUSTOM, **_others(tool, ("name", "description", "format"))}

@@ -1,8 +1,8 @@
 """Clients of the gateway: their keys, the models they may use, their budgets, and their rates.
 
-A key is 256 random bits, so one SHA-256 of it is enough: a slow hash protects passwords, which can be guessed.
-Only the hash is stored. The registry looks for changes by other processes with one small query, at most once a
-second, and also for each unknown key. So a new key works immediately. A revoked one works for at most one second.
+A key is 256 random bits, so one SHA-256 is enough; slow hashes are for passwords, which can be guessed. Only the
+hash is stored. The registry checks for changes by other processes with one small query, at most once a second, and
+also for each unknown key. So a new key works immediately, and a revoked key stops within a second.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ CLIENT_TAG = "client"
 """The tag of the client's name, in the trace and in budgets."""
 
 LOOK_US = 1_000_000
-"""The age up to which the last look at the clients is good enough, in microseconds."""
+"""Microseconds between two checks for changed clients."""
 
 SHARE_SECONDS = 0.5
 """Seconds that a request waits in a cluster for this node's share of its client's rate."""
 
 UNLIMITED_USD = 1_000_000_000
-"""The limit of a budget that only refuses calls of unknown price."""
+"""The limit of a budget that only refuses calls without a price."""
 
 KEY_PREFIX = "cb-"
 _SHOWN = 10
@@ -60,7 +60,7 @@ _log = Log("engine.gateway.clients")
 
 
 class ClientRefused(Exception):
-    """A request that a client may not make. `failure` has the details for its wire."""
+    """A refused request of a client. `failure` has the details for its wire."""
 
     def __init__(self, kind: FailureKind, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class ClientRefused(Exception):
 
 
 def issue_key(client: str, now_us: int) -> tuple[str, ClientKey]:
-    """A new key for a client, to be shown once, and the row that is stored of it."""
+    """A new key for a client, to show once, and its stored row."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     return key, ClientKey(hash=hash_of(key), client=client, prefix=key[:_SHOWN], created_us=now_us)
 
@@ -82,7 +82,7 @@ def hash_of(key: str) -> bytes:
 
 
 def check_client(client: Client) -> Client:
-    """Return the client, or raise ValueError if its name or a setting is impossible."""
+    """Return the client. Raises ValueError for an invalid name or setting."""
     if not _NAME.fullmatch(client.name):
         raise ValueError(
             f"{client.name!r} is not a name for a client: use letters, digits and . _ @ -, at most 64 in total"
@@ -98,7 +98,7 @@ def check_client(client: Client) -> Client:
 
 
 def budget_of(client: Client) -> Budget | None:
-    """The budget of a client; None if it may spend any amount, also on calls of unknown price."""
+    """The budget of a client; None if it may spend any amount, also on calls without a price."""
     nano, unpriced = client.budget_nano_usd, client.unpriced
     if nano is None and unpriced != "refuse":
         return None
@@ -113,10 +113,10 @@ def budget_of(client: Client) -> Budget | None:
 
 
 async def tables_of(runtime: Runtime) -> GatewayTables | None:
-    """The rows of the gateway: in the store that the nodes of a cluster share, else in the engine's trace.
+    """The gateway's tables: in the cluster's shared store, or else in the engine's trace.
 
-    None means that there is no store, or one of a host's own without such rows. Raises StoreUnavailable while the
-    trace isn't open.
+    None if there is no store, or if a host's own store lacks these tables. Raises StoreUnavailable while the trace
+    isn't open.
     """
     await runtime.host.start()
     if (shared := runtime.cluster.gateway_tables()) is not None:
@@ -132,7 +132,7 @@ async def tables_of(runtime: Runtime) -> GatewayTables | None:
 
 
 class ClientSpending(ShortRepr, frozen=True, kw_only=True):
-    """A client, and what its calls have cost according to the trace."""
+    """A client, with its costs from the trace."""
 
     client: Client
     keys: tuple[ClientKey, ...] = ()
@@ -140,9 +140,11 @@ class ClientSpending(ShortRepr, frozen=True, kw_only=True):
     calls: int = 0
     """Its calls so far."""
     cost_nano_usd: int = 0
-    """Their cost as far as known, in nano-USD."""
+    """The known cost of its calls, in nano-USD."""
     spent_nano_usd: int | None = None
-    """The cost in the budget's current window, with what calls in progress may cost; None without a budget."""
+    """The cost in the budget's current window, including the reservations of calls in progress; None without a
+    budget.
+    """
     left_nano_usd: int | None = None
     """The rest of the budget in its window; None without a budget."""
 
@@ -186,14 +188,14 @@ NO_RATES = RateHeaders()
 
 
 class Admission:
-    """A request that was admitted. Call `over` when it has ended, however it ended."""
+    """An admitted request. Call `over` at its end, in every case."""
 
     def __init__(self, rates: RateHeaders, lease: RateLimitLease | None = None) -> None:
         self.rates = rates
         self._lease = lease
 
     def over(self, usage: TokenUsage | None = None) -> None:
-        """Replace the estimate with the used tokens. If they are unknown (None), the estimate stays."""
+        """Replace the estimate with the used tokens. With None, the estimate stays."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end(None, usage)
@@ -213,7 +215,7 @@ def _rates(live: AsyncRateLimiter) -> RateHeaders:
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """The clients as they were read."""
+    """The clients at the last reading."""
 
     changes: GatewayChanges | None = None
     clients: dict[str, Client] = {}
@@ -223,7 +225,8 @@ class _Known(msgspec.Struct, frozen=True):
 class Clients:
     """The clients of one gateway, read from the trace store of its engine.
 
-    While the store can't be read, the clients that are known go on. In a cluster the shared store has the clients.
+    While the store can't be read, known clients are still served. In a cluster, the clients are in the shared
+    store.
 
     Args:
         engine: The engine.
@@ -235,7 +238,7 @@ class Clients:
         self._budgets: frozenset[Budget] = frozenset()
         self._looked_us: int | None = None
         self._looks = 0
-        """The looks that were begun."""
+        """The number of started readings."""
         self._looking = anyio.Lock()
         self._limiters: dict[str, AsyncRateLimiter] = {}
         self._revoked: dict[str, anyio.Event] = {}
@@ -243,12 +246,12 @@ class Clients:
         self._watching = False
 
     async def authenticate(self, key: str | None) -> Client:
-        """The client with a key. Its budget is in force when this returns.
+        """The client with a key. Its budget is in force on return.
 
         Raises:
             ClientRefused: ``authentication``: there is no key, or it is unknown, expired or revoked.
                 ``unavailable``: the budget can't be counted now.
-            StoreError: The clients could not be read even once.
+            StoreError: The clients could never be read.
         """
         if not key:
             raise ClientRefused(
@@ -257,7 +260,7 @@ class Clients:
         await self._look()
         digest = hash_of(key)
         if digest not in self._known.keys:
-            await self._look_again()  # it may be new
+            await self._look_again()  # the key may be new
         found = self._known.keys.get(digest)
         if found is None or not hmac.compare_digest(found.hash, digest):
             raise ClientRefused("authentication", "the API key is unknown or was revoked")
@@ -272,7 +275,7 @@ class Clients:
         return client
 
     async def _look(self) -> None:
-        """Read the clients, unless they were looked at within the last second."""
+        """Read the clients, unless they were read within the last second."""
         looked = self._looked_us
         if looked is None or not 0 <= self._runtime.clock.now_us() - looked < LOOK_US:
             await self._look_again()
@@ -280,7 +283,7 @@ class Clients:
             self._watch()
 
     async def _look_again(self) -> None:
-        """Read the clients. Requests that come together share a look that begins after them."""
+        """Read the clients. Simultaneous requests share one reading that starts after all of them."""
         started = self._looks
         async with self._looking:
             if self._looks > started:
@@ -290,7 +293,7 @@ class Clients:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
-                    self._looks = started  # waiting callers try it themselves
+                    self._looks = started  # waiting callers then try themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()
@@ -304,7 +307,7 @@ class Clients:
         if seen is None or changes.clients != seen.clients:
             clients = {each.name: each for each in await tables.clients() if each.revoked_us is None}
             keys = {each.hash: each for each in await tables.client_keys() if each.client in clients}
-            # The counts are read first: what changes meanwhile is read again by the next look.
+            # The change counts are read first, so the next reading repeats any change in between.
             self._known = _Known(seen, clients, keys)
             self._report_revoked()
             await self._use_budgets()
@@ -315,10 +318,10 @@ class Clients:
         await self._runtime.budgets.change(tuple(wanted - self._budgets), self._budgets - wanted)
         self._budgets = wanted
 
-    # --- What a client may do ---
+    # --- Rights of a client ---
 
     def may_use(self, client: Client, model: str) -> bool:
-        """Whether a client may use a model, by the name that the client sends."""
+        """Whether a client may use a model, by the client's name for it."""
         return not client.models or any(fnmatchcase(model, pattern) for pattern in client.models)
 
     def require_model(self, client: Client, model: str) -> None:
@@ -330,12 +333,12 @@ class Clients:
             )
 
     async def admit(self, client: Client, input_tokens: int, output_tokens: int) -> Admission:
-        """Count a request in the client's rates. In a cluster all nodes together keep them.
+        """Count a request in the client's rates. In a cluster, the rates apply to all nodes together.
 
         Args:
             client: The client.
             input_tokens: An estimate of the input.
-            output_tokens: The most that the reply may have.
+            output_tokens: The reply's limit.
 
         Raises:
             ClientRefused: ``rate_limit``, with `retry_after`.
@@ -384,9 +387,9 @@ class Clients:
 
     @contextmanager
     def in_progress(self, client: Client) -> Iterator[anyio.Event]:
-        """The time of a request. The event is set at most about a second after its client was revoked.
+        """A context for one request. The event is set about a second after the client was revoked, at most.
 
-        Race it against the reply, and cancel the call when it is set.
+        When it is set, cancel the call.
         """
         event = self._revoked.setdefault(client.name, anyio.Event())
         self._in_progress += 1
@@ -401,7 +404,9 @@ class Clients:
             self._revoked.pop(name).set()
 
     def _watch(self) -> None:
-        """Look each second, while requests are in progress. A node of a cluster always looks, for its budgets."""
+        """Check for changes each second while requests are in progress. A node of a cluster always checks, for its
+        budgets.
+        """
         if not self._watching:
             self._watching = True
             self._runtime.host.spawn(self._keep_looking, name="clients of the gateway")

@@ -1,8 +1,7 @@
-"""Conversations of clients: their sessions, the parts of replies that a client's wire can't carry, and stored
-Responses.
+"""Conversations of clients: their sessions, their stored Responses, and reply parts that a client can't send back.
 
-A conversation has the session of the client's hint. Without a hint the hash chain over its history names it, see
-`histories`. Everything is kept by client.
+A client's hint selects the session of a conversation. Without a hint, the hash chain over the history does, see
+`histories`. All entries are separate for each client.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 STORED_ROWS = 100_000
-"""The entries that a trace keeps for all its gateways. The oldest go first."""
+"""The largest number of entries in a trace, for all its gateways. The oldest are removed first."""
 
 STORED_BYTES = 512 * 1024 * 1024
-"""The bytes that a trace keeps for them."""
+"""The largest size of these entries in bytes."""
 
 TRIM_EVERY = 256
-"""The entries that this process writes between two looks at these limits."""
+"""The number of entries that this process writes between two checks of these limits."""
 
 LONGEST_CHAIN = 10_000
-"""The stored Responses that a conversation may have behind it."""
+"""The largest number of stored Responses in one conversation."""
 
 ANNOUNCED = 10_000
-"""The sessions of this process whose model and client are in the trace, at most."""
+"""The largest number of sessions that this process remembers as published in the trace."""
 
 _ENTRY_BYTES = 512
-"""The memory of an entry besides its content, roughly."""
+"""An estimate of an entry's memory in addition to its content."""
 
 _log = Log("engine.gateway.conversations")
 
@@ -69,7 +68,7 @@ class Conversation(ShortRepr, frozen=True, kw_only=True):
     request: CanonicalRequest
     """The request to make. Its session id is set, and its history has the kept blocks of earlier replies."""
     chain: bytes = b""
-    """The hash chain of the history; empty where the client named the conversation."""
+    """The hash chain of the history; empty if the client sent an id of the conversation."""
 
     @property
     def session_id(self) -> str:
@@ -78,12 +77,12 @@ class Conversation(ShortRepr, frozen=True, kw_only=True):
 
 
 class StoredResponse(ShortRepr, frozen=True, kw_only=True):
-    """A reply that a client asked to store, with the request that it answers."""
+    """A reply that a client stored, with its request."""
 
     id: str
-    """The id as the client has it, ``resp_…``."""
+    """The client's id of the reply, ``resp_…``."""
     body: JsonObject
-    """The body as the client got it."""
+    """The body that the client received."""
     items: tuple[Json, ...] = ()
     """The input items of the request, in the client's wire, without those of earlier requests."""
     messages: tuple[Message, ...] = ()
@@ -100,7 +99,7 @@ class EarlierConversation(ShortRepr, frozen=True, kw_only=True):
     items: tuple[Json, ...]
     """All input and output items, in the client's wire."""
     messages: tuple[Message, ...]
-    """The same in the canonical form."""
+    """All messages, in the canonical form."""
     session_id: str
     """The session of the conversation."""
 
@@ -115,7 +114,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Memory:
-    """Entries by client, kind and key. The least recently used go first."""
+    """Entries by client, kind and key. The least recently used are dropped first."""
 
     def __init__(self, max_bytes: int, max_count: int) -> None:
         self._max_bytes = max_bytes
@@ -162,13 +161,14 @@ class _Memory:
 class Conversations:
     """The conversations of one gateway.
 
-    Replies are kept in memory, and in the trace store if it keeps content unredacted. Both are bounded, and the
-    oldest go first. When content is deleted from the store, it is deleted from memory within a second.
+    Replies are kept in memory, and in the trace store if it captures unredacted content. Both have a limit, and
+    the oldest replies are removed first. When content is deleted from the store, it is deleted from memory within
+    a second.
 
     Args:
         engine: The engine.
-        max_bytes: The bytes that are kept in memory.
-        max_count: The number of entries that are kept in memory.
+        max_bytes: The largest size in memory, in bytes.
+        max_count: The largest number of entries in memory.
     """
 
     def __init__(self, engine: Engine, *, max_bytes: int = 64 * 1024 * 1024, max_count: int = 50_000) -> None:
@@ -185,8 +185,8 @@ class Conversations:
     ) -> Conversation:
         """Find the conversation of a request, and put kept blocks into its history.
 
-        The session is that of `earlier`, that of the client's hint, or that of the longest known part of the
-        history. Otherwise it is a new one.
+        The session comes from `earlier`, from the client's hint, or from the longest known part of the history.
+        Otherwise it is new.
 
         Args:
             client: The client's name; empty for a gateway without keys.
@@ -211,9 +211,9 @@ class Conversations:
         return Conversation(client=client, request=request, chain=chain)
 
     async def keep(self, conversation: Conversation, content: Sequence[ContentBlock]) -> None:
-        """Keep what the client can't send back of a reply. Call it once, when the reply has ended.
+        """Keep the parts of a reply that the client can't send back. Call it once, at the reply's end.
 
-        It returns when another process can find it. A store that can't be written is logged, and nothing else.
+        It returns when other processes can find the parts. If the store can't be written, this is only logged.
         """
         client, session_id = conversation.client, conversation.session_id
         self._announce(conversation)
@@ -285,7 +285,7 @@ class Conversations:
     # --- Helpers ---
 
     def _announce(self, conversation: Conversation) -> None:
-        """Give the session its model and its client in the trace, once in each process."""
+        """Publish the session's model and client to the trace, once in each process."""
         session_id, client = conversation.session_id, conversation.client
         if session_id in self._announced:
             return
@@ -298,7 +298,7 @@ class Conversations:
         )
 
     async def _session_of(self, client: str, known: Sequence[bytes]) -> str:
-        """The session behind the last known part of a history."""
+        """The session of the last known part of a history."""
         for chain in reversed(known):
             for entry in reversed(self._memory.get(client, "chain", chain)):
                 return entry.session_id
@@ -306,14 +306,14 @@ class Conversations:
         for chain in reversed(known):
             for entry in reversed(found.get(chain, [])):
                 return entry.session_id
-        if known:  # begun before this process, and without a store: the same again next time
+        if known:  # started before this process, without a store: the next request must get the same id
             return session_named("chain", client, known[0].hex())
         return self._runtime.clock.new_id("ses")
 
     async def _restored(
         self, client: str, session_id: str, messages: tuple[Message, ...], replies: Sequence[Run]
     ) -> tuple[Message, ...]:
-        """The history with kept blocks in place of what the client sent back."""
+        """The history, with kept blocks in place of the client's versions."""
         places: dict[bytes, list[Run]] = {}
         for run in replies:
             if run.print:
@@ -339,7 +339,7 @@ class Conversations:
     async def _found(
         self, client: str, kind: KeptKind, keys: Sequence[bytes], session_id: str | None = None
     ) -> dict[bytes, list[_Entry]]:
-        """Entries under some keys, from memory. Where memory has none of the session, from the store."""
+        """The entries for some keys, from memory, or from the store for keys without an entry of the session."""
         found = {key: entries for key in keys if (entries := self._memory.get(client, kind, key))}
         missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:
@@ -385,11 +385,11 @@ class Conversations:
             _log.warning("kept_not_written", error=str(error))
 
     async def _tables(self) -> GatewayTables | None:
-        """The rows of the store, if it keeps content as it is."""
+        """The gateway's tables in the store, if content is captured without redaction."""
         return await tables_of(self._runtime) if self._runtime.keeps_all_content else None
 
     async def _look(self) -> None:
-        """Clear the memory, if content was deleted since the last look."""
+        """Clear the memory if content was deleted since the last check."""
         if self._is_fresh():
             return
         async with self._looking:
@@ -412,7 +412,7 @@ class Conversations:
 
 
 def _has(entries: Sequence[_Entry] | None, session_id: str | None) -> bool:
-    """Whether there are entries, and one of the session, if that is given."""
+    """Whether there are entries. With a session, whether one of them belongs to it."""
     if not entries or session_id is None:
         return bool(entries)
     return any(entry.session_id == session_id for entry in entries)
@@ -433,4 +433,4 @@ def _decoded(kind: KeptKind, row: ConversationEntry) -> object:
 
 
 def _unknown(response_id: str) -> ClientRefused:
-    return ClientRefused("not_found", f"there is no stored response {response_id[:200]!r}")
+    return ClientRefused("missing", f"there is no stored response {response_id[:200]!r}")

@@ -1,9 +1,9 @@
-"""One request of a client: the model's name, the call, and the reply as bytes.
+"""One request of a client, from its model's name to the bytes of the reply.
 
     read      the client's wire has read the request
     asked     a turn of the engine runs; it is routed, traced and priced like any other
-    answered  the first event came: status and headers are sent
-    over      the turn has ended, or the client is gone and its call was cancelled
+    answered  the first event has arrived; status and headers are sent
+    over      the turn has ended, or the client disconnected and the call was cancelled
 
 A reply is written by the client's wire. If the serving provider uses the client's own protocol, the provider's own
 bytes are sent instead, see `passing`.
@@ -22,6 +22,8 @@ import anyio
 import msgspec
 
 from callboard.adapters import (
+    AdapterError,
+    AuthError,
     CallWarning,
     CanonicalRequest,
     CanonicalResponse,
@@ -57,7 +59,7 @@ from .streams import StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
 MOST_WARNING_BYTES = 2048
-"""The length of the header with warnings."""
+"""The largest length of the header with warnings, in bytes."""
 
 _log = Log("gateway")
 
@@ -65,16 +67,16 @@ T = TypeVar("T")
 
 
 class Serving(NamedTuple):
-    """What all requests of a gateway share."""
+    """The common objects of all requests of a gateway."""
 
     runtime: Runtime
     limits: GatewayLimits
     cancels: bool
-    """Whether the call of a client that leaves is cancelled."""
+    """Whether the call is cancelled if its client disconnects."""
 
 
 def models_of(runtime: Runtime, name: str) -> tuple[str, ...]:
-    """The models that serve a client's name of a model, the first one first. Raises BadRequest."""
+    """The models for a client's model name, in order. Raises BadRequest."""
     models = runtime.registry.serving(name)
     if models == (name,):
         try:
@@ -94,9 +96,9 @@ class Exchange:
     Args:
         serving: What all requests share.
         wire: The client's wire.
-        asked: The request as the client made it.
-        canonical: The request to make, as part of its conversation.
-        request: The request as HTTP.
+        asked: The client's request.
+        canonical: The canonical request, as part of its conversation.
+        request: The HTTP request.
     """
 
     def __init__(
@@ -112,11 +114,11 @@ class Exchange:
         self.asked = asked
         self.request = request
         self.response: CanonicalResponse | None = None
-        """The reply, once it has ended well."""
+        """The complete reply; None before its successful end."""
         self.failure: Failure | None = None
         """The error of a failed call."""
         self.on_reply: list[Callable[[], Awaitable[object]]] = []
-        """Are awaited when the reply has ended well, before the client gets its last bytes."""
+        """Functions to await after a reply has ended well, before the client gets its last bytes."""
         self.body = asked.body
         """The body for a provider of the client's wire."""
         self.tags: Mapping[str, str] = {}
@@ -124,7 +126,7 @@ class Exchange:
         self.more_headers: Headers = []
         """Further headers of the answer."""
         self.revoked: anyio.Event | None = None
-        """Is set when the client's key is revoked, which ends the call."""
+        """An event that is set when the client's key is revoked, and ends the call."""
         self._provider_headers: Mapping[str, str] = {}
         self._provider_rates: RateHeaders | None = None
         self.session_id = canonical.session_id
@@ -138,7 +140,7 @@ class Exchange:
         self.id = message_id.removeprefix("msg_")
         """The reply's id, without a prefix."""
         self.passed = PassedReply(wire.protocol, asked, self._served_model, is_array=self._is_array())
-        """The reply as its provider sends it, if it is passed through."""
+        """The provider's own bytes, if the reply is passed through."""
         models = models_of(runtime, asked.model)
         sent = msgspec.structs.replace(
             canonical,
@@ -167,8 +169,10 @@ class Exchange:
         self._provider_rates = None if told is None else provider_rates(told, self._runtime.clock.now_us())
 
     def _rates(self) -> Headers:
-        """The provider's limits: its own headers if the reply passes through. Limits of the client come first."""
-        if self.passed.seen:
+        """The headers with rate limits: the client's limits, or else the provider's, unchanged if the reply is
+        passed through.
+        """
+        if self.passed.seen or self._speaks_client:
             told = passed_rates(self._provider_headers)
         elif self._provider_rates is not None:
             told = rate_headers(self.wire.name, self._provider_rates)
@@ -181,13 +185,13 @@ class Exchange:
         return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
 
     def _served_model(self) -> str:
-        """The provider's name of the model that serves now."""
+        """The provider's name of the current model."""
         route = self.turn.route
         return "" if route is None else route.option.named.entry.wire_name
 
     @property
     def request_id(self) -> str:
-        """The id of the call that gave the reply, or of the latest one."""
+        """The id of the call with the reply, or of the latest call."""
         if self.response is not None:
             return self.response.request_id
         call = self.turn.call
@@ -221,7 +225,7 @@ class Exchange:
                 watch.cancel()
 
     async def _until_gone(self) -> None:
-        """Cancel the call when the client leaves, unless it is to run to its end."""
+        """Cancel the call when the client disconnects, unless calls are to be completed."""
         receive = self.request.receive
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -273,13 +277,13 @@ class Exchange:
             self._give_up(f"it read nothing for {self._limits.write_seconds:g} seconds")
 
     def whole_body(self) -> bytes:
-        """The whole reply, once it has ended well."""
+        """The whole reply after its successful end."""
         if self.passed.body:
             return self.passed.whole()
         return msgspec.json.encode(self._written())
 
     def stored_body(self) -> JsonObject:
-        """The whole reply, once it has ended well. For a stream it is what a client got without one."""
+        """The whole reply after its successful end. For a stream, the equivalent of a reply without streaming."""
         passed = self.passed.body or self.passed.final
         if not passed:
             return self._written()
@@ -327,11 +331,11 @@ class Exchange:
             await events.aclose()
 
     async def _deliver(self, events: TurnEvents, writer: StreamWriter, out: StreamedAnswer) -> None:
-        """Send the events of a reply as they come. Raises the turn's exception, or ClientTooSlow."""
+        """Send the events of a reply as they arrive. Raises the turn's exception, or ClientTooSlow."""
         await events.start()
         while batch := await events.take():
             if self._gone:
-                continue  # to the turn's end
+                continue  # continue to the turn's end
             if not writer.started:
                 start = next((event for event in batch if isinstance(event, MessageStart)), None)
                 if start is None:
@@ -373,8 +377,16 @@ class Exchange:
             input_tokens=0 if route is None else route.option.estimated_tokens or 0,
         )
 
+    @property
+    def _speaks_client(self) -> bool:
+        """Whether the serving provider uses the client's protocol."""
+        route = self.turn.route
+        return route is not None and route.option.speaks_client
+
     def own_words(self, said: T) -> T:
-        """A response or an event whose opaque data has the protocol's name, if that is the client's."""
+        """A response or an event, with the protocol's name on its opaque data if the provider uses the client's
+        protocol.
+        """
         route, known_as = self.turn.route, self.wire.protocol
         if route is None or not route.option.speaks_client:
             return said
@@ -391,7 +403,7 @@ class Exchange:
                 return said
 
     def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
-        """The warnings of a reply, with what another wire than the client's could not carry."""
+        """The warnings of a reply, with the losses if the provider uses another protocol."""
         return warnings if self.passed.seen else (*self.asked.losses, *warnings)
 
     def _headers(self, warnings: Iterable[CallWarning]) -> Headers:
@@ -410,11 +422,16 @@ class Exchange:
                 self.failure = msgspec.structs.replace(self._stopped, request_id=request_id)
             else:
                 self.failure = failure_of(error, request_id)
+                if isinstance(error, AdapterError) and not isinstance(error, AuthError) and self._speaks_client:
+                    self.failure = msgspec.structs.replace(self.failure, details=error.provider_details)
         return self.failure
 
     async def _fail(self, error: Exception) -> None:
         failure = self._failure_of(error)
-        await send_failure(self.request, self.wire, failure, self._headers(()), may_retry=may_retry(error))
+        headers = self._headers(())
+        if isinstance(error, AdapterError) and error.request_id:  # it ended an attempt
+            headers += self._rates()
+        await send_failure(self.request, self.wire, failure, headers, may_retry=may_retry(error))
 
     def _give_up(self, why: str) -> None:
         """Close the connection of a client that does not read."""
@@ -426,7 +443,7 @@ class Exchange:
 # --- Headers and failures ---
 
 _STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-"""So that no proxy holds a stream back."""
+"""Headers that keep proxies from buffering a stream."""
 
 
 def id_headers(request_id: str) -> Headers:
@@ -443,21 +460,23 @@ async def send_failure(
     status: int | None = None,
     may_retry: bool | None = None,
 ) -> None:
-    """Answer with a failure, in the words of the client's wire."""
+    """Answer with a failure, in the form of the client's wire."""
     own, body = wire.write_failure(failure)
+    if failure.allow:
+        headers = [*headers, (b"allow", ", ".join(failure.allow).encode())]
     headers = [*headers, *retry_headers(failure, may_retry=may_retry if (status or own) >= 429 else None)]
     await answer(request.send, status or own, msgspec.json.encode(body), headers)
 
 
 def cost_header(cost: Cost) -> Headers:
-    """The cost of a reply in US dollars, exact to the nano-dollar; nothing if it is unknown."""
+    """The header with a reply's cost in US dollars, exact to the nano-dollar; empty if it is unknown."""
     if cost.nano_usd is None:
         return []
     return [(b"x-callboard-cost-usd", b"%d.%09d" % divmod(cost.nano_usd, 1_000_000_000))]
 
 
 def warnings_header(warnings: Iterable[CallWarning]) -> Headers:
-    """The losses and changes, in one header of bounded length."""
+    """The header with the warnings, up to a maximum length."""
     text = "; ".join(f"{warning.code}: {warning.message}" for warning in warnings)
     if not text:
         return []

@@ -1,6 +1,6 @@
-"""Exceptions of Callboard as failures for clients.
+"""Converts exceptions of Callboard to failures for clients.
 
-The text for a client never names a file or a key of this machine. What it leaves out is in the log.
+The text for a client never has the name of a file or a key of this machine. The log has the full text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (NotFoundError, "not_found"),
     (InvalidRequestError, "invalid_request"),
     (RecursionError, "invalid_request"),
-    # The gateway's own key is wrong, and not the client's: a 401 would make clients ask for another one.
+    # The gateway's own key is wrong, not the client's. A 401 would make clients ask for another key.
     (AuthError, "permission"),
     (QuotaExceededError, "budget"),
     (OverloadedError, "overloaded"),
@@ -64,13 +64,15 @@ KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (AdmissionError, "unavailable"),
     (SessionBusy, "rate_limit"),
 )
-"""The kind of failure for an exception. The first class that fits counts; any other exception is ``server``."""
+"""The kind of failure for each exception class. The first matching class counts; any other exception is
+``server``.
+"""
 
 _FALLBACK = "internal error. The gateway's log has the details"
 
 
 def failure_of(error: Exception, request_id: str = "") -> Failure:
-    """The failure for an exception. One that is not the client's business is logged, and its text left out."""
+    """The failure for an exception. An internal error is logged, and its text left out."""
     if isinstance(error, BadRequest):
         return error.failure
     kind: FailureKind = next((kind for known, kind in KINDS if isinstance(error, known)), "server")
@@ -95,7 +97,7 @@ def _text(error: Exception, request_id: str) -> str:
         case RecursionError():
             return "the request is nested too deeply"
         case AdapterError() if type(error) is not AdapterError or error.provider_status is not None:
-            return error.provider_message if error.provider_status is not None else str(error)
+            return error.provider_message
         case ConfigurationError() | WrongLoop():
             _log.error("request_failed", request_id=request_id, error=str(error))
             return "the gateway is not configured for this request. Its log has the details"

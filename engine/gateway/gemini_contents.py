@@ -1,11 +1,12 @@
-"""The contents of a Gemini client's request as canonical messages. Pure.
+"""Reads the contents of a Gemini client's request into canonical messages. Pure.
 
 * Keys may be in camel case or in snake case, because SDKs and REST clients send both.
-* Successive contents of the model are one message. Clients append each chunk of a stream as a content of its own.
+* Successive contents of the model become one message, because clients append each chunk of a stream as a separate
+content.
 * Texts of the model are joined like those of a reply; see `adapters.providers.gemini.response`.
-* Function calls may lack ids. A result without the id of a call answers the first open call of its name, else the
-  first open one.
-* Signatures that the gateway or the client made up are dropped. They mean that there is none.
+* Function calls may lack ids. A result without a known id answers the first open call of its name, or else the
+  first open call.
+* Placeholder signatures of the gateway or the client are dropped.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _decoded(value: Json, where: str) -> bytes:
 
 
 def _fields(part: JsonObject, names: Sequence[str]) -> ProviderRaw | None:
-    if len(part) == 1:  # as most are
+    if len(part) == 1:  # most parts
         return None
     data = {name: part[name] for name in names if part.get(name) is not None}
     return ProviderRaw(GEMINI, data) if data else None
@@ -127,7 +128,7 @@ def read_contents(contents: Json, names: ToolNames, losses: LossReport) -> list[
     Args:
         contents: The field of the body.
         names: Callboard's names of the tools.
-        losses: Gets what other wires lose.
+        losses: Collects the parts that other wires lose.
 
     Raises:
         BadRequest: The contents can't be read.
@@ -286,7 +287,7 @@ def _kind_of(part: JsonObject, where: str) -> str:
 def _read_response(response: Json) -> tuple[str, bool]:
     """The text of a function's response, and whether it is an error.
 
-    The API reads ``output`` as the result and ``error`` as an error; without them, the whole object is the result.
+    In the API, ``output`` is the result and ``error`` an error. Without them, the whole object is the result.
     Google's Python SDK writes ``result``.
     """
     match response:
@@ -301,19 +302,20 @@ def _read_response(response: Json) -> tuple[str, bool]:
 
 
 class _Calls:
-    """The function calls so far, to give each an id and to find the call of a result."""
+    """The function calls so far. It gives each call an id, and finds the call of a result."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
         self._number = 0
         self._by_given: dict[str, list[str]] = {}  # the open calls by the client's ids
-        self._open: list[tuple[str, str]] = []  # those of the last message of the model: id and the client's name
+        # The open calls of the model's last message: id and the client's name.
+        self._open: list[tuple[str, str]] = []
 
     def start_message(self) -> None:
         self._open = []
 
     def made(self, given: str | None, name: str) -> str:
-        """The id of a call: the client's own, or one made of the call's number."""
+        """The id of a call: the client's own, or one from the call's number."""
         self._number += 1
         call_id = given
         number = self._number
@@ -332,11 +334,11 @@ class _Calls:
         if ids:
             found = ids.pop(0)
         else:
-            # a client may make up ids of its own for calls that had none
+            # a client may invent ids for calls that had none
             named = [call_id for call_id, called in self._open if called == name]
             found = next(iter(named or [call_id for call_id, _ in self._open]), "")
         if not found:
-            return given or f"result_{self._number}"  # of no call, which each adapter reports
+            return given or f"result_{self._number}"  # a result without a call, which each adapter reports
         self._open = [call for call in self._open if call[0] != found]
         return found
 

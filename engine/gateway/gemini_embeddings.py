@@ -38,9 +38,9 @@ class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     requests: tuple[EmbeddingRequest, ...]
     """One request for each run of texts with the same settings, in the order of the texts. Their ids are empty."""
     single: bool
-    """Whether the client asked with embedContent, for one vector."""
+    """Whether the client used embedContent, for one vector."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. It is reported to the client if another wire serves the request."""
+    """The parts without a canonical form. They are reported to the client if another wire serves the request."""
 
 
 class _Text(msgspec.Struct, frozen=True):

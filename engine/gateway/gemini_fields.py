@@ -24,23 +24,23 @@ def _camel_name(name: str) -> str:
 
 
 def camel(value: Json, where: str) -> JsonObject:
-    """An object with its own keys in camel case; the same object if they are.
+    """An object with its top-level keys in camel case. If they already are, the same object.
 
     Raises:
-        BadRequest: It is no object.
+        BadRequest: The value is not an object.
     """
     if not isinstance(value, dict):
         raise BadRequest(f"{where} must be an object", param=where)
-    if "_" not in "".join(value):  # faster than a look at each name
+    if "_" not in "".join(value):  # faster than a check of each name
         return value
     return {_camel_name(name): inner for name, inner in value.items()}
 
 
 def each(value: Json, where: str) -> Sequence[Json]:
-    """The items of a list. A single object counts as a list of one, as Google's servers read it.
+    """The items of a list. A single object counts as a list of one, as on Google's servers.
 
     Raises:
-        BadRequest: It is something else.
+        BadRequest: The value is neither a list nor an object.
     """
     if value is None:
         return ()
@@ -66,7 +66,7 @@ _MADE_UP = frozenset(
 
 
 def token_of(state: str) -> str:
-    """The signature that a client gets for another provider's opaque state.
+    """The signature that represents another provider's opaque state for the client.
 
     It is a short digest, in base64 as the wire requires.
     """
@@ -77,7 +77,7 @@ def token_of(state: str) -> str:
 
 
 def real_signature(value: Json) -> str | None:
-    """A signature that Gemini made; None for any other value."""
+    """A real signature of Gemini; None for any other value."""
     if not isinstance(value, str) or not value or value in _MADE_UP or value.startswith(_MARK):
         return None
     return value

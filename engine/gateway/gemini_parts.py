@@ -1,7 +1,6 @@
 """The parts of a reply to a Gemini client: its content, grounding and usage. Pure.
 
-The mirror image of `adapters.providers.gemini.response`. Data that Gemini attached to a block returns to the same
-place.
+The reverse of `adapters.providers.gemini.response`. Gemini's own data on a block is written to its original place.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class PartWriter:
 
     Args:
         names: The client's names of tools by Callboard's, where they differ.
-        thoughts: Whether the client asked for thoughts. Gemini shows none to others.
+        thoughts: Whether the client requested thoughts. Gemini itself shows thoughts only on request.
     """
 
     def __init__(self, names: Mapping[str, Json], *, thoughts: bool) -> None:
         self._names = names
         self._thoughts = thoughts
-        self._state = ""  # another provider's opaque state, until a call has its token
+        self._state = ""  # another provider's opaque state, until it is attached to a call
 
     def parts(self, block: ContentBlock) -> Iterator[JsonObject]:
         """The parts of a block; none if the wire has no place for it."""
@@ -76,7 +75,7 @@ class PartWriter:
             yield {**part, "thoughtSignature": signature} if signature else part
 
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
-        """The parts of a text, as far as their signatures separate them."""
+        """The parts of a text, split at its signatures."""
         raw = _raw_of(block.provider_raw)
         own = _fields(raw, OF_TEXT)
         at = 0
@@ -150,7 +149,7 @@ def _fields(raw: JsonObject, names: Sequence[str]) -> JsonObject:
     return {name: raw[name] for name in names if raw.get(name) is not None} if raw else {}
 
 
-# --- What a reply says of itself ---
+# --- Data about the reply ---
 
 
 def about_reply(content: Sequence[ContentBlock]) -> JsonObject:
@@ -228,11 +227,11 @@ _MODALITIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "cache": {"AUDIO": ("audio_cache_read",), "IMAGE": ("image_cache_read",)},
     "candidates": {"AUDIO": ("audio_output",), "IMAGE": ("image_output",)},
 }
-"""The names in `TokenUsage.details`, by the wire's counts and modalities."""
+"""The names in `TokenUsage.details` for the wire's counts and modalities."""
 
 
 def write_usage(usage: TokenUsage) -> JsonObject:
-    """The usageMetadata of a reply: Gemini's own, if the usage comes from it, else one made of the counts."""
+    """The usageMetadata of a reply: Gemini's own for a Gemini reply, otherwise made from the counts."""
     own = _own_usage(usage)
     if own is not None:
         return own
@@ -277,5 +276,5 @@ def _own_usage(usage: TokenUsage) -> JsonObject | None:
     if not isinstance(raw, dict) or raw.get("promptTokenCount") is None or read is None:
         return None
     if (read.total_input_tokens, read.output_tokens) != (usage.total_input_tokens, usage.output_tokens):
-        return None  # another wire's words, or counts that were adjusted
+        return None  # another wire's object, or counts that were adjusted
     return {name: value for name, value in raw.items() if name != "grounding"}  # added by the adapter

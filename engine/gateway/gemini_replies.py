@@ -3,8 +3,8 @@
 A stream is server-sent events with ``alt=sse``, and one JSON array otherwise. Each chunk is a
 GenerateContentResponse, and a failure after the first byte is a chunk with `error`.
 
-Function calls come whole. From the first call on, content waits for the end of the reply: a call's signature is in
-the call's own part, and is known only then.
+Function calls are sent whole. From the first call on, content is held until the end of the reply, because a call's
+part has its signature, which may arrive only then.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OWN_REASONS = frozenset(
     | {"IMAGE_RECITATION", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MISSING_THOUGHT_SIGNATURE"}
     | {"MALFORMED_RESPONSE", "ESCALATION", "PUP_LIMITED_DISABLED", "CONTINUATION", "MODEL_ARMOR"}
 )
-"""Gemini's words for the end of a reply (google-genai, types.FinishReason)."""
+"""Gemini's finish reasons (google-genai, types.FinishReason)."""
 
 _MALFORMED = "MALFORMED_FUNCTION_CALL"
 
@@ -75,9 +75,9 @@ def _runs(block: ContentBlock) -> bool:
 
 
 def _shown(content: Sequence[ContentBlock], raw_reason: str | None) -> Iterator[tuple[int, ContentBlock]]:
-    """The blocks to write, with their places. A client would run an incomplete call, so it gets none.
+    """The blocks to write, with their places. Incomplete calls are left out, because a client would run them.
 
-    Gemini itself sends the calls that it refuses, with a finish reason of its own.
+    Calls that Gemini itself refused are sent with Gemini's finish reason.
     """
     for place, block in enumerate(content):
         refused = isinstance(block, ToolUseBlock) and block.raw_arguments is None and raw_reason in _OWN_REASONS
@@ -121,7 +121,7 @@ def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalRespon
 
 
 class _Reply:
-    """What the chunks of one reply have in common."""
+    """The common fields of all chunks of a reply."""
 
     def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
         names = asked.options.get("tool_names")
@@ -134,7 +134,9 @@ class _Reply:
     def last(
         self, response: CanonicalResponse, since: int, behind: Sequence[JsonObject], *, empty: JsonObject
     ) -> JsonObject:
-        """The last chunk: parts left behind, the content since a place, and all that is known only at the end."""
+        """The last chunk: parts that were held back, the content from a position on, and the fields that are known
+        only at the end.
+        """
         details = response.provider_details
         about: JsonObject = {name: details[name] for name in _OF_REPLIES if name in details}
         usage: JsonObject = {"usageMetadata": write_usage(response.usage)}
@@ -188,7 +190,7 @@ class GeminiWriter:
         if info.input_tokens:
             usage = {"promptTokenCount": info.input_tokens, "totalTokenCount": info.input_tokens}
         common: JsonObject = {**({"usageMetadata": usage} if usage else {}), **self._reply.identity}
-        # a text needs no more than its own encoding
+        # prepared, so that a text delta needs only its own encoding
         self._before = b'{"candidates":[{"content":{"parts":['
         self._after = b'],"role":"model"},"index":0}],' + encode_json(common)[1:]
 
@@ -229,11 +231,11 @@ class GeminiWriter:
         return self._frame(encode_json(body)) + self._close
 
     def ping(self) -> bytes:
-        """A chunk with an empty text, as Gemini sends some itself. The SDKs take a comment for a broken chunk."""
+        """A chunk with an empty text, which Gemini itself also sends. The SDKs fail on an SSE comment."""
         return self._frame(self._before + b'{"text":""}' + self._after)
 
     def _block(self, event: ProviderBlock) -> bytes:
-        """A block outside the catalogue. Gemini's own are parts; the others are known when the reply is whole."""
+        """A provider's own block. Gemini's are parts; the others are written at the end of the reply."""
         self._next = event.content_block_index + 1
         if event.kind in REPLY_KINDS:
             return b""
@@ -245,7 +247,9 @@ class GeminiWriter:
         return self._chunks(self._reply.parts.parts(block))
 
     def _left_behind(self, content: Sequence[ContentBlock]) -> list[JsonObject]:
-        """The parts of earlier blocks that only the whole reply has: images, and the last text's signature."""
+        """The parts of earlier blocks that arrive only with the whole reply: images, and the last text's
+        signature.
+        """
         parts: list[JsonObject] = []
         for place, block in enumerate(content[: self._next]):
             if not isinstance(block, TextBlock | ThinkingBlock) and place not in self._written:
@@ -280,6 +284,8 @@ _STATUSES: Mapping[FailureKind, tuple[int, str]] = {
     "budget": (429, "RESOURCE_EXHAUSTED"),
     "permission": (403, "PERMISSION_DENIED"),
     "not_found": (404, "NOT_FOUND"),
+    "missing": (404, "NOT_FOUND"),
+    "wrong_method": (405, "UNIMPLEMENTED"),  # Google has no name for it
     "too_large": (413, "INVALID_ARGUMENT"),
     "rate_limit": (429, "RESOURCE_EXHAUSTED"),
     "server": (500, "INTERNAL"),
@@ -293,7 +299,7 @@ _REASONS: Mapping[FailureKind, str] = {"authentication": "API_KEY_INVALID", "con
 """The reasons of an ErrorInfo."""
 
 _TOO_LONG = "The input token count exceeds the maximum number of tokens allowed"
-"""The words by which clients recognise a prompt that is too long."""
+"""The text by which clients recognise a prompt that is too long."""
 
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
@@ -330,7 +336,7 @@ _METHODS = ("generateContent", "streamGenerateContent", "countTokens", "embedCon
 
 
 def write_models(models: Sequence[ListedModel]) -> JsonObject:
-    """The body of a list of models. It has one page."""
+    """The body of a list of models, in one page."""
     return {"models": [write_model(model) for model in models]}
 
 
@@ -351,7 +357,7 @@ def write_model(model: ListedModel) -> JsonObject:
 
 
 def write_token_count(tokens: int) -> JsonObject:
-    """The body of a count of tokens."""
+    """The body of a token count."""
     return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}
 
 
@@ -359,7 +365,7 @@ def write_token_count(tokens: int) -> JsonObject:
 
 
 class GeminiClientWire:
-    """Google's generateContent, as its clients speak it; see `wire.ClientWire`."""
+    """Google's generateContent for clients; see `wire.ClientWire`."""
 
     name = "gemini"
     protocol = "gemini"

@@ -1,7 +1,7 @@
-"""The requests of Gemini clients: generateContent, its stream, and countTokens. Pure.
+"""Reads the requests of Gemini clients: generateContent, streamGenerateContent and countTokens. Pure.
 
-The mirror image of `adapters.providers.gemini.request`. Settings that the canonical form lacks are kept in
-``provider_options["gemini"]``, and the losses name each of them for other wires.
+The reverse of `adapters.providers.gemini.request`. Settings without a canonical field are stored in
+``provider_options["gemini"]``, and each is listed among the losses for other wires.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def read_request(
 ) -> ClientRequest:
     """Read the body of generateContent, streamGenerateContent or countTokens.
 
-    The path names the model. No header belongs to the request: Gemini's clients send none that describes it, and
-    none that names the session.
+    The path has the model. Headers are not used: Gemini's clients send none about the request or the session.
 
     Args:
         body: The decoded body.
@@ -46,7 +45,7 @@ def read_request(
         BadRequest: The request can't be read.
     """
     fields = camel(body, "request")
-    inner = fields.get("generateContentRequest")  # countTokens may hold a whole request
+    inner = fields.get("generateContentRequest")  # countTokens may contain a whole request
     if isinstance(inner, dict):
         fields = camel(inner, "generate_content_request")
     named = model or as_text(fields.get("model") or "")
@@ -70,7 +69,7 @@ class _Reader:
         self.names = ToolNames()
         self.losses = LossReport()
         self.own: JsonObject = {}  # the fields for Gemini's adapter
-        self.config: JsonObject = {}  # its part for the generationConfig
+        self.config: JsonObject = {}  # the fields for the generationConfig
         self.settings: dict[str, Any] = {}  # the fields of the CanonicalRequest
         self.options: dict[str, Json] = {}
 
@@ -213,7 +212,7 @@ class _Reader:
             self.own["toolConfig"] = own
 
     def _mode(self, calling: JsonObject, tools: list[ToolDefinition]) -> JsonObject:
-        """Set the choice of tools. Returns the fields that it does not have."""
+        """Set the tool choice. Returns the fields without a canonical form."""
         rest = _others(calling, ("mode", "allowedFunctionNames"))
         for name in rest:
             self.losses.parameter(name)
@@ -358,7 +357,7 @@ _NUMBERS: Mapping[str, tuple[str, type[float]]] = {
     "presencePenalty": ("presence_penalty", float),
     "frequencyPenalty": ("frequency_penalty", float),
 }
-"""The settings of the generationConfig that the canonical form has."""
+"""The settings of the generationConfig with a canonical field."""
 
 _EFFORTS = ("minimal", "low", "medium", "high", "xhigh")
 

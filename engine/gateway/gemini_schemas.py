@@ -1,7 +1,7 @@
-"""Google's schemas as JSON Schema, and replies that are no objects. Pure.
+"""Converts Google's schemas to JSON Schema, and handles replies that are not objects. Pure.
 
-Gemini accepts any schema for a reply, and other providers only an object. So a list, a number or a choice is
-requested as the member ``value`` of an object, and taken out of it again.
+Gemini accepts any schema for a reply, but other providers accept only objects. So a list, a number or an enum is
+wrapped into an object as its member ``value``, and unwrapped from the reply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CAMEL_KEYWORDS = frozenset(
     | {"additionalProperties", "propertyOrdering", "prefixItems"}
 )
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
-"""Keywords of 64-bit integers, which JSON of protocol buffers has as text."""
+"""Keywords with 64-bit integers, which are text in the JSON of protocol buffers."""
 
 _RENAMED = {"ref": "$ref", "defs": "$defs"}
 
@@ -39,7 +39,7 @@ def json_schema(schema: Json, where: str) -> JsonObject:
         try:
             return _remembered(schema)
         except BadRequest:
-            pass  # the text of the error needs the place
+            pass  # not cached, because the error's text needs the place
     return _converted(schema, where)
 
 
@@ -61,7 +61,7 @@ def _converted(schema: Json, where: str) -> JsonObject:
             case "example", _:
                 written["examples"] = [value]
             case "format", "enum":
-                pass  # the keyword `enum` says it
+                pass  # the keyword `enum` shows it
             case "properties" | "$defs" | "defs", dict():
                 named: JsonObject = {
                     key: _converted(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
@@ -123,7 +123,7 @@ def _or_null(schema: JsonObject) -> JsonObject:
     return schema
 
 
-# --- Replies that are no objects ---
+# --- Replies that are not objects ---
 
 _VALUE = "value"
 _BEFORE = re.compile(rf'\s*{{\s*"{_VALUE}"\s*:\s*')
@@ -131,7 +131,7 @@ _BARE_BEFORE = f'{{"{_VALUE}":'
 
 
 def is_bare(schema: JsonObject) -> bool:
-    """Whether a schema describes something else than an object, and can be wrapped into one."""
+    """Whether a schema describes a value other than an object, which can be wrapped into one."""
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     if "object" in kinds or not (kind or "enum" in schema):
@@ -156,7 +156,7 @@ def unwrapped(text: str, *, as_text: bool) -> str:
 
     Args:
         text: The text.
-        as_text: Whether a string stands without quotes, for ``text/x.enum``.
+        as_text: Whether a string is returned without quotes, for ``text/x.enum``.
     """
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -172,20 +172,22 @@ def unwrapped(text: str, *, as_text: bool) -> str:
 
 
 class Unwrapping:
-    """Takes the value out of a text in pieces. `feed` and `end` return the new text for the client."""
+    """Unwraps the value from a text that arrives in pieces. `feed` and `end` return the new text for the
+    client.
+    """
 
     def __init__(self, *, as_text: bool) -> None:
         self._as_text = as_text
         self._held = ""  # the text that may belong to the wrapper
-        self._started = False  # the wrapper's beginning was seen
-        self._bare = False  # the model left the wrapper out
+        self._started = False  # whether the wrapper's start has arrived
+        self._bare = False  # whether the model left the wrapper out
 
     def feed(self, text: str) -> str:
         if self._bare:
             return text
         self._held += text
         if self._as_text:
-            return ""  # it is one short word
+            return ""  # one short word, held until its end
         if not self._started:
             found = _BEFORE.match(self._held)
             if found is None or found.end() == len(self._held):

@@ -1,7 +1,8 @@
-"""What a client sends back of a conversation, and how kept replies are put into it. Pure.
+"""Recognises the replies in a client's history, and puts their kept blocks back. Pure.
 
 A hash chain runs over a history: the chain of a request and its reply is a prefix of the next request's chain. A
-reply is known by a hash of what any client sends back of it: its text, and the names and arguments of its calls.
+reply is recognised by a hash of the parts that every client sends back: its text, and the names and arguments of
+its calls.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from callboard.bus.values.base import Json
 from callboard.tracestore import encode_json
 
 UNGUESSABLE = 16
-"""The length from which the id of a call is taken for one that only its conversation knows."""
+"""The length from which a call's id counts as unguessable, so that only its conversation can know it."""
 
 
-# --- What a client sends back of a message ---
+# --- Parts of a message that clients send back ---
 
 
 def fingerprint(messages: Iterable[Message]) -> bytes:
-    """A hash of what any client sends back of a reply; of several messages together. Empty if that is nothing."""
+    """A hash of the parts of a reply that every client sends back, over one or several messages. Empty if there
+    are none.
+    """
     texts, calls = [], []
     for message in messages:
         for block in message.content:
@@ -46,7 +49,8 @@ def fingerprint(messages: Iterable[Message]) -> bytes:
 
 
 def _plain(value: Json) -> Json:
-    """JSON without what a client may change: 1.0 is 1 in JavaScript, and a missing field may come back as false.
+    """JSON in a form that ignores common changes by clients: 1.0 becomes 1 in JavaScript, and a missing field may
+    become false.
 
     Claude Code sends ``replace_all: false`` back with every edit.
     """
@@ -66,7 +70,7 @@ def digest(*parts: object) -> bytes:
 
 
 def _said(message: Message) -> list[object]:
-    """The content of a user's or a tool's message that counts in a chain."""
+    """The part of a user's or a tool's message that enters the chain."""
     found: list[object] = []
     for block in message.content:
         match block:
@@ -87,9 +91,9 @@ class Run(NamedTuple):
     first: int
     """The place of its first message."""
     end: int
-    """The place behind its last message. Neighbours are one reply that a wire has split."""
+    """The index after its last message. A wire may split one reply into several messages."""
     print: bytes
-    """Its fingerprint."""
+    """The fingerprint of the reply."""
 
 
 def replies_in(messages: Sequence[Message]) -> list[Run]:
@@ -107,7 +111,7 @@ def replies_in(messages: Sequence[Message]) -> list[Run]:
 
 
 def chains(client: str, messages: Sequence[Message], replies: Sequence[Run]) -> tuple[list[bytes], bytes]:
-    """The hash chain behind each reply of a history, and the one of all of it."""
+    """The hash chain after each reply of a history, and after the whole history."""
     known: list[bytes] = []
     chain = digest(client)
     place = 0
@@ -129,25 +133,25 @@ def _link(chain: bytes, message: Message) -> bytes:
 
 
 def after_reply(chain: bytes, reply: bytes) -> bytes:
-    """The chain behind a reply with a fingerprint."""
+    """The chain after one more reply, given by its fingerprint."""
     return hashlib.sha256(b"reply" + chain + reply).digest()
 
 
 def session_named(*parts: str) -> str:
-    """A session id that follows from parts. Ids of one client never meet those of another."""
+    """A session id derived from parts. Different clients never get the same id."""
     return "ses_" + base64.b32encode(digest(*parts)).decode()[:26]
 
 
-# --- Putting kept blocks in ---
+# --- Kept blocks ---
 
 
 class StoredReply(msgspec.Struct, frozen=True):
-    """The blocks of a reply, as they are kept."""
+    """The kept blocks of a reply."""
 
     content: tuple[ContentBlock, ...]
 
     def ids(self) -> list[set[str]]:
-        """The ids that a client may have for each call: our own, or the provider's."""
+        """The possible ids of each call at the client: ours, or the provider's."""
         return [
             {block.id, *_ids_in({} if block.provider_raw is None else block.provider_raw.data)}
             for block in self.content
@@ -160,7 +164,7 @@ def _ids_in(data: Mapping[str, Json]) -> Iterator[str]:
 
 
 def is_worth_keeping(content: Sequence[ContentBlock]) -> bool:
-    """Whether a reply has something that a client may be unable to send back."""
+    """Whether a reply has parts that a client may be unable to send back."""
     return any(
         not isinstance(block, TextBlock | ToolUseBlock) or block.provider_raw is not None for block in content
     )
@@ -169,11 +173,12 @@ def is_worth_keeping(content: Sequence[ContentBlock]) -> bool:
 def chosen(
     own: Sequence[StoredReply], others: Sequence[StoredReply], sent: Sequence[list[ToolUseBlock]]
 ) -> list[StoredReply | None]:
-    """The kept reply for each of several messages with one fingerprint. Pure.
+    """The kept reply for each of several messages with the same fingerprint. Pure.
 
-    A reply with the message's own ids is taken first. The others go by their order, from the last one back. None
-    is taken twice, because providers refuse two copies of one reasoning item. A reply of another conversation
-    needs unguessable ids: people may share a key, and one's reasoning must not get into another's prompt.
+    A reply with the message's own ids is preferred. The other replies are matched in order, from the last one
+    backwards. No reply is used twice, because providers refuse two copies of one reasoning item. A reply of
+    another conversation needs unguessable ids: people may share a key, and one person's reasoning must not enter
+    another's prompt.
 
     Args:
         own: The kept replies of this conversation, the oldest first.
@@ -202,7 +207,7 @@ def _has_ids(reply: StoredReply, calls: Sequence[ToolUseBlock]) -> bool:
 
 
 def put_in(reply: StoredReply, run: Sequence[Message]) -> Message:
-    """The message with kept blocks. Its calls have the ids that the client knows, and its cache mark stays."""
+    """The message with the kept blocks. Its calls have the client's ids, and its cache mark stays."""
     sent = [block for message in run for block in message.content]
     ids = iter([block.id for block in sent if isinstance(block, ToolUseBlock)])
     content = [

@@ -1,6 +1,6 @@
-"""HTTP for the gateway: requests read within bounds, and answers that outlive no client.
+"""HTTP for the gateway: reads requests within limits, and writes answers until the client disconnects.
 
-It is plain ASGI, because a framework's request and response cost more than the rest of a short call.
+It is plain ASGI, because a framework's request and response objects cost more than the rest of a short call.
 """
 
 from __future__ import annotations
@@ -37,33 +37,34 @@ _log = Log("gateway")
 
 
 class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a gateway."""
+    """The limits of a gateway."""
 
     body_bytes: int = 32 * 1024 * 1024
-    """The bytes of one request's body."""
+    """The largest body of a request, in bytes."""
     bodies_bytes: int = 256 * 1024 * 1024
-    """The bytes of all bodies that are being read."""
+    """The largest total size of all bodies that are being read, in bytes."""
     body_seconds: float = 60.0
     """Seconds for a client to send its body."""
     header_bytes: int = 64 * 1024
-    """The bytes of a request's headers."""
+    """The largest size of a request's headers, in bytes."""
     header_count: int = 128
-    """The number of a request's headers."""
+    """The largest number of headers."""
     write_seconds: float = 60.0
-    """Seconds for which a client may read nothing, before its call is cancelled."""
+    """Seconds after which the call of a client that doesn't read is cancelled."""
     first_event_seconds: float = 15.0
-    """Seconds to wait for the start of a streamed reply before the status 200 is sent. Later errors are events of
-    the stream."""
+    """Seconds to wait for the first event of a stream before sending status 200. Later errors are events of the
+    stream.
+    """
     ping_seconds: float = 15.0
-    """Seconds of silence after which a stream has a sign of life."""
+    """Seconds of silence after which a stream sends a ping."""
 
 
 UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
-"""The code of a failure that has the status 415."""
+"""The code of a failure with the status 415."""
 
 
 class ClientGone(Exception):
-    """The client has left, or has stopped reading."""
+    """The client has disconnected, or has stopped reading."""
 
 
 # --- Requests ---
@@ -82,19 +83,21 @@ class Incoming:
         root: str = scope.get("root_path", "")
         self.path = path[len(root) :] if root and path.startswith(root) else path
         self.abort: Callable[[], object] = scope.get(ABORT, lambda: None)
-        """Closes the connection without sending what waits, if the server offers it."""
+        """Closes the connection without sending the waiting data, if the server supports it."""
         self.is_read = self.method in ("GET", "HEAD")
         """Whether the whole body was read."""
         self.client_name = ""
         """The name of the authenticated client."""
         self.summary: Callable[[], dict[str, Any]] | None = None
-        """The facts of the call that the request became, for a log."""
+        """Returns the facts of the request's call, for a log."""
         self._scope = scope
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer. Raises ClientGone."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+        elif self.method == "HEAD":
+            message = {**message, "body": b""}
         try:
             await self._send(message)
         except OSError as error:
@@ -102,7 +105,7 @@ class Incoming:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """The headers, names in lower case. Several of one name are joined by a comma."""
+        """The headers, with names in lower case. Headers of the same name are joined with a comma."""
         found: dict[str, str] = {}
         for raw_name, raw_value in self._scope["headers"]:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -121,7 +124,7 @@ class Incoming:
         return client[0] if client else None
 
     def check_headers(self, limits: GatewayLimits) -> str | None:
-        """Why the headers are too large or too many; None if they are not."""
+        """The reason if the headers are too large or too many, else None."""
         headers = self._scope["headers"]
         if len(headers) > limits.header_count:
             return f"the request has more than {limits.header_count} headers"
@@ -131,7 +134,7 @@ class Incoming:
 
 
 class Bodies:
-    """Reads bodies, within a bound for each and for all of them together."""
+    """Reads bodies, with a limit for each and for all of them together."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self._limits = limits
@@ -197,8 +200,8 @@ class Bodies:
 
 
 def _inflated(body: bytes, limits: GatewayLimits) -> bytes:
-    """A body without its compression with gzip or zlib. It is unpacked no further than the bound of a body."""
-    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # by its header
+    """A body that is decompressed from gzip or zlib, up to the limit of a body."""
+    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # detects gzip or zlib by the header
     try:
         unpacked = decompressor.decompress(body, limits.body_bytes)
     except zlib.error as error:
@@ -212,7 +215,7 @@ def _inflated(body: bytes, limits: GatewayLimits) -> bytes:
 
 @cache
 def zstd() -> Any:
-    """The module for zstd; None if there is none. Python has it since 3.14."""
+    """The module for zstd; None if it is missing. Python includes it since 3.14."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
@@ -220,7 +223,7 @@ def zstd() -> Any:
 
 
 def _unzstd(body: bytes, limits: GatewayLimits) -> bytes:
-    """The same for zstd."""
+    """A body that is decompressed from zstd, up to the limit of a body."""
     module = zstd()
     decompressor = module.ZstdDecompressor()
     try:
@@ -245,7 +248,7 @@ def _too_large(limits: GatewayLimits) -> str:
 
 
 def json_object(body: bytes) -> JsonObject:
-    """A JSON object. Raises BadRequest."""
+    """The JSON object in a body. Raises BadRequest."""
     try:
         found = msgspec.json.decode(body)
     except RecursionError:
@@ -258,7 +261,7 @@ def json_object(body: bytes) -> JsonObject:
 
 
 MOST_FIELDS = 64
-"""The fields and files of one form."""
+"""The largest number of fields and files in a form."""
 
 
 class FormField(NamedTuple):
@@ -298,7 +301,7 @@ def _headers_of(head: bytes) -> email.message.Message:
 # --- Answers ---
 
 ABORT = "callboard.abort"
-"""The key of an ASGI scope for that function."""
+"""The key of the abort function in an ASGI scope."""
 
 JSON_TYPE = b"application/json"
 
@@ -313,7 +316,7 @@ async def answer(
 
 
 def header(name: bytes, text: str) -> tuple[bytes, bytes]:
-    """A header whose text is in printable ASCII."""
+    """A header, with its text reduced to printable ASCII."""
     return name, text.encode("ascii", "replace").translate(_PRINTABLE)
 
 
@@ -321,7 +324,7 @@ _PRINTABLE = bytes(code if 32 <= code < 127 else 32 for code in range(256))
 
 
 def retry_headers(failure: Failure, *, may_retry: bool | None = None) -> Headers:
-    """What tells an SDK whether and when to send a request again."""
+    """The headers that control an SDK's retries."""
     headers: Headers = []
     if failure.retry_after is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(failure.retry_after)))
@@ -332,13 +335,12 @@ def retry_headers(failure: Failure, *, may_retry: bool | None = None) -> Headers
 
 
 class StreamedAnswer:
-    """A streamed answer. It watches over its client: one that is silent for long gets a ping, one that stops
-    reading is given up.
+    """A streamed answer. After a silence it sends a ping. If the client stops reading, the answer is abandoned.
 
     Args:
         send: The server's function.
         limits: The bounds.
-        ping: Makes a sign of life.
+        ping: Returns the bytes of a ping.
         give_up: Called once, with the reason, if the client reads nothing for too long.
     """
 
@@ -346,7 +348,7 @@ class StreamedAnswer:
         self, send: Send, limits: GatewayLimits, ping: Callable[[], bytes], give_up: Callable[[str], object]
     ) -> None:
         self.headers: Headers = []
-        """The headers, until the answer is started."""
+        """The headers to send at the start."""
         self.started = False
         """Whether the status was sent."""
         self._send = send
@@ -367,7 +369,7 @@ class StreamedAnswer:
             await self._send({"type": "http.response.start", "status": 200, "headers": self.headers})
 
     async def write(self, data: bytes) -> None:
-        """Send a piece. It waits while the client does not read."""
+        """Send a piece. Waits while the client does not read."""
         if not self.started:
             await self.start()
         self._writing, self._last = True, self._loop.time()
@@ -384,7 +386,7 @@ class StreamedAnswer:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop the timers."""
         self._timer.cancel()
         if self._pinging is not None:
             self._pinging.cancel()
@@ -413,23 +415,23 @@ class StreamedAnswer:
 
 
 class RateHeaders(msgspec.Struct, frozen=True):
-    """The limits of a client or a provider by the minute; None for a limit that it doesn't have."""
+    """The limits of a client or a provider per minute; None for a missing limit."""
 
     limit_requests: int | None = None
     remaining_requests: int | None = None
     reset_requests: float | None = None
-    """Seconds until all requests are left again."""
+    """Seconds until the limit of requests is fully reset."""
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
     reset_tokens: float | None = None
-    """Seconds until all tokens are left again."""
+    """Seconds until the limit of tokens is fully reset."""
     counts_output: bool = True
     """Whether the tokens of replies count as well."""
 
 
 def rate_headers(wire: str, rates: RateHeaders) -> Headers:
-    """The limits under the names of a client's wire. Gemini has no such headers, and OpenAI no limit of the input
-    alone.
+    """The headers with the limits, by their names on a client's wire. Gemini has no such headers, and OpenAI has
+    none for input alone.
     """
     if wire == "gemini":
         return []
@@ -450,7 +452,7 @@ def rate_headers(wire: str, rates: RateHeaders) -> Headers:
 
 
 def provider_rates(told: RateLimitInfo, now_us: int) -> RateHeaders:
-    """The limits that a provider's reply states."""
+    """The limits in a provider's reply."""
 
     def seconds(reset: str | None) -> float | None:
         return None if reset is None else seconds_until(reset, now_us)
@@ -467,7 +469,7 @@ def provider_rates(told: RateLimitInfo, now_us: int) -> RateHeaders:
 
 
 def passed_rates(headers: Mapping[str, str]) -> Headers:
-    """The headers of a provider's reply that state its limits, as they are."""
+    """The unchanged headers of a provider's reply with its limits."""
     return [header(name.encode("latin-1"), value) for name, value in headers.items() if name.startswith(_RATES)]
 
 

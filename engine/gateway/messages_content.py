@@ -1,7 +1,7 @@
-"""Messages and content blocks of the Messages API as canonical ones. Pure.
+"""Reads messages and content blocks of the Messages API into canonical ones. Pure.
 
-A field of a block without a place in the canonical form goes to the block's `provider_raw`. An unknown block
-becomes an opaque block. The tool results of a user's turn become a message of their own, in front of the rest.
+A field without a canonical field is stored in the block's `provider_raw`. An unknown block becomes an opaque
+block. The tool results of a user's turn become a separate message before the rest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .messages_fields import (
 )
 
 _BILLING = "x-anthropic-billing-header:"
-"""The start of Claude Code's first system block. It differs in each request (anthropics/claude-code#68900)."""
+"""The start of Claude Code's first system block, which differs in each request (anthropics/claude-code#68900)."""
 
 
 _WORDS = TextBlock(IMAGE_LEFT_OUT)
@@ -55,12 +55,12 @@ class ContentReader:
     def __init__(self, losses: Losses) -> None:
         self.losses = losses
         self.names: dict[str, Json] = {}
-        """The client's names of tools, by the canonical ones, where they differ."""
+        """The client's names of tools, by canonical name, where they differ."""
         self.has_own_replies = False
-        """Whether the gateway wrote a reply of the history, so that it may be of another provider."""
+        """Whether the gateway wrote a reply of the history, which may then come from another provider."""
 
     def name(self, name: str) -> str:
-        """The canonical name of a tool. The client's is kept if it differs."""
+        """The canonical name of a tool. The client's name is stored if it differs."""
         canonical = canonical_tool_name(name)
         if canonical != name:
             self.names[canonical] = name
@@ -68,7 +68,7 @@ class ContentReader:
         return canonical
 
     def system(self, given: Json) -> tuple[str | None, list[Message]]:
-        """The system text, or its parts if one of them has fields of its own."""
+        """The system text, or its parts as messages if a part has additional fields."""
         if given is None or isinstance(given, str):
             return given or None, []
         parts = [
@@ -91,7 +91,8 @@ class ContentReader:
         turns: list[tuple[str, list[ContentBlock]]] = []
         for at, message in enumerate(given):
             role, blocks = self._said(object_at(message, f"messages.{at}"), f"messages.{at}")
-            if turns and turns[-1][0] == role:  # one turn for the vendor, so parallel calls may be in several
+            # Anthropic treats these as one turn, and parallel calls may be in several messages.
+            if turns and turns[-1][0] == role:
                 turns[-1][1].extend(blocks)
             else:
                 turns.append((role, blocks))
@@ -167,7 +168,9 @@ class ContentReader:
         return OpaqueBlock(kind, ProviderRaw(PROTOCOL, block))
 
     def _search_result(self, block: JsonObject) -> TextBlock | OpaqueBlock:
-        """A search result in words, for other providers. A provider of the Messages API receives the block."""
+        """A search result as text for other providers. A provider of the Messages API receives the block
+        itself.
+        """
         words = in_words(block)
         if words is None:
             return self._opaque(block, "search_result")

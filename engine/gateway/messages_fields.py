@@ -1,4 +1,5 @@
-"""Fields of the Messages API: checks and errors in the vendor's words, losses, values that clients keep. Pure.
+"""Fields of the Messages API: checks with Anthropic's error texts, losses, and values that clients send back.
+Pure.
 
 Clients send ids and signatures back unchanged, so both carry what the next request needs.
 """
@@ -18,13 +19,13 @@ from callboard.bus.values.content import ProviderRaw, ThinkingBlock
 from .wire import BadRequest, Failure, FailureKind
 
 PROTOCOL = "anthropic"
-"""The adapters' name of the protocol. Data for it is marked with this name."""
+"""The adapters' name for the protocol, used to mark its data."""
 
 # --- Checks ---
 
 
 def bad(path: str, why: str) -> BadRequest:
-    """The error of one field, as the vendor words it."""
+    """The error for one field, with Anthropic's text."""
     return BadRequest(f"{path}: {why}", param=path)
 
 
@@ -80,6 +81,8 @@ _FAILURES: Mapping[FailureKind, tuple[int, str]] = {
     "budget": (402, "billing_error"),
     "permission": (403, "permission_error"),
     "not_found": (404, "not_found_error"),
+    "missing": (404, "not_found_error"),
+    "wrong_method": (405, "invalid_request_error"),
     "too_large": (413, "request_too_large"),
     "rate_limit": (429, "rate_limit_error"),
     "server": (500, "api_error"),
@@ -88,13 +91,13 @@ _FAILURES: Mapping[FailureKind, tuple[int, str]] = {
     "overloaded": (529, "overloaded_error"),
 }
 _TOO_LONG = "prompt is too long"
-"""Clients find an overflow by these words, and shorten their history."""
+"""The text by which clients recognise an overflow, and shorten their history."""
 
 
 def failure_kind(failure: Failure) -> tuple[int, str]:
     """The status and the type of a failure."""
     if failure.kind == "budget" and failure.retry_after is not None:
-        return _FAILURES["rate_limit"]  # the budget's window ends, so another try may work
+        return _FAILURES["rate_limit"]  # a later try may work, in the budget's next window
     return _FAILURES[failure.kind]
 
 
@@ -102,8 +105,8 @@ def failure_body(failure: Failure) -> JsonObject:
     message = failure.message
     if failure.kind == "context_overflow" and _TOO_LONG not in message.lower():
         message = f"{_TOO_LONG}: {message}"
-    error: JsonObject = {"type": failure_kind(failure)[1], "message": message}
-    if failure.code is not None:
+    error: JsonObject = {**failure.details, "type": failure_kind(failure)[1], "message": message}
+    if failure.code is not None and "details" not in error:
         error["details"] = {"error_code": failure.code}
     return {"type": "error", "error": error, "request_id": failure.request_id}
 
@@ -115,12 +118,12 @@ _MARK = "cache_control"
 
 
 class Losses:
-    """What the canonical form has no word for, one warning for each kind."""
+    """The parts without a canonical form, one warning for each kind."""
 
     def __init__(self) -> None:
         self._found: dict[str, CallWarning] = {}
         self.marked = False
-        """Whether the client set breakpoints of the prompt cache."""
+        """Whether the client set prompt cache breakpoints."""
 
     def field(self, name: str, why: str = _HERE_ONLY) -> None:
         """A setting, or a field of a block or a tool."""
@@ -183,7 +186,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 def canonical_tool_name(name: str) -> str:
-    """A tool's name that all providers accept. It is the client's name, unless a provider would refuse that."""
+    """A tool name that all providers accept: the client's name, unless a provider would refuse it."""
     if _TOOL_NAME.fullmatch(name):
         return name
     legal = re.sub("[^A-Za-z0-9_-]", "_", name)
@@ -191,18 +194,18 @@ def canonical_tool_name(name: str) -> str:
     return f"{legal[:55]}_{sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-# --- Blocks that a reply has no place for ---
+# --- Blocks without a form in a reply ---
 
 IMAGE_LEFT_OUT = "[The model made an image. The Messages API has no place for it in a reply.]"
-"""Replaces an image in a reply. It is left out when it comes back."""
+"""The text in place of an image in a reply. It is removed from histories."""
 
 # --- Signatures of thinking ---
 
 UNSIGNED = "callboard-unsigned"
-"""The signature of thinking that has none. The clients' types require one."""
+"""The placeholder for a missing signature of thinking. The clients' types require one."""
 
 _FOREIGN = "callboard:"
-"""The start of another provider's signature. The provider's name, a colon and the signature follow."""
+"""The prefix of another provider's signature. After it come the provider's name, a colon and the signature."""
 
 
 def client_signature(signature: str | None, provider: str) -> str:
@@ -213,7 +216,7 @@ def client_signature(signature: str | None, provider: str) -> str:
 
 
 def read_thinking(text: str, signature: str) -> ThinkingBlock:
-    """Thinking from a client. It has no signature if `client_signature` had none."""
+    """Thinking from a client, with the original signature, if any."""
     if not signature or signature == UNSIGNED:
         return ThinkingBlock(text)
     if signature.startswith(_FOREIGN):
@@ -223,15 +226,16 @@ def read_thinking(text: str, signature: str) -> ThinkingBlock:
 
 
 def is_own_signature(signature: str) -> bool:
-    """Whether `client_signature` wrote it, and not a provider of the Messages API."""
+    """Whether a signature is from `client_signature`, not from a provider of the Messages API."""
     return signature == UNSIGNED or signature.startswith(_FOREIGN)
 
 
 def for_providers(body: JsonObject) -> JsonObject:
-    """A client's body as providers of the Messages API accept it, if replies of others are in its history.
+    """A client's body in a form that providers of the Messages API accept, even with other providers' replies in
+    the history.
 
-    It has no thinking that they did not sign. If the call whose result it brings came without signed thinking, the
-    next reply can't think with a budget either. Anthropic refuses that.
+    Thinking without their signature is removed. If the body has results of calls that came without signed
+    thinking, a thinking budget is removed, too, because Anthropic refuses it then.
     """
     messages = body.get("messages")
     kept = [_bare(message) for message in messages] if isinstance(messages, list) else []
@@ -246,7 +250,7 @@ def for_providers(body: JsonObject) -> JsonObject:
 
 
 def _answers_other(messages: Json) -> bool:
-    """Whether the last message has results of calls that came without signed thinking."""
+    """Whether the last message answers calls that came without signed thinking."""
     if not isinstance(messages, list) or len(messages) < 2:
         return False
     called, answered = _blocks(messages[-2]), _blocks(messages[-1])
@@ -265,7 +269,7 @@ def _blocks(message: Json) -> list[JsonObject]:
 
 
 def _bare(message: Json) -> Json:
-    """A message without thinking of ours; None if nothing is left of it."""
+    """A message without thinking from other providers; None if nothing remains."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(content, list) or not any(map(_is_unsigned, content)):
         return message

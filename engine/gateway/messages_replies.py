@@ -1,7 +1,7 @@
-"""Replies of Anthropic's Messages API from canonical ones: whole, streamed, failed; models and token counts. Pure.
+"""Writes replies of Anthropic's Messages API: whole, streamed and failed; also models and token counts. Pure.
 
-The mirror image of the adapter's `response` and `stream`. Blocks of a stream have the form that the vendor sends:
-an empty start, deltas, and an end. Clients rely on it, for example for the arguments of the provider's tools.
+The reverse of the adapter's `response` and `stream`. Blocks of a stream have Anthropic's form: an empty start,
+deltas, and an end. Clients rely on it, for example for the arguments of the provider's tools.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CITATIONS = frozenset(
 
 
 def _wire_block(kind: str, raw: Json) -> JsonObject | None:
-    """A block of the provider that a client of this wire understands; None for any other."""
+    """A provider's block that a client of this wire understands; None for any other block."""
     if kind == "image":
         return {"type": "text", "text": IMAGE_LEFT_OUT}
     if kind == "redacted_thinking":
@@ -79,7 +79,7 @@ def _citations(block: TextBlock) -> list[Json]:
 
 
 class _Names:
-    """The client's names of tools, which may differ from ours."""
+    """The client's names of tools, which may differ from the canonical names."""
 
     def __init__(self, asked: ClientRequest) -> None:
         given = asked.options.get(TOOL_NAMES)
@@ -115,7 +115,7 @@ def _content(response: CanonicalResponse, names: _Names) -> Iterator[JsonObject]
             case ImageBlock():
                 yield {"type": "text", "text": IMAGE_LEFT_OUT}
             case _:
-                pass  # a reply has no other blocks
+                pass  # replies have no other blocks
 
 
 def _provider_of(block: ThinkingBlock, provider: str) -> str:
@@ -154,12 +154,12 @@ def _stop_reason(response: CanonicalResponse) -> str:
         return raw
     calls = any(isinstance(block, ToolUseBlock) and not block.incomplete for block in response.content)
     if calls and reason in (StopReason.END_TURN, StopReason.PROVIDER_SPECIFIC):
-        return "tool_use"  # some providers end such a reply with `stop`
+        return "tool_use"  # some providers end a reply with tool calls with `stop`
     return _REASONS[reason]
 
 
 def _ending(response: CanonicalResponse) -> JsonObject:
-    """The fields of the end of a message that a whole reply and a `message_delta` share."""
+    """The common fields of a whole reply and a `message_delta` for the end of a message."""
     details = response.provider_details
     reason = _stop_reason(response)
     stop_sequence = details.get("stop_sequence")
@@ -186,7 +186,7 @@ _AROUND = ("context_management", "input_transformations")
 
 
 def _around(response: CanonicalResponse) -> JsonObject:
-    """Data in addition to the content, which a stream has in its `message_delta`."""
+    """Data in addition to the content. In a stream, `message_delta` has it."""
     return {
         name: value for name in _AROUND if isinstance(value := response.provider_details.get(name), dict | list)
     }
@@ -196,7 +196,7 @@ def _around(response: CanonicalResponse) -> JsonObject:
 
 
 def _usage(usage: TokenUsage) -> JsonObject:
-    """A usage object: the provider's own one, if it has the form of this API and the same counts."""
+    """A usage object: the provider's own if it has this API's form and the same counts, else a new one."""
     own = _own_usage(usage)
     if own is not None and _bare(token_usage(own)) == _bare(usage):
         return own
@@ -223,8 +223,7 @@ def _bare(usage: TokenUsage | None) -> TokenUsage | None:
 
 
 def _own_usage(usage: TokenUsage) -> JsonObject | None:
-    """The provider's usage object, if it has the form of this API. OpenAI's has other fields besides the
-    counts."""
+    """The provider's usage object, if it has this API's form. OpenAI's has different fields next to the counts."""
     if usage.raw is None:
         return None
     try:
@@ -258,9 +257,9 @@ class MessagesWriter(ReplyWriter):
         self._info = info
         self._names = _Names(asked)
         self._provider = ""
-        self._index = -1  # of the last block on the wire
-        self._place = -1  # of the open block in the reply
-        self._kind: str | None = None  # of the open block; None if no block is open
+        self._index = -1  # the index of the last block on the wire
+        self._place = -1  # the open block's index in the reply
+        self._kind: str | None = None  # the open block's kind; None if no block is open
         self._signed = False
         self._cited = False
         self._arguments = False
@@ -302,7 +301,7 @@ class MessagesWriter(ReplyWriter):
                     self._delta("input_json_delta", "partial_json", fragment) if self._kind == "tool_use" else b""
                 )
             case ToolUseEnd(incomplete=True):
-                return b""  # the client may run a call that has an end, even if the reply breaks off here
+                return b""  # held back: a client may run a call with an end, even if the reply then breaks off
             case ToolUseEnd(final_input=given):
                 late = b""
                 if given and not self._arguments and self._kind == "tool_use":
@@ -319,7 +318,7 @@ class MessagesWriter(ReplyWriter):
                 self._provider = provider
                 return b""
             case MessageComplete(final_content=content):
-                return self._cite(content)  # a reply that failed must not end its block
+                return self._cite(content)  # the block of a failed reply must not get an end
             case _:
                 return b""
 
@@ -367,7 +366,7 @@ class MessagesWriter(ReplyWriter):
         return written
 
     def _whole(self, place: int, block: JsonObject) -> bytes:
-        """A block in one piece, in the form that the vendor streams."""
+        """A block in one piece, in Anthropic's stream format."""
         match block:
             case {"type": "text", "text": str(text)}:
                 opened = self._begin(place, {"type": "text", "text": ""})
@@ -388,7 +387,7 @@ class MessagesWriter(ReplyWriter):
                 return self._begin(place, block) + self._end()
 
     def _citation(self, place: int, citation: JsonObject) -> bytes:
-        """A citation, which may come before its text."""
+        """A citation, which may arrive before its text."""
         if (
             citation.get("type") not in _CITATIONS
             or place < self._place
@@ -400,7 +399,7 @@ class MessagesWriter(ReplyWriter):
         return started + self._delta("citations_delta", "citation", citation)
 
     def _cite(self, content: Sequence[ContentBlock]) -> bytes:
-        """The citations of the last text, if none has been sent."""
+        """The citations of the last text, if none was sent before."""
         if self._cited or self._kind != "text" or not 0 <= self._place < len(content):
             return b""
         block = content[self._place]

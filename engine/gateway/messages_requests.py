@@ -1,8 +1,8 @@
-"""Requests of Anthropic's Messages API as canonical ones. Pure.
+"""Reads requests of Anthropic's Messages API. Pure.
 
-The mirror image of the adapter's `request` and `messages`. A field without a place in the canonical form goes to
-``provider_options["anthropic"]``, or to the `provider_raw` of its block. Providers of the Messages API receive it
-from there. For the other providers it is a loss, which is noted.
+The reverse of the adapter's `request` and `messages`. A field without a canonical field is stored in
+``provider_options["anthropic"]``, or in the `provider_raw` of its block, for providers of the Messages API. For
+other providers it is listed among the losses.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from .messages_fields import (
 from .wire import ClientRequest
 
 TOOL_NAMES = "tool_names"
-"""The key of `ClientRequest.options` for the client's names of tools, by the canonical ones."""
+"""The key of `ClientRequest.options` for the client's names of tools, by canonical name."""
 
 _READ = frozenset(
     {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "stop_sequences"}
     | {"temperature", "top_p", "metadata", "output_config", "output_format", "thinking"}
 )
-"""The fields with a place in the canonical form. All others go to the provider as they are."""
+"""The fields with a canonical field. All others are sent to the provider unchanged."""
 
 _KEPT_HEADERS = ("anthropic-beta", "anthropic-version")
 
 
 def read_request(body: JsonObject, headers: Mapping[str, str]) -> ClientRequest:
-    """Read a request. Raises BadRequest with the vendor's text and the path of the field."""
+    """Read a request. Raises BadRequest with Anthropic's text and the path of the field."""
     return _Reader(body, headers).read()
 
 
 class _Reader:
     def __init__(self, body: JsonObject, headers: Mapping[str, str]) -> None:
         self.body = body
-        self.sent = body  # to a provider of the Messages API
+        self.sent = body  # the body for a provider of the Messages API
         self.headers = headers
         self.losses = Losses()
         self.content = ContentReader(self.losses)
@@ -138,7 +138,7 @@ class _Reader:
         return None
 
     def _effort(self) -> str | None:
-        """The effort for a thinking or an effort of the client. Its thinking goes along as it is."""
+        """The effort for the client's effort or thinking setting. The thinking setting itself is also kept."""
         config = self.body.get("output_config")
         asked = config.get("effort") if isinstance(config, dict) else None
         effort = None if asked is None else text_at(asked, "output_config.effort")
@@ -205,7 +205,9 @@ class _Reader:
         return False if bool_at(given, "tool_choice.disable_parallel_tool_use") else None
 
     def _has_beginning(self, messages: Sequence[Message]) -> bool:
-        """Whether the model is to continue the last message. After a block of a tool, the tool goes on."""
+        """Whether the model is to continue the text of the last message. After a tool's block, it continues the
+        tool's work.
+        """
         content = messages[-1].content if messages and messages[-1].role is Role.ASSISTANT else ()
         begins = bool(content) and isinstance(content[-1], TextBlock)
         if begins:
@@ -213,7 +215,9 @@ class _Reader:
         return begins
 
     def _provider_options(self) -> Mapping[str, Json]:
-        """The fields for providers of the Messages API. It comes last, because reading the others adds to them."""
+        """The fields for providers of the Messages API. Called last, because reading the other fields adds to
+        them.
+        """
         for name, value in self.sent.items():
             if name not in _READ and value is not None:
                 self.options[name] = value
@@ -271,7 +275,7 @@ class _Reader:
         )
 
     def _vendors_tool(self, fields: JsonObject, shape: Mapping[str, Json], path: str) -> ToolDefinition:
-        """A tool that the vendor defines and the client runs. Other models get its schema from us."""
+        """A tool that Anthropic defines and the client runs. Other models get its schema from this module."""
         name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
         rest: JsonObject = {key: value for key, value in fields.items() if key != "name" and value is not None}
         self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
@@ -287,7 +291,9 @@ class _Reader:
 
 
 def _effort_of(budget: int) -> str:
-    """The effort with the nearest budget, at most high, because some clients always set the largest budget."""
+    """The effort with the nearest budget. It is at most ``high``, because some clients always set the largest
+    budget.
+    """
     efforts = ("minimal", "low", "medium", "high")
     return min(efforts, key=lambda effort: abs(BUDGETS[effort] - budget))
 
@@ -296,7 +302,7 @@ _ROOTS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 
 def _fitting_schema(schema: JsonObject) -> JsonObject:
-    """A schema that `ToolDefinition` accepts; the same object if it is one."""
+    """A schema that `ToolDefinition` accepts. A valid schema is returned unchanged."""
     if not _ROOTS.isdisjoint(schema):
         return schema
     properties, needed = schema.get("properties"), schema.get("required")
@@ -333,7 +339,7 @@ def _session(body: JsonObject, headers: Mapping[str, str]) -> str | None:
     return None
 
 
-# --- Tools that the vendor defines and the client runs ---
+# --- Tools that Anthropic defines and the client runs ---
 
 _TEXT: Json = {"type": "string"}
 _NUMBER: Json = {"type": "integer"}
@@ -393,7 +399,7 @@ _SHAPES: Mapping[str, Mapping[str, Json]] = {
         "required": ["action"],
     },
 }
-"""The arguments of the vendor's tools, for models that do not know them."""
+"""The arguments of Anthropic's tools, for models that do not know them."""
 
 _DATED = re.compile(r"(bash|text_editor|memory|computer)_\d{8}")
 

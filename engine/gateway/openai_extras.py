@@ -1,6 +1,6 @@
 """Embeddings and images of OpenAI's clients. Pure.
 
-The mirror image of `adapters.operations.openai_wires` and `adapters.operations.openai_media`.
+The reverse of `adapters.operations.openai_wires` and `adapters.operations.openai_media`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, Encoding, InputType, Vector
+from callboard.adapters.embeddings import (
+    INPUT_TYPES,
+    EmbeddingInput,
+    EmbeddingRequest,
+    Encoding,
+    InputType,
+    Vector,
+)
 from callboard.adapters.images import GeneratedImage, ImageRequest
 from callboard.adapters.requests.content import read_data_url, write_data_url
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
@@ -36,7 +43,7 @@ def _model(body: JsonObject) -> str:
 
 
 def _others(body: JsonObject, known: Sequence[str], losses: LossReport) -> JsonObject:
-    """The fields that only these protocols have, as provider options."""
+    """The other fields of a body, as provider options for these protocols."""
     own: JsonObject = {name: value for name, value in body.items() if name not in known and value is not None}
     for name in own:
         if name not in _HARMLESS:
@@ -47,6 +54,9 @@ def _others(body: JsonObject, known: Sequence[str], losses: LossReport) -> JsonO
 _HARMLESS = ("user", "safety_identifier")
 
 # --- Embeddings ---
+
+MOST_TOKEN = 2**31 - 1
+"""The largest accepted token. No vocabulary is that large."""
 
 
 class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
@@ -67,7 +77,7 @@ def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     """Read the body of ``POST /v1/embeddings``.
 
     Raises:
-        BadRequest: The request can't be read, or its inputs are tokens instead of texts.
+        BadRequest: The request can't be read.
     """
     model, losses = _model(body), LossReport()
     dimensions = an_integer(body.get("dimensions"), "dimensions", least=1)
@@ -92,27 +102,40 @@ def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     )
 
 
-def _inputs(given: Json) -> tuple[str, ...]:
+def _inputs(given: Json) -> tuple[EmbeddingInput, ...]:
+    """Texts, or tokens: one input, or an array of them."""
     if given is None:
         raise missing("input")
-    inputs = [given] if isinstance(given, str) else a_list(given, "input")
+    inputs: list[Json] = [given] if isinstance(given, str) else a_list(given, "input")
     if not inputs:
         raise BadRequest("Invalid 'input': input cannot be an empty array.", param="input", code="empty_array")
-    texts: list[str] = []
-    for text in inputs:
-        if isinstance(text, int | list):
+    if isinstance(inputs[0], int):
+        return (_input(inputs, list),)
+    kind = type(inputs[0])
+    return tuple(_input(each, kind) for each in inputs)
+
+
+def _input(given: Json, kind: type) -> EmbeddingInput:
+    match given:
+        case str() if kind is str:
+            if not given:
+                raise BadRequest("Invalid 'input': input cannot be an empty string.", param="input")
+            return given
+        case list() if kind is list:
+            if not given:
+                raise BadRequest(
+                    "Invalid 'input': input cannot be an empty array.", param="input", code="empty_array"
+                )
+            tokens = tuple(token for token in given if type(token) is int and 0 <= token <= MOST_TOKEN)
+            if len(tokens) < len(given):
+                raise BadRequest("Invalid 'input': a token is not a valid integer.", param="input")
+            return tokens
+        case _:
             said = (
-                "Invalid 'input': expected a string or an array of strings, but got tokens. Send the text itself, "
-                "because other providers have other tokens (in LangChain, check_embedding_ctx_length=False)."
+                "Invalid type for 'input': expected a string, an array of strings, an array of tokens, or an "
+                f"array of token arrays, but got {kind_of(given)}."
             )
             raise BadRequest(said, param="input", code="invalid_type")
-        if not isinstance(text, str):
-            said = f"Invalid type for 'input': expected a string or an array of strings, but got {kind_of(text)}."
-            raise BadRequest(said, param="input", code="invalid_type")
-        if not text:
-            raise BadRequest("Invalid 'input': input cannot be an empty string.", param="input")
-        texts.append(text)
-    return tuple(texts)
 
 
 def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
@@ -156,9 +179,9 @@ class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
     request: ImageRequest
     """The request in the canonical form. Its id is empty."""
     stream: bool = False
-    """Whether the client asked for a stream."""
+    """Whether the client requested a stream."""
     as_url: bool = False
-    """Whether the client asked for addresses instead of base64."""
+    """Whether the client requested addresses instead of base64."""
     losses: tuple[CallWarning, ...] = ()
     """What the canonical form has no word for. If another protocol serves the request, the client gets these
     warnings."""
@@ -173,7 +196,7 @@ _READ = (
 def read_images(
     body: JsonObject, images: Sequence[ImageBlock] = (), mask: ImageBlock | None = None
 ) -> ClientImageRequest:
-    """Read the body of ``POST /v1/images/generations``. The word ``auto`` is the provider's default.
+    """Read the body of ``POST /v1/images/generations``. The value ``auto`` means the provider's default.
 
     Args:
         body: The body.
@@ -266,7 +289,7 @@ def _data_url(given: Json, where: str) -> ImageBlock:
 
 
 def _value(text: str) -> Json:
-    """A field of a form as JSON would have it."""
+    """The JSON value of a form field."""
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
@@ -285,7 +308,7 @@ def write_images(
     Args:
         asked: The request.
         images: The images.
-        usage: The tokens. A provider without counts bills by image.
+        usage: The tokens. A provider that bills by image has no counts.
         created: Seconds since the epoch.
     """
     body: JsonObject = {"created": created, "data": [_image(image, as_url=asked.as_url) for image in images]}

@@ -1,11 +1,12 @@
-"""Requests besides replies: embeddings and images, and the calls that other programs report.
+"""Requests other than replies: embeddings, images, and imported calls of other programs.
 
-Embeddings and images are read by their wire, made by the engine, and written by their wire. Calls of other
-programs come as OpenTelemetry's exporters send spans over HTTP, and are imported.
+The client's wire reads requests for embeddings and images, the engine runs them, and the wire writes the replies.
+Calls of other programs arrive as OpenTelemetry spans over HTTP, and are imported.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,21 +24,21 @@ from ..engine import Engine
 from ..imports.importer import Importer
 from ..imports.source import ImportedCall, Item, UnreadablePart
 from ..imports.sources.otlp import read_otlp
-from ..operations.embeddings import EmbeddingResult, ImageOptions
+from ..operations.embeddings import EmbeddingResult, ImageOptions, space_of
 from . import gemini_embeddings, openai_extras
 from .exchange import models_of
 from .wire import BadRequest
 
 
 class OperationResult(NamedTuple):
-    """What an operation gave."""
+    """The result of an operation."""
 
     body: bytes
     """The body of the answer."""
     usage: TokenUsage
     cost: Cost
     call_id: str
-    """The id of the call in the trace; of the first one, if there were several."""
+    """The id of the call in the trace, or of the first of several calls."""
     warnings: Sequence[CallWarning]
     kind: bytes = b"application/json"
     """The content type of the answer."""
@@ -70,14 +71,35 @@ async def gemini_vectors(
 
 
 async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Tags) -> EmbeddingResult:
+    models = models_of(engine._runtime, model)
+    if len(request.texts) < len(request.inputs):
+        _require_same_tokens(engine, model, models)
     return await engine.embed(
         request.inputs,
-        model=models_of(engine._runtime, model),
+        model=models,
         dimensions=request.dimensions,
         input_type=request.input_type,
         provider_options=request.provider_options,
         tags=tags,
     )
+
+
+def _require_same_tokens(engine: Engine, name: str, models: Sequence[str]) -> None:
+    """Refuse tokens as input if the name is mapped to another model, because tokens are specific to a model.
+
+    Raises BadRequest.
+    """
+    if tuple(models) == (name,):
+        return
+    wanted = re.split("[/:]", name)[-1].lower()
+    for model in models:
+        entry = engine.registry.resolve(model).model
+        if space_of(entry) != wanted:
+            raise BadRequest(
+                f"{name!r} is served by {entry.wire_name!r}, which may have other tokens. Send the text itself "
+                "(in LangChain, check_embedding_ctx_length=False)",
+                param="input",
+            )
 
 
 def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence[CallWarning]) -> OperationResult:
@@ -148,7 +170,7 @@ class SpanImports:
             tags: Tags for the calls.
 
         Raises:
-            BadRequest: Nothing of it can be read.
+            BadRequest: The body can't be read.
         """
         found = await anyio.to_thread.run_sync(lambda: list(read_otlp(body, kind)))
         unread = [item for item in found if isinstance(item, UnreadablePart)]

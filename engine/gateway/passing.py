@@ -1,6 +1,6 @@
-"""A reply that passes through as its provider sent it, because client and provider use the same protocol.
+"""Passes a reply through with the provider's own bytes, because client and provider use the same protocol.
 
-Only the model's name is changed, to the name that the client asked for. All other bytes of an event stay.
+Only the model's name is replaced with the client's name for it. All other bytes of an event stay.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ MODEL_PLACES: dict[str, tuple[str, ...]] = {
     "openai_compatible": ("model",),
     "gemini": ("modelVersion",),
 }
-"""Where an event of a stream names its model, by protocol. Events without that place name none."""
+"""The place of the model's name in a stream's events, by protocol. Events without this place have no name."""
 
 MODEL_FIELDS = {"anthropic": "model", "openai": "model", "openai_compatible": "model", "gemini": "modelVersion"}
-"""Where a whole reply names its model."""
+"""The field with the model's name in a whole reply."""
 
 ENDS_IN_FAILURE = frozenset({"error", "response.failed", "response.error"})
 """The events by which a provider itself reports the failure of a reply."""
 
 
 _ERROR_WITHIN = 20
-"""The first bytes of an unnamed event in which the name ``error`` makes it one, in Chat and Gemini."""
+"""The number of first bytes of an unnamed event that are searched for ``error``, in Chat and Gemini."""
 
 MOST_WAITING_BYTES = 8 * 1024 * 1024
-"""The bytes of a stream that may wait for a client that reads slowly."""
+"""The largest number of bytes of a stream that may wait for a slow client."""
 
 
 class ClientTooSlow(Exception):
-    """A client reads so slowly that the rest of its stream was not kept."""
+    """The client reads too slowly, so the rest of its stream was dropped."""
 
     def __init__(self) -> None:
         super().__init__(f"it is more than {MOST_WAITING_BYTES} bytes behind")
 
 
 class PassedReply:
-    """The events of a reply, as the provider sent them. Its `take_in` is a `WireRequest.on_event`.
+    """The events of a reply as received from the provider. Use `take_in` as `WireRequest.on_event`.
 
     Args:
         protocol: The protocol of client and provider.
@@ -57,7 +57,7 @@ class PassedReply:
         self, protocol: str, asked: ClientRequest, model: Callable[[], str], *, is_array: bool = False
     ) -> None:
         self.seen = False
-        """Whether anything came, which means that the provider uses the client's protocol."""
+        """Whether anything has arrived. If so, the provider uses the client's protocol."""
         self.body = b""
         """The whole reply; empty for a stream."""
         self.final = b""
@@ -73,11 +73,12 @@ class PassedReply:
         self._is_array = is_array
         self._place = MODEL_PLACES[protocol]
         self._renames: bool | None = None
-        self._known: tuple[bytes, bytes] | None = None  # the member with the model's name, and what replaces it
+        # The bytes of the member with the model's name, and their replacement.
+        self._known: tuple[bytes, bytes] | None = None
         self._sent_first = False
 
     def take_in(self, name: str, data: bytes) -> None:
-        """Take an event, or a whole reply."""
+        """Add an event, or a whole reply."""
         self.seen = True
         if not self._asked.stream:
             self.body = data
@@ -157,16 +158,16 @@ _NAMING_EVENTS = frozenset(
         "response.failed",
     }
 )
-"""The events of the protocols with named events that name a model."""
+"""The named events that contain the model's name."""
 
 
 def replaced(data: bytes, place: tuple[str, ...], value: str) -> bytes:
-    """JSON with another text at a place. Data without that place is returned as it is."""
+    """JSON with the text at a place replaced. Data without this place is returned unchanged."""
     first, *rest = place
     try:
         members = _members.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return data  # such as [DONE]
+        return data  # for example [DONE]
     found = members.get(first)
     if found is None:
         return data

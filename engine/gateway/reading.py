@@ -1,6 +1,6 @@
-"""Checks of what clients send, names of tools, and losses. Pure.
+"""Checks of clients' requests, names of tools, and losses. Pure.
 
-The texts of the errors are OpenAI's, word for word where programs match them.
+The error texts are OpenAI's, with the exact wording where programs match it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from callboard.bus.values.content import ToolUseBlock
 from ..generation.partial_json import JsonString
 from .wire import BadRequest
 
-# --- Errors in the vendor's words ---
+# --- Errors with OpenAI's texts ---
 
 
 def kind_of(value: Json) -> str:
-    """A value's type, as the vendor's errors name it."""
+    """The name of a value's type in OpenAI's errors."""
     match value:
         case None:
             return "null"
@@ -107,7 +107,7 @@ class LossReport:
         self._add(WarningCode.PARAMETER_DROPPED, f"{what} is not sent to another protocol: {why}")
 
     def mark(self, name: str) -> None:
-        """A mark of the prompt cache."""
+        """Report a prompt cache mark."""
         self.parameter(name, "adapters of other protocols set their own marks")
 
     def changed(self, said: str) -> None:
@@ -151,11 +151,11 @@ class FreeFormReader:
 
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _LONGEST_HEAD = 200
-"""Characters. The start of the text is before them, or the arguments have another form."""
+"""The number of characters in which the text must start. Otherwise the arguments have another form."""
 
 
 def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
-    """The text of a call to a free-form tool. A model without such tools may get the form of the call wrong."""
+    """The text of a call to a free-form tool. A model without such tools may send malformed arguments."""
     text = arguments.get(INPUT)
     if isinstance(text, str):
         return text
@@ -168,10 +168,12 @@ def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
 
 
 def free_form_schema(format: Json) -> JsonObject:
-    """The schema of a function for a free-form tool: its one argument is the text, described with the grammar."""
+    """The schema of a function in place of a free-form tool. Its only argument is the text, and the description
+    has the grammar.
+    """
     told = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
     match format:
-        case {"grammar": dict(inner)}:  # as Chat Completions has it
+        case {"grammar": dict(inner)}:  # the form of Chat Completions
             return free_form_schema(inner)
         case {"syntax": str(syntax), "definition": str(definition)}:
             told = f"{told} It must match this {syntax} grammar:\n{definition}"
@@ -182,7 +184,7 @@ def free_form_schema(format: Json) -> JsonObject:
 
 
 def arguments_of(block: ToolUseBlock) -> str:
-    """The arguments of a call as the model wrote them, or as JSON."""
+    """The arguments of a call: the model's own text, or else their JSON."""
     if block.raw_arguments is not None:
         return block.raw_arguments
     return msgspec.json.encode(block.input).decode()
@@ -191,7 +193,7 @@ def arguments_of(block: ToolUseBlock) -> str:
 def object_schema(given: Json) -> JsonObject:
     """The schema of a tool's arguments in a form that `ToolDefinition` accepts.
 
-    A property that is required and not defined may have any value.
+    A required property without a definition may have any value.
     """
     if not isinstance(given, dict):
         return {"type": "object", "properties": {}}
@@ -217,14 +219,14 @@ _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class ToolNames:
-    """The clients' names of tools, and names that every provider accepts. Each name maps to exactly one other."""
+    """Maps clients' names of tools to names that every provider accepts, one to one."""
 
     def __init__(self) -> None:
         self._canonical: dict[str, str] = {}
         self._taken: set[str] = set()
 
     def canonical(self, name: str) -> str:
-        """The name for providers. It is the client's own name, if that is valid."""
+        """The name for providers: the client's own name, if it is valid."""
         known = self._canonical.get(name)
         if known is None:
             known = self._free(name)
@@ -242,7 +244,7 @@ class ToolNames:
 
     @property
     def changed(self) -> dict[str, Json]:
-        """The clients' names by the canonical ones, where they differ."""
+        """The clients' names, by canonical name, where they differ."""
         return {canonical: name for name, canonical in self._canonical.items() if name != canonical}
 
 

@@ -1,8 +1,8 @@
-"""The input items of a Responses request as messages. Pure.
+"""Reads the input items of a Responses request into messages. Pure.
 
-A reply comes back as several items: reasoning, messages, calls. Items of a model that follow each other become one
-assistant message again. Outputs that follow each other become one tool message. What only OpenAI understands is
-kept unchanged in the blocks' `provider_raw`, in the form that the adapter gives it.
+Clients send a reply back as several items: reasoning, messages, calls. Successive items of the model become one
+assistant message. Successive outputs become one tool message. Data that only OpenAI understands is stored
+unchanged in the blocks' `provider_raw`, in the adapter's form.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .responses_tools import CALLS, FUNCTION, OPENAI, OUTPUTS, ToolTable, call_i
 from .wire import BadRequest
 
 TOKEN = "callboard:"
-"""The start of the `encrypted_content` that stands for another provider's reasoning."""
+"""The prefix of an `encrypted_content` that represents another provider's reasoning."""
 
 REFERENCE = "item_reference"
-"""The type of an item that names a stored one by its id."""
+"""The type of an item that refers to a stored item by id."""
 
 ROLES = ("assistant", "system", "developer", "user")
 
@@ -54,7 +54,7 @@ _AUDIO = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": 
 
 
 class InputReader:
-    """Reads the items of one request. It adds the tools that it finds among them to the request's tools."""
+    """Reads the items of one request. Tools among the items are added to the request's tools."""
 
     def __init__(self, tools: ToolTable) -> None:
         self.messages: list[Message] = []
@@ -105,7 +105,7 @@ class InputReader:
                 output = self._output(item.get("output"), f"{place}.output")
                 self._result(item, output, place, rest=("type", "call_id", "output"))
             case "additional_tools":
-                pass  # they are read already
+                pass  # read before
             case _ if isinstance(kind, str) and kind in CALLS and _runs_at_client(item):
                 self._host_call(CALLS[kind], item, place)
             case _ if isinstance(kind, str) and kind in OUTPUTS and _runs_at_client(item):
@@ -167,7 +167,8 @@ class InputReader:
         blocks = [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
         for block in blocks:
             raw = block.provider_raw
-            if raw is not None and not isinstance(block, OpaqueBlock):  # what can't be sent is reported on sending
+            # Content that can't be sent is reported when it is sent.
+            if raw is not None and not isinstance(block, OpaqueBlock):
                 for name in raw.data:
                     self._tools.losses.parameter(f"{name!r} of a part of a message")
         return blocks
@@ -195,7 +196,8 @@ class InputReader:
         texts = texts if any(texts) else _texts(item.get("content"))
         secret = item.get("encrypted_content")
         if isinstance(secret, str) and secret.startswith(TOKEN):
-            # Another provider's reasoning. The real one is kept here, and found by the content of the reply.
+            # Another provider's reasoning. The gateway keeps the original, and finds it by the content of the
+            # reply.
             self._say(ThinkingBlock("".join(texts)))
             return
         for text in texts[:-1]:
@@ -244,7 +246,7 @@ class InputReader:
         )
 
     def _call_id(self, item: JsonObject, call_id: str) -> str:
-        """The id of a call's block. Some clients give two calls one id."""
+        """The id of a call's block. Some clients use the same id for two calls."""
         block_id = call_id
         while block_id in self._used:
             number = self._repeats[call_id] = self._repeats.get(call_id, 1) + 1
@@ -316,7 +318,7 @@ def brings_tools(item: JsonObject) -> bool:
 
 
 def is_reference(item: JsonObject) -> bool:
-    """Whether an item names a stored one. Such an item may have no type."""
+    """Whether an item refers to a stored item. It may have no type."""
     kind = item.get("type")
     return kind == REFERENCE or (kind is None and "role" not in item and "id" in item)
 
@@ -330,7 +332,9 @@ def _ran_at_provider(item: JsonObject) -> bool:
 
 
 def _runs_at_client(item: JsonObject) -> bool:
-    """Whether the client executes a call. A tool search says so. A shell in a container has its environment."""
+    """Whether the client executes a call. A tool search has a field for this. A shell call in a container has an
+    environment.
+    """
     if item.get("type") in ("tool_search_call", "tool_search_output"):
         return item.get("execution") == "client"
     environment = item.get("environment")
@@ -391,7 +395,7 @@ def _part(part: Json, place: str) -> ContentBlock:
 
 
 def _rest(part: JsonObject, *known: str) -> ProviderRaw | None:
-    """The fields that are OpenAI's alone."""
+    """The fields that only OpenAI understands."""
     rest: JsonObject = {name: value for name, value in part.items() if name not in known and value is not None}
     return ProviderRaw(OPENAI, rest) if rest else None
 
@@ -411,7 +415,7 @@ def _file(part: JsonObject, place: str) -> DocumentBlock:
     name = name if isinstance(name, str) and name else None
     raw = _rest(part, "type", "filename", "file_url", "file_data", "file_id")
     if isinstance(data, str) and data:
-        if data[:5].lower() != "data:":  # the bare data, which OpenAI accepts too
+        if data[:5].lower() != "data:":  # data without a URL, which OpenAI also accepts
             media_type = guess_type(name or "")[0] or "application/pdf"
             data = f"data:{media_type};base64,{data}"
         found = read_data_url(data)

@@ -1,8 +1,8 @@
-"""Replies of OpenAI's Responses wire: the response object, its items, errors and lists. Pure.
+"""Writes replies of OpenAI's Responses API: the response object, its items, errors and lists. Pure.
 
-An item has the id that OpenAI gave it, or else one that is made from the reply's id and the item's place. Another
-provider's reasoning becomes an item of reasoning with its text as the summary. Its `encrypted_content` is a token
-of the gateway's, because the client can't use the real one and only has to send something back.
+An item has OpenAI's id, or else one made from the reply's id and the item's place. Another provider's reasoning
+becomes a reasoning item with its text as the summary. Its `encrypted_content` is a token of the gateway. The
+client only sends this token back; it can't use the original.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REFUSED = "The model refused to answer."
 _ENDS = {
     StopReason.MAX_TOKENS: (INCOMPLETE, "max_output_tokens"),
     StopReason.CONTENT_FILTER: (INCOMPLETE, "content_filter"),
-    StopReason.PAUSE_TURN: (INCOMPLETE, "pause_turn"),  # not one of OpenAI's reasons, but the reply goes on
+    StopReason.PAUSE_TURN: (INCOMPLETE, "pause_turn"),  # not one of OpenAI's reasons, but the reply can continue
     StopReason.CANCELLED: ("cancelled", None),
     StopReason.ERROR: (FAILED, None),
 }
@@ -66,7 +66,7 @@ _OPENAI_ITEMS = frozenset(
 
 
 class ItemIds:
-    """The ids of a reply's items, the same however the reply is written."""
+    """The ids of a reply's items. They are the same for a stream and a whole reply."""
 
     def __init__(self, reply_id: str) -> None:
         self._reply_id = reply_id
@@ -78,7 +78,7 @@ class ItemIds:
 
 
 def wire_tools(asked: ClientRequest) -> Mapping[str, WireTool]:
-    """The client's form of its tools, by their canonical names."""
+    """The client's form of its tools, by canonical name."""
     return msgspec.convert(asked.options.get("tools", {}), dict[str, WireTool])
 
 
@@ -163,7 +163,7 @@ class ItemWriter:
         kind = CALL_TYPES.get(wire.kind) or HOST_TOOLS[wire.kind].call
         item: JsonObject = {"type": kind, "id": self.ids.next(prefix), "call_id": call_id, "status": status}
         if wire.kind == "local_shell":
-            item["id"] = call_id  # its output may name either of them
+            item["id"] = call_id  # its output may refer to either id
         if wire.kind in CALL_TYPES:
             item["name"] = wire.name
             if wire.namespace is not None:
@@ -195,7 +195,7 @@ PREFIXES = {FUNCTION: "fc", CUSTOM_KIND: "ctc"}
 
 
 def own(raw: ProviderRaw | None) -> JsonObject:
-    """What an adapter of this protocol attached to a block; empty if it is another's."""
+    """The data that an adapter of this protocol attached to a block; empty for other adapters."""
     if raw is None:
         return {}
     data = raw.data
@@ -207,7 +207,7 @@ _OWN_TYPES = frozenset({"reasoning", REASONING_PART, CUSTOM, IMAGE_CALL, "refusa
 
 
 def is_openai_item(kind: str, raw: Json) -> bool:
-    """Whether a provider's block is an item that a client of this wire knows."""
+    """Whether a provider's block is an item that clients of this wire know."""
     return kind in _OPENAI_ITEMS and isinstance(raw, dict) and raw.get("type") == kind
 
 
@@ -218,7 +218,7 @@ def _is_one_message(former: TextBlock, block: TextBlock) -> bool:
 
 
 def text_part(block: TextBlock, sources: Sequence[OpaqueBlock] = ()) -> JsonObject:
-    """A part of a message. `sources` are the blocks that name the sources of its text."""
+    """A part of a message. `sources` are the blocks with the sources of its text."""
     known = own(block.provider_raw)
     if known.get("type") == "refusal":
         return {"type": "refusal", "refusal": block.text}
@@ -235,7 +235,7 @@ def text_part(block: TextBlock, sources: Sequence[OpaqueBlock] = ()) -> JsonObje
 
 
 def sources_after(content: Sequence[ContentBlock], number: int) -> list[OpaqueBlock]:
-    """The blocks after a text that may name its sources."""
+    """The blocks after a text that may have its sources."""
     following = itertools.takewhile(lambda block: isinstance(block, OpaqueBlock), content[number + 1 :])
     return [block for block in following if isinstance(block, OpaqueBlock)]
 
@@ -254,7 +254,7 @@ def _summary(text: str) -> JsonObject:
 
 
 def token(block: ThinkingBlock | RedactedThinkingBlock) -> str:
-    """The `encrypted_content` for a client. It shows nothing of the reasoning."""
+    """The `encrypted_content` for a client. It reveals nothing of the reasoning."""
     if isinstance(block, RedactedThinkingBlock):
         return secret_token(block.data)
     return secret_token(block.signature or block.text)
@@ -296,7 +296,7 @@ _ECHOED_IF_SENT = ("conversation", "prompt", "prompt_cache_retention")
 
 
 class ResponseObject:
-    """The response object of one reply, at each moment of it."""
+    """The response object of one reply, in each of its states."""
 
     def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
         body = asked.body
@@ -374,7 +374,7 @@ def usage_object(usage: TokenUsage) -> JsonObject:
 
 
 def end_of(stop_reason: StopReason) -> tuple[str, str | None]:
-    """The status of a finished reply, and why it is incomplete."""
+    """The status of a finished reply, and the reason if it is incomplete."""
     return _ENDS.get(stop_reason, (COMPLETED, None))
 
 
@@ -405,7 +405,9 @@ def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalRespon
 
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
-    """See `ClientWire.write_failure`. The errors are those of OpenAI's other wire, but for a field's name."""
+    """See `ClientWire.write_failure`. The errors are the same as for Chat Completions, except for one field's
+    name.
+    """
     status, body = chat_failure(failure)
     error = body["error"]
     assert isinstance(error, dict)
@@ -423,7 +425,7 @@ def error_object(failure: Failure) -> JsonObject:
 
 
 def error_message(failure: Failure) -> str:
-    """The text of a failure. Codex reads in it when to try again."""
+    """The text of a failure. Codex reads the time to retry from it."""
     wait = failure.retry_after
     if failure.kind not in ("rate_limit", "budget") or wait is None or "try again in" in failure.message.lower():
         return failure.message

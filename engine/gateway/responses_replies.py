@@ -1,8 +1,8 @@
 """Streamed replies of OpenAI's Responses wire, and the wire itself. Pure.
 
-A stream writes each item as it grows, and the whole item at its end. An item's id and index never change. Texts
-that follow each other are the parts of one message, because their ends come only with the next block. Reasoning
-blocks that follow each other without a signature are the parts of one summary.
+A stream has deltas for each item, and the whole item at its end. An item's id and index never change. Successive
+texts are parts of one message, because the end of a text is known only at the next block. Successive reasoning
+blocks without a signature are parts of one summary.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PING = b": ping\n\n"
 
 
 class _Open(msgspec.Struct):
-    """The item that grows."""
+    """The open item."""
 
     kind: str
     """``message``, ``reasoning`` or ``call``."""
@@ -61,14 +61,14 @@ class _Open(msgspec.Struct):
     index: int
     """The place of the item in the output."""
     block: int = -1
-    """The index of the block that its open part is made from; -1 if no part is open."""
+    """The index of the block behind its open part; -1 if no part is open."""
     parts: list[Json] = []
     """The finished parts of a message or of a summary."""
     texts: list[str] = []
     """The fragments of the open part, or of the call."""
     status: str = COMPLETED
     wire: WireTool = WireTool(FUNCTION, "")
-    """The tool of a call, as the client knows it."""
+    """The client's form of a call's tool."""
     free_form: FreeFormReader | None = None
 
 
@@ -81,10 +81,10 @@ class ResponsesWriter:
         self._object.encode_echo()
         self._output: list[Json] = []
         self._texts: dict[int, JsonObject] = {}  # the finished parts by the indexes of their blocks
-        self._count = 0  # of events
+        self._count = 0  # the number of events
         self._open: _Open | None = None
         self._held: list[int] = []  # indexes of the blocks that wait for the reply's whole content
-        self._before = self._after = b""  # around the text of a delta of the open part
+        self._before = self._after = b""  # the bytes before and after the text of a delta of the open part
 
     def start(self) -> bytes:
         started = self._object.at(IN_PROGRESS)
@@ -124,7 +124,7 @@ class ResponsesWriter:
         return written + self._event(f"response.{status}", response=self._object.ended(response, self._output))
 
     def fail(self, failure: Failure) -> bytes:
-        """OpenAI sends an error, and then the response that failed."""
+        """The error, and then the failed response, in OpenAI's order."""
         error = output.error_object(failure)
         done = self._object.at(FAILED, self._output, error={name: error[name] for name in ("code", "message")})
         return self._event("error", error=error) + self._event("response.failed", response=done)
@@ -178,7 +178,7 @@ class ResponsesWriter:
         return written + self._done(item)
 
     def _close(self, content: Sequence[ContentBlock] = (), *, status: str = COMPLETED) -> bytes:
-        """End the open item. At the reply's end its content is known, and has more than the deltas."""
+        """End the open item. At the reply's end, the final content may have more data than the deltas."""
         opened = self._open
         if opened is None:
             return b""
@@ -231,7 +231,7 @@ class ResponsesWriter:
         return written
 
     def _complete_texts(self, content: Sequence[ContentBlock]) -> None:
-        """Complete earlier texts with data that has come later. The last event has it."""
+        """Add later data to earlier texts, for the last event."""
         for number, part in self._texts.items():
             block = content[number] if number < len(content) else None
             if isinstance(block, TextBlock) and block.text == part["text"]:
@@ -357,7 +357,7 @@ class ResponsesWriter:
         return b""
 
     def _images(self, content: Sequence[ContentBlock]) -> bytes:
-        """The images of another provider, in its own form until the reply ends."""
+        """Another provider's images, which keep that provider's form until the reply ends."""
         written = b""
         for number in self._held:
             block = content[number] if number < len(content) else None
@@ -372,7 +372,7 @@ _CALL_DELTAS = {
     FUNCTION: "response.function_call_arguments.delta",
     CUSTOM_KIND: "response.custom_tool_call_input.delta",
 }
-"""The kinds of calls that grow."""
+"""The kinds of calls with deltas."""
 
 
 def _fields(kind: str, arguments: JsonObject, text: str) -> JsonObject:
@@ -392,7 +392,7 @@ def _call_text(kind: str, event: ToolUseEnd, streamed: str) -> str:
             if event.incomplete or msgspec.json.decode(streamed) == event.final_input:
                 return streamed
         except msgspec.DecodeError:
-            pass  # the adapter has read them, or has given up
+            pass  # the adapter has the parsed arguments, if they are valid
     return msgspec.json.encode(event.final_input).decode()
 
 
@@ -403,7 +403,7 @@ def _refused(content: Sequence[ContentBlock]) -> str:
 
 
 class ResponsesWire:
-    """OpenAI's Responses API, as clients speak it."""
+    """OpenAI's Responses API for clients."""
 
     name = "responses"
     protocol = "openai"

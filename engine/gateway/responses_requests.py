@@ -1,7 +1,8 @@
-"""Requests of OpenAI's Responses wire in the canonical form. Pure.
+"""Reads requests of OpenAI's Responses API. Pure.
 
-A provider of this wire gets the client's body itself. So the canonical form is for all other providers. Fields
-that it has no word for go into ``provider_options["openai"]``, and each that may change the reply is a loss.
+A provider of this wire gets the client's own body. The canonical form is for all other providers. Fields without a
+canonical field are stored in ``provider_options["openai"]``. Each that may change the reply is listed among the
+losses.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ SESSION_HEADERS = (
     "x-session-id",
     "x-session-affinity",
 )
-"""Headers with an id of the conversation. Codex sends the first and the third."""
+"""Headers with the conversation's id. Codex sends the first and the third."""
 
 _KEPT_HEADERS = ("openai-beta", "originator", "x-client-request-id", *SESSION_HEADERS)
 _KEPT_PREFIX = "x-codex-"
 
 _OF_WRITER = ("store", "previous_response_id", "conversation", "background")
-"""Fields that the gateway serves itself. The application finds them in `ClientRequest.options`."""
+"""Fields that the gateway implements itself. They are in `ClientRequest.options`."""
 
 _READ = frozenset(
     {
@@ -48,14 +49,14 @@ _READ = frozenset(
 _WITHOUT_LOSS: Mapping[str, tuple[Json, ...] | None] = {
     "metadata": None,  # the reply repeats it
     "client_metadata": None,  # it identifies the client
-    "stream_options": None,  # the obfuscation of lengths has no meaning to a reader
-    "prompt_cache_key": None,  # it is the hint for the session
+    "stream_options": None,  # obfuscated lengths don't matter to readers
+    "prompt_cache_key": None,  # used as the session's hint
     "max_tool_calls": None,  # only calls of OpenAI's own tools count
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
     "top_logprobs": (0,),
 }
-"""Fields of OpenAI's that change nothing elsewhere: with any value, or with these."""
+"""OpenAI's fields without effect at other providers, with any value or with the listed values."""
 
 _DATA = "message.output_text.logprobs"
 
@@ -182,7 +183,7 @@ class _Reader:
         if rest:
             self.options["reasoning"] = rest
         for name in rest:
-            if name not in ("summary", "generate_summary"):  # other providers show their reasoning unasked
+            if name not in ("summary", "generate_summary"):  # other providers always show their reasoning
                 self.losses.parameter(f"reasoning.{name}")
         return effort if isinstance(effort, str) else None
 
@@ -270,7 +271,7 @@ class _Reader:
         return None
 
     def _chosen(self, choice: JsonObject) -> str | None:
-        """The canonical name of a tool that the client names."""
+        """The canonical name of the chosen tool."""
         kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
         if not isinstance(kind, str):
             return None
@@ -281,7 +282,9 @@ class _Reader:
         return self.tools.named(kind, name, namespace if isinstance(namespace, str) else None)
 
     def _allowed(self, mode: Json, allowed: Sequence[Json]) -> ToolChoice:
-        """No other wire has a list of allowed tools, so the request has no others."""
+        """The tool choice for a list of allowed tools. Other tools are removed, because no other wire has such a
+        list.
+        """
         names = [self._chosen(tool) for tool in allowed if isinstance(tool, dict)]
         found = [name for name in names if name is not None]
         if len(found) < len(self.tools.definitions):
@@ -334,7 +337,7 @@ def input_items(body: JsonObject) -> list[Json]:
 
 
 def with_tools_of(items: Sequence[Json], body: JsonObject) -> JsonObject:
-    """A body with the tools that earlier items brought into the conversation."""
+    """A body with the tools that earlier items added to the conversation."""
     lists = [item.get("tools") for item in items if isinstance(item, dict) and brings_tools(item)]
     found = [tool for tools in lists if isinstance(tools, list) for tool in tools]
     own = body.get("tools")
@@ -346,8 +349,8 @@ def joined(
 ) -> JsonObject:
     """The body of a request that continues a stored response, with the whole conversation as its input.
 
-    References to stored items are left out, because the items are there. The instructions are those of the body,
-    as at OpenAI.
+    References to stored items are left out, because the items themselves are included. The instructions come from
+    the body, as at OpenAI.
     """
     items = [*previous_input_items, *previous_output_items]
     stored = {str(item.get("id")) for item in items if isinstance(item, dict)}
@@ -357,5 +360,5 @@ def joined(
 
 
 def _is_of(item: Json, stored: Collection[str]) -> bool:
-    """Whether an item is a reference to one of these."""
+    """Whether an item refers to one of the stored items."""
     return isinstance(item, dict) and is_reference(item) and str(item.get("id")) in stored

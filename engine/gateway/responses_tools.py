@@ -1,8 +1,8 @@
-"""The tools of a Responses request: their canonical form, and the way back to the client's own form. Pure.
+"""The tools of a Responses request, and their conversion from and to the client's form. Pure.
 
 A client executes five kinds of tools itself: functions, custom tools with one free text, and OpenAI's shells,
 patches and tool search. Each becomes a `ToolDefinition`, so that every provider can call it. `WireTool` has the
-client's own form for the way back. All other kinds run at OpenAI, and are left to a provider of this wire.
+client's form for the reply. All other kinds run at OpenAI, so only a provider of this wire gets them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST = 64
 
 
 class WireTool(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A tool as the client knows it."""
+    """The client's form of a tool."""
 
     kind: str
     """The type: ``function``, ``custom`` or a key of `HOST_TOOLS`."""
@@ -112,7 +112,7 @@ OUTPUTS = {tool.output: kind for kind, tool in HOST_TOOLS.items()}
 
 
 def canonical_name(name: str, namespace: str | None = None) -> str:
-    """A name that `ToolDefinition` accepts, the same for the same tool in every request."""
+    """A name that `ToolDefinition` accepts. It is the same in every request with the same tool."""
     full = name
     if namespace:
         full = f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
@@ -131,9 +131,9 @@ class ToolTable:
     def __init__(self) -> None:
         self.definitions: dict[str, ToolDefinition] = {}
         self.wire: dict[str, WireTool] = {}
-        """The client's form of the tools that need more than a function of the same name."""
+        """The client's form of tools that are not plain functions with the same name."""
         self.hosted: list[Json] = []
-        """Tools that only OpenAI can run, as the client wrote them."""
+        """Tools that only OpenAI can run, in the client's own form."""
         self.losses = LossReport()
         self._names: dict[WireTool, str] = {}
         self._without_space: dict[tuple[str, str], list[str]] = {}  # names by kinds and names without namespaces
@@ -163,7 +163,7 @@ class ToolTable:
             return [self._define(WireTool(CUSTOM, name, namespace), _free_form(tool))]
         if isinstance(kind, str) and _runs_at_client(kind, tool):
             return [self._define(WireTool(kind, kind), _host_tool(kind, tool))]
-        if tool not in self.hosted:  # an item of the history may bring it, too
+        if tool not in self.hosted:  # an item of the history may also contain it
             self.hosted.append(tool)
             self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
         return []
@@ -173,14 +173,14 @@ class ToolTable:
         names = self.add(tool.get("tools"), f"{place}.tools", space)
         told = _description(tool)
         for name in names[:1] if told else ():
-            if name not in known:  # the first of its tools has the description of all
+            if name not in known:  # the namespace's description is on its first tool
                 first = self.definitions[name]
                 told = f"{first.description}\n\nAll tools of {space}: {told}".strip()
                 self.definitions[name] = msgspec.structs.replace(first, description=told)
         return names
 
     def _define(self, wire: WireTool, fields: JsonObject) -> str:
-        if wire in self._names:  # found again by a tool search, for example
+        if wire in self._names:  # for example found again by a tool search
             if fields["input_schema"] != self.definitions[self._names[wire]].input_schema:
                 self.losses.parameter(f"the second tool named {wire.name!r}", "names of tools are unique")
             return self._names[wire]
@@ -210,13 +210,15 @@ class ToolTable:
         return found
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Drop all tools but these, because the client allows no others."""
+        """Drop all tools except these, because the client allows no others."""
         kept = set(names)
         self.definitions = {name: tool for name, tool in self.definitions.items() if name in kept}
 
 
 _TOLD = frozenset({"type", "format", "defer_loading"})
-"""Fields of OpenAI's tools without a loss elsewhere: the description has the grammar, and each tool is loaded."""
+"""Fields of OpenAI's tools that other providers don't lose: the description has the grammar, and all tools are
+loaded.
+"""
 
 
 def _runs_at_client(kind: str, tool: JsonObject) -> bool:
@@ -246,7 +248,7 @@ def _description(tool: JsonObject) -> str:
 
 
 def _free_form(tool: JsonObject) -> JsonObject:
-    """A custom tool as a function with the text as its one argument. The description has the grammar."""
+    """A custom tool as a function with one argument, the text. The description has the grammar."""
     known = ("name", "description")
     return {
         "description": _description(tool),
@@ -276,7 +278,7 @@ def call_input(kind: str, item: JsonObject) -> JsonObject:
             fields = item.get("operation")
         case "tool_search":
             fields = item.get("arguments")
-            if isinstance(fields, str):  # recorded from one server
+            if isinstance(fields, str):  # seen in a recording of one server
                 try:
                     fields = msgspec.json.decode(fields)
                 except msgspec.DecodeError:
@@ -309,7 +311,7 @@ def call_fields(kind: str, arguments: JsonObject) -> JsonObject:
 
 
 def _command(given: Json, before: list[str]) -> list[Json]:
-    """A list of texts. A model may give one text in its place."""
+    """A list of texts. A model may write a single text instead."""
     if isinstance(given, list):
         return [part if isinstance(part, str) else msgspec.json.encode(part).decode() for part in given]
     return [*before, given] if isinstance(given, str) else []

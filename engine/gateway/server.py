@@ -1,7 +1,7 @@
-"""The server of `callboard serve`, `web` and `mcp`: uvicorn, with bounds on headers and on slow clients.
+"""The server of `callboard serve`, `web` and `mcp`: uvicorn, with limits for headers and slow clients.
 
-uvicorn takes any number of headers of any length, and waits for them for ever. Behind a proxy that has bounds of
-its own, any other server will do as well.
+uvicorn accepts any number of headers of any length, and waits for them forever. Behind a proxy with its own
+limits, any other server works as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ HEADER_SECONDS = 20.0
 """Seconds for a client to send a request's headers."""
 
 HEADER_BYTES = 128 * 1024
-"""The bytes of headers with which a connection is closed. The gateway itself refuses fewer, with an answer."""
+"""The size of headers in bytes at which the connection is closed. The gateway's own limit is lower, and sends an
+answer.
+"""
 
 DRAIN_SECONDS = 10
 """Seconds for open requests to end when a gateway stops."""
@@ -35,7 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            # asyncio does it only for sockets that name their protocol, and accepted ones may not. Without it, an
+            # asyncio sets this only if a socket names its protocol, which accepted sockets may not. Without it, an
             # answer in two pieces waits 40 ms for the client's acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._expect_headers()
@@ -76,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes) -> None:
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:  # else it would stand within another answer
+        if cycle is None or cycle.response_complete:  # otherwise it would be inside another answer
             self.transport.write(status + b"content-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
 

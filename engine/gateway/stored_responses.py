@@ -1,7 +1,7 @@
-"""Responses that a client asked to store: continued, shown, deleted, and made in the background.
+"""Stored responses: storing, continuing, showing and deleting them, and replies in the background.
 
-OpenAI stores a response unless the request has ``store: false``. Here the gateway stores it, for every provider.
-A request that continues a stored response goes out with the whole conversation.
+OpenAI stores a response unless the request has ``store: false``. Here the gateway itself stores it, for every
+provider. A request that continues a stored response is sent with the whole conversation.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 class Continued(NamedTuple):
-    """A request that was read, with the conversation that it continues."""
+    """A request, with the conversation that it continues."""
 
     asked: ClientRequest
     earlier: EarlierConversation | None
     """The conversation before it; None for a new one."""
     items: Sequence[Json] = ()
-    """The items that it brings."""
+    """The request's own items."""
 
     @property
     def body(self) -> JsonObject:
-        """The body for a provider that doesn't know the stored response: with the whole conversation."""
+        """The body with the whole conversation, for a provider that doesn't have the stored response."""
         body = self.asked.body
         return body if self.earlier is None else joined(self.earlier.items, (), body)
 
@@ -67,7 +67,7 @@ class StoredResponses:
         self._in_progress: dict[tuple[str, str], _Running] = {}
 
     async def read(self, wire: ClientWire, client: str, body: JsonObject, request: Incoming) -> Continued:
-        """Read a request, which may continue a stored response. Raises BadRequest."""
+        """Read a request that may continue a stored response. Raises BadRequest."""
         previous = body.get("previous_response_id")
         items = input_items(body)
         if not isinstance(previous, str) or not previous:
@@ -92,7 +92,7 @@ class StoredResponses:
         return Continued(msgspec.structs.replace(asked, body=body), earlier, new)
 
     async def store(self, client: str, continued: Continued, exchange: Exchange) -> None:
-        """Store the reply to a request, unless the client doesn't want it."""
+        """Store the reply to a request, unless the client has refused this."""
         if continued.asked.body.get("store") is not False:
             await self._store(client, continued, exchange, exchange.stored_body())
 
@@ -116,7 +116,7 @@ class StoredResponses:
     async def begin(
         self, client: str, continued: Continued, exchanging: AbstractAsyncContextManager[Exchange]
     ) -> JsonObject:
-        """Start a reply in the background, and return the response as it is now."""
+        """Start a reply in the background, and return the current response."""
         started: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
@@ -180,7 +180,7 @@ class StoredResponses:
         return body
 
     async def items(self, client: str, response_id: str, query: Mapping[str, str]) -> JsonObject:
-        """The input of a stored response as a list, the newest item first unless ``order=asc``."""
+        """The input items of a stored response, the newest first unless ``order=asc``."""
         earlier = await self._conversations.earlier(client, response_id)
         output = (await self._conversations.stored(client, response_id)).body.get("output")
         said = len(output) if isinstance(output, list) else 0

@@ -1,4 +1,4 @@
-"""The stream of one reply: its events as they come, and the bytes that they become."""
+"""The stream of one reply: its events, and their bytes for the client."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .passing import MOST_WAITING_BYTES, ClientTooSlow, PassedReply
 from .wire import Failure, ReplyWriter
 
 WEIGH_EVERY = 256
-"""The events that may wait before their bytes are counted, which most streams never reach."""
+"""The number of waiting events from which their bytes are counted. Most streams never reach it."""
 
 
 class TurnEvents:
-    """The events of a turn, taken from its log in the moment at which they are appended.
+    """The events of a turn, taken from its log when they are appended.
 
-    A reader of the log would miss folded events while its client reads slowly, and sent bytes can't be changed.
+    With a slow client, a reader of the log would miss folded events, and bytes that were sent can't be changed.
 
     Args:
         runtime: The parts of the engine.
@@ -65,7 +65,7 @@ class TurnEvents:
             self._waiter.set_result(None)
 
     async def take(self) -> list[TurnEvent]:
-        """The events that have come, at least one; none when the turn has ended well.
+        """The events that have arrived, at least one. Empty after the successful end of the turn.
 
         Raises the turn's exception, or ClientTooSlow.
         """
@@ -91,12 +91,12 @@ class TurnEvents:
 
 
 class StreamWriter:
-    """Writes a stream, in the provider's own bytes if they are passed through, else by the client's wire.
+    """Writes a stream: the provider's own bytes if they are passed through, else with the client's wire.
 
     Args:
-        passed: The reply as its provider sends it.
+        passed: The provider's own bytes of the reply.
         new_writer: Makes a writer of the client's wire.
-        own_words: The events and the response as the client's wire knows them.
+        own_words: Converts an event or a response to the client's protocol.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class StreamWriter:
         self._writer: ReplyWriter | None = None
 
     def write(self, batch: Sequence[object]) -> bytes:
-        """The bytes of some events. The first ones have the start of the reply. Raises ClientTooSlow."""
+        """The bytes of some events. The first bytes include the reply's start. Raises ClientTooSlow."""
         start = b""
         if not self.started:
             self.started = True
@@ -124,7 +124,7 @@ class StreamWriter:
             return self._passed.take()
         assert self._writer is not None
         write = self._writer.write
-        # No tool runs, and no message steers the turn.
+        # The turn has no tools to run and no steering messages.
         events: list[StreamEvent] = [
             self._own_words(event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
         ]

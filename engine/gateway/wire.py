@@ -1,7 +1,7 @@
-"""What every client's wire has in common: a request read, a reply written, a failure told.
+"""The interface of all wires of clients: read a request, write a reply, write a failure.
 
-A wire is the mirror image of an adapter. It reads what clients send and writes what their SDKs expect, with pure
-functions: bytes and structs in, bytes and structs out. Routing, money, keys and sessions are the application's.
+A wire is the reverse of an adapter: it reads clients' requests, and writes the replies that their SDKs expect. All
+of it is pure functions. The application handles routing, budgets, keys and sessions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ FailureKind: TypeAlias = Literal[
     "authentication",  # 401
     "budget",  # 402 or 429, with `retry_after` if a window ends
     "permission",  # 403
-    "not_found",  # 404
+    "not_found",  # 404, a model
+    "missing",  # 404, an address or a stored response
+    "wrong_method",  # 405
     "too_large",  # 413
     "rate_limit",  # 429
     "server",  # 500
@@ -30,24 +32,28 @@ FailureKind: TypeAlias = Literal[
     "timeout",  # 504
     "overloaded",  # 529
 ]
-"""The kinds of failure that a wire has words for."""
+"""The kinds of failure that a wire can express."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed request, before a wire puts it into its own words."""
+    """A failed request, before a wire formats it."""
 
     kind: FailureKind
-    """What happened. A wire maps it to its own type and status."""
+    """The kind. A wire maps it to its own type and status."""
     message: str
     """The text for people."""
     param: str | None = None
-    """The field of the request that is wrong, by the client's name for it."""
+    """The wrong field of the request, by its name on the client's wire."""
     code: str | None = None
     """The provider's own code, if it gave one."""
     retry_after: float | None = None
-    """Seconds until another try may work."""
+    """Seconds after which a retry may work."""
     request_id: str | None = None
     """The id of the call in the trace."""
+    details: Mapping[str, Json] = {}
+    """Further fields of the provider's error, if the provider uses the client's wire."""
+    allow: tuple[str, ...] = ()
+    """The methods of the address, for `wrong_method`."""
 
 
 class BadRequest(Exception):
@@ -61,24 +67,27 @@ class BadRequest(Exception):
         kind: FailureKind = "invalid_request",
         code: str | None = None,
         retry_after: float | None = None,
+        allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
-        self.failure = Failure(kind=kind, message=message, param=param, code=code, retry_after=retry_after)
+        self.failure = Failure(
+            kind=kind, message=message, param=param, code=code, retry_after=retry_after, allow=allow
+        )
 
 
 class ClientRequest(ShortRepr, frozen=True, kw_only=True):
     """A client's request for one reply."""
 
     model: str
-    """The model as the client names it."""
+    """The client's name for the model."""
     request: CanonicalRequest
-    """The request in the canonical form. Its `model` is the client's name. Its ids are empty. Without a limit of
-    the client's, `default_output_limit` is set.
+    """The request in the canonical form. Its `model` is the client's name. Its ids are empty. If the client sets
+    no limit, `default_output_limit` is set.
     """
     stream: bool = False
-    """Whether the client asked for a stream."""
+    """Whether the client requested a stream."""
     body: JsonObject = msgspec.field(default_factory=dict)
-    """The body as the client sent it. A provider of the same wire gets this."""
+    """The client's original body, for a provider of the same wire."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The client's headers that belong to the request, such as ``anthropic-beta``, in lower case."""
     losses: tuple[CallWarning, ...] = ()
@@ -92,22 +101,22 @@ class ClientRequest(ShortRepr, frozen=True, kw_only=True):
 
 
 class ReplyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer needs to know before the reply starts."""
+    """The facts that a writer needs before the reply starts."""
 
     id: str
     """The reply's id, without the wire's prefix. A writer adds ``msg_``, ``chatcmpl-`` or ``resp_``."""
     model: str
-    """The model's name for the client: the name it asked for."""
+    """The model's name, as the client requested it."""
     created: int
     """Seconds since the epoch."""
     input_tokens: int = 0
-    """An estimate of the prompt's tokens, for wires that state them before the reply ends."""
+    """An estimate of the prompt's tokens, for wires that send it before the reply ends."""
 
 
 class ReplyWriter(Protocol):
     """Writes one streamed reply. Each method returns the bytes to send next, which may be empty.
 
-    `start` comes first. Then come the events, one after the other, and at last either `finish` or `fail`.
+    Call `start` first, then `write` for each event, and at the end `finish` or `fail`.
     """
 
     def start(self) -> bytes: ...
@@ -123,7 +132,7 @@ class ReplyWriter(Protocol):
         ...
 
     def ping(self) -> bytes:
-        """A sign of life for a connection that waits; empty bytes if the wire has none."""
+        """The bytes to keep a waiting connection open; empty if the wire has none."""
         ...
 
 
@@ -158,7 +167,7 @@ class ClientWire(Protocol):
         Args:
             body: The decoded body.
             headers: The headers, names in lower case.
-            model: The model of the path, for wires that name it there.
+            model: The model in the path, for wires with the model there.
             stream: Whether the path asks for a stream, for wires with that in the path.
 
         Raises:
@@ -191,5 +200,5 @@ class ClientWire(Protocol):
         ...
 
     def write_token_count(self, tokens: int) -> JsonObject:
-        """The body of a count of tokens."""
+        """The body of a token count."""
         ...

@@ -11,7 +11,7 @@ from callboard.bus import CallboardError, ConfigurationError
 from ..conversation.options import TimeoutConfig, TurnOptions, options_among, options_of_request
 from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
-from ..conversation.turn_models import FirstIds
+from ..conversation.turn_context import FirstIds
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
 from ..runtime.in_flight import AbortController

@@ -134,7 +134,7 @@ class ObjectStream(Generic[T]):
         return await self._attempts[-1][1].cancel()
 
     async def aclose(self) -> None:
-        """Cancel running work, and wait until it has ended. A second call does nothing."""
+        """Cancel the call, and wait until it has ended. A second call does nothing."""
         self._closed = True
         for _, stream in self._attempts:
             await stream.aclose()
@@ -232,12 +232,12 @@ class _Reasoning:
     """Finds the reasoning at the start of streamed text. Reasoning is not a part of the object."""
 
     def __init__(self) -> None:
-        self._held: str | None = ""  # the start, until it is known whether it is reasoning
+        self._held: str | None = ""  # the start of the text, until it is clear whether it is reasoning
         self._inside = False
-        self._tail = ""  # the end of the text read last, for a mark that is cut in two
+        self._tail = ""  # the last characters read, for a mark that is split between two pieces
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
-        """The part of a piece without reasoning, and whether the object starts again at it."""
+        """The part of a piece without reasoning, and whether the object starts again with that part."""
         if self._held is not None:
             self._held += piece
             start = self._held.lstrip()

@@ -78,7 +78,7 @@ class ObjectSchema(Generic[T]):
     def bare(self, text: str) -> Json | msgspec.UnsetType:
         """The value in a text without the wrapper object, because the model left it out; UNSET if there is none.
 
-        It is a list within other words, or the whole text as a string.
+        That is a list in the text, or the whole text as a string.
         """
         if not self._is_wrapped:
             return msgspec.UNSET
@@ -220,13 +220,13 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
         return schema.read(reply), repaired
     except ValueError as error:
         bare = msgspec.UNSET if is_cut_off else schema.bare(response.text)
-        if isinstance(bare, list):  # the object was a part of it
+        if isinstance(bare, list):  # the object was an item of the list
             return schema.read(bare), False
         raise NotTheObject("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
 
 
 class _Unfinished(ValueError):
-    """The only fault of the JSON is that it ends too early, or has not started."""
+    """The JSON is valid so far, but it is incomplete or has not started."""
 
 
 def read_json(text: str) -> Json:
@@ -261,7 +261,7 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 
 def _in_an_object(text: str) -> bool:
-    """Whether a text ends within a string of a JSON object, so that a mark after it is the string's."""
+    """Whether a text ends within a string of a JSON object. A mark after it then belongs to the string."""
     machine = PartialJson(embedded=True, opening="{")
     machine.feed(text)
     return machine.in_string
@@ -304,8 +304,9 @@ class ObjectArguments(Arguments, total=False):
     """The arguments of `generate_object` and `stream_object` besides model, prompt and schema."""
 
     max_reasks: int
-    """The number of times that a reply which is not JSON, or doesn't follow the schema, is shown to the model with
-    its fault, to be corrected. Each is a further call; by default 0."""
+    """The number of times that the model is asked to correct an invalid reply, with its fault. Each time is a
+    further call. 0 by default.
+    """
     repair: bool
     """Whether nearly valid JSON is repaired, for example an extra comma or a missing bracket. A truncated reply is
     accepted, too, if it follows the schema."""

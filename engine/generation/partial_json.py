@@ -166,11 +166,11 @@ class PartialJson:
         self._lenient = lenient
         self._root: Json = None
         self._stack: list[JsonObject | list[Json]] = []
-        self._names: list[str] = []  # of the member that is open in each object of the stack
-        self._string: JsonString | None = None  # the open one
-        self._is_name = False  # the open string is a member's name
+        self._names: list[str] = []  # the name of the open member in each object on the stack
+        self._string: JsonString | None = None  # the open string
+        self._is_name = False  # whether the open string is a member's name
         self._token = ""  # an open number or literal
-        self._before = 0  # characters of earlier pieces
+        self._before = 0  # the number of characters in earlier pieces
         self._grew = False
         self._state: _State = self._seek if embedded else self._begin_value
 
@@ -354,7 +354,7 @@ class PartialJson:
         else:
             grew = self._grew
             self._place(text)
-            self._grew = grew  # all of it was there before
+            self._grew = grew  # no part of it is new
 
     def _scalar(self, text: str, place: int) -> int:
         part = _TOKEN.match(text, place)
@@ -375,7 +375,7 @@ class PartialJson:
                 self._place(float(token))
             else:
                 self._fail(f"{token[:20]!r} is neither a number nor true, false or null", place)
-        except ValueError as error:  # more digits than Python is willing to read
+        except ValueError as error:  # more digits than Python accepts
             self._fail(str(error), place)
 
     # --- The tree ---

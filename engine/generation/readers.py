@@ -111,7 +111,7 @@ class StreamedTurn:
                 self.ownership.loop = asyncio.get_running_loop()
                 self._task = await self._runtime.host.start_turn(self.turn)
                 self._progress = Progress(self.turn)
-                if self._closed:  # meanwhile
+                if self._closed:  # closed while this waited
                     self.turn.cancel()
                 self._starting = None  # Waiting readers still hold the lock.
         return self._task
@@ -137,6 +137,18 @@ class StreamedTurn:
     def attach(self, stream_id: str) -> StreamReader[TurnEvent]:
         """A reader of the turn's stream, or of a child's. Raises UnknownStream."""
         return self._runtime.streams.attach(stream_id, any_owner=True)
+
+    def attach_remote(self, stream_id: str) -> StreamReader[TurnEvent] | None:
+        """A reader of a child's stream on another node; None outside of a cluster. Its first read may fail."""
+        return self._runtime.cluster.streams.attach(
+            stream_id,
+            self._runtime.host.start,
+            from_seq=0,
+            coalesce=False,
+            min_interval=0.0,
+            owner=None,
+            any_owner=True,
+        )
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Send another message to the model. Raises NoTurnRunning if the turn no longer accepts one."""
@@ -209,7 +221,7 @@ class StreamedTurn:
         if self._task is None:
             return
         self.turn.cancel()
-        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
+        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace period
             with contextlib.suppress(
                 Exception
             ):  # A reader that iterated has seen the error. A reader that leaves early doesn't want it.
@@ -227,7 +239,7 @@ _ONE_TASK_EACH = (
 
 
 class Reader(ABC, Generic[E]):
-    """An async iterator over batches of events. Only one task at a time may use it.
+    """An async iterator over batches of events. Only one task may use it at a time.
 
     Raises:
         CallboardError: A second task reads while one is waiting here.
@@ -355,8 +367,9 @@ class TreePiece(msgspec.Struct, frozen=True):
 class TreeText:
     """The live text of a turn and its descendants, each from its start.
 
-    The turn's exception is raised at the end. A child's exception is an error of the parent's tool. A child in
-    another process is left out.
+    The turn's exception is raised at the end. A child's exception is an error of the parent's tool. The text of a
+    child on another node comes over the cluster's broker, and ends early if that node dies. Outside of a cluster
+    a child in another process is left out.
 
     Args:
         run: The turn.
@@ -385,7 +398,7 @@ class TreeText:
             done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 reader, depth = self._waiting.pop(task)
-                if events := task.result():
+                if events := _events_of(task, depth):
                     self._take(events, reader, depth)
                     self._wait(reader, depth)
         return self._ready.popleft()
@@ -406,6 +419,8 @@ class TreeText:
                 self._wait(_Elsewhere(cast("StreamChannel", streams), loop, stream_id), depth)
             elif isinstance(above, _Elsewhere):
                 self._wait(_Elsewhere(above.streams, above.loop, stream_id), depth)
+            elif (remote := self._run.attach_remote(stream_id)) is not None:
+                self._wait(remote, depth)
 
     def _wait(self, reader: _TreeReader, depth: int) -> None:
         self._waiting[asyncio.ensure_future(reader.take())] = reader, depth
@@ -421,6 +436,16 @@ class TreeText:
                     self._follow(child, depth + 1, reader)
                 case _:
                     pass
+
+
+def _events_of(read: asyncio.Task[Sequence[LogEvent]], depth: int) -> Sequence[LogEvent]:
+    """The events that a reader has got. The stream of a child that can't be read has no more."""
+    try:
+        return read.result()
+    except CallboardError:
+        if depth == 0:
+            raise
+        return ()  # the child's node has died, or its stream has expired
 
 
 class _Elsewhere:

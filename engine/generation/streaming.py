@@ -1,4 +1,4 @@
-"""A turn in progress: one object to iterate, to await, or to leave.
+"""A turn in progress, as one object to iterate, to await or to cancel.
 
 `StreamResult` and `TurnStream` differ only in their events. A function's stream yields the view, in which
 everything has a start and an end. A session's stream yields the turn's own events, as `Engine.attach` does.
@@ -95,14 +95,14 @@ class _Stream(Generic[E]):
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens that all calls have used so far. Call it at any time: while the reply arrives, after the end,
-        and after the stream was left or has failed.
+        """The tokens that all calls have used so far. Available at any time, also after the stream was left or has
+        failed.
         """
         return self._run.usage.usage
 
     @property
     def cost(self) -> Cost:
-        """The cost of those tokens; unknown if the cost of one call is unknown. Call it at any time."""
+        """The cost of these tokens; unknown if the cost of one call is unknown. Available at any time."""
         return self._run.usage.cost
 
     @property
@@ -122,7 +122,7 @@ class _Stream(Generic[E]):
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """The decision that brought the last call to its model; None before it is made."""
+        """The routing decision of the last call; None before it is made."""
         return self._run.routing
 
     @property

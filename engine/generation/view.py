@@ -143,7 +143,7 @@ class TurnView:
         )
         self._pieces: list[str] = []
         self._signature: str | None = None
-        self._between = 0  # events so far that are of no message
+        self._between = 0  # the events so far that belong to no message
 
     def process(self, event: TurnEvent | StreamReset[TurnEvent]) -> Sequence[ViewEvent]:
         """The events of the view for one event of the turn; none for one that adds nothing."""

@@ -1,1 +1,1 @@
-"""The past that others recorded: calls from the files of other programs, in the trace of this one."""
+"""Imports: calls from the records of other programs, stored in this program's trace."""

@@ -1,8 +1,8 @@
-"""Calls that other programs recorded, in the trace of this one.
+"""Import the recorded calls of other programs into the trace.
 
-Files are read in chunks of some hundred calls. Each is written in one transaction, together with how far its files
-were read. A call has an identity in its source, and the trace keeps a ledger of identities. So a call is stored
-once, however many files have it, and however many importers read them or are killed.
+Files are read in chunks of some hundred calls. Each chunk is written in one transaction, together with the read
+positions of its files. A call has an identity in its source, and the trace has a ledger of all identities. So each
+call is stored once, even if several files contain it, several importers read it, or an importer is killed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ async def import_calls(
     clock: Clock = SYSTEM_CLOCK,
     progress: OnImport | None = None,
 ) -> ImportReport:
-    """Import the calls that another program recorded. A call that the trace has already is not stored again.
+    """Import the recorded calls of another program. A call that the trace already has is not stored again.
 
     Args:
-        store: The open store to write to. A dry run only reads it, and None stands for an empty one.
+        store: The open store to write to. A dry run only reads it; None means an empty store.
         source: The program, by its name or as a `Source`.
-        places: Files, folders, or a database's address; None takes the places where the program keeps them.
-        prices: The prices of the calls, each at its own time; None takes those of Callboard's home folder.
-        since: The time before which calls are left out: microseconds UTC, or an aware datetime.
+        places: Files, folders, or a database's address; None means the program's default places.
+        prices: The prices; None means those of Callboard's home folder. Each call gets the price of its own time.
+        since: The time of the earliest call to import: microseconds UTC, or an aware datetime.
         content: Whether to store the messages, too.
         dry_run: Whether only to report.
         clock: The clock for the name of the import's run.
@@ -65,7 +65,7 @@ async def import_calls(
 
     Raises:
         StoreError: The store can't be written.
-        ConfigurationError: There is no such source, it needs a place, or it reads no database.
+        ConfigurationError: The source is unknown, it needs a place, or it can't read a database.
         ValueError: There is no store, and it is no dry run.
     """
     importer = Importer(
@@ -83,7 +83,7 @@ async def import_calls(
 
 
 class Importer:
-    """Imports from one source, again and again. The arguments are those of `import_calls`.
+    """Imports from one source repeatedly. The arguments are those of `import_calls`.
 
     Raises:
         ConfigurationError: There is no such source.
@@ -117,9 +117,10 @@ class Importer:
         self._progress = progress
         self._run_id: str | None = None
         self._seq = 0
-        self._read: dict[str, ImportedFile] | None = None  # how far each file was read
-        self._sessions: set[str] = set()  # that are in the trace
-        self._seen: dict[str, Imported] = {}  # in a dry run, what would be in the ledger
+        self._read: dict[str, ImportedFile] | None = None  # the read position of each file
+        self._is_first = False  # whether no import of this source was before this run
+        self._sessions: set[str] = set()  # the sessions in the trace
+        self._seen: dict[str, Imported] = {}  # the ledger's new entries in a dry run
 
     def _place_of(self, place: Path | str) -> Path | StoreAddress:
         if not isinstance(place, str) or not is_address(place):
@@ -136,6 +137,7 @@ class Importer:
         await self._load_prices()
         if self._read is None:
             self._read = {} if self._store is None else await self._store.imported_files(self._source.name)
+        self._is_first = not self._read
         reading = Reading(self._source, self._places, self._read, report, content=self._content, since=self._since)
         while True:
             chunk = await anyio.to_thread.run_sync(reading.chunk)
@@ -160,11 +162,11 @@ class Importer:
             await anyio.sleep(seconds)
 
     async def take(self, items: Iterable[Item], place: str) -> ImportReport:
-        """Import calls that come from no file, such as those of `read_otlp`.
+        """Import calls that don't come from files, such as those of `read_otlp`.
 
         Args:
             items: The calls, and the parts that could not be read.
-            place: Where they come from, in words, in place of a file.
+            place: Text about their origin, in place of a file's path.
 
         Raises:
             StoreError: The store can't be written.
@@ -202,10 +204,10 @@ class Importer:
             self._sessions |= plan.sessions
             plan.count(report)
             return
-        raise StoreError("other importers write the same calls all the time")
+        raise StoreError(f"the import gave up after {_TRIES} conflicts with other writers")
 
     async def _plan(self, chunk: Chunk) -> _Plan:
-        """What to write of a chunk, as the ledger of imports is now."""
+        """The writes for a chunk, by the current ledger."""
         links = {link.turn: link for link in chunk.links}
         calls = {name: (_placed(call, links), file) for name, (call, file) in chunk.calls.items()}
         sessions = {
@@ -218,7 +220,8 @@ class Importer:
         named: list[ImportedCall | ImportedMessage | ImportedLink]
         named = [*(call for call, _ in calls.values()), *chunk.messages, *chunk.links]
         deleted = await self._deleted({each.session for each in named})
-        linked = await self._linked([link for link in chunk.links if link.session not in deleted])
+        late = [each for each in chunk.links if each.late or not self._is_first]
+        linked = await self._linked([each for each in late if each.session not in deleted])
         known = await self._known([*calls, *linked, *sessions, *said, *counts.values()])
         plan = _Plan()
         for name, call in sessions.items():
@@ -246,7 +249,7 @@ class Importer:
         return set() if self._store is None or not names else await self._store.deleted_sessions(names)
 
     async def _linked(self, links: Sequence[ImportedLink]) -> dict[str, Envelope]:
-        """The stored calls, each by its latest event, that lack the place in the tree that a link gives."""
+        """The latest events of the stored calls that a link adds to the tree."""
         found: dict[str, tuple[Envelope, LlmCallImported]] = {}
         turns = {self._turn(link.turn) for link in links}
         for session in {link.session for link in links}:
@@ -276,7 +279,7 @@ class Importer:
             plan.known += 1
             return
         plan.revisions.append(Revision(name, None if before is None else before.revision, revision))
-        if before is not None and not before.stored:  # A pruned call does not come back.
+        if before is not None and not before.stored:  # A pruned call is not imported again.
             plan.known += 1
             return
         event = self._event(call, file)
@@ -305,7 +308,7 @@ class Importer:
         links: Sequence[ImportedLink],
         known: dict[str, Imported],
     ) -> None:
-        """A further event of a call, which has the place in the tree that became known."""
+        """Another event of a call, with its place in the tree, which was unknown before."""
         before = known.get(name)
         if before is None or not before.stored or any(each.request_id == name for each in plan.revisions):
             return
@@ -323,7 +326,7 @@ class Importer:
     def _add_messages(
         self, plan: _Plan, new: dict[str, ImportedMessage], count: str, known: Imported | None
     ) -> None:
-        """The new messages of a session. The ledger has their number, which is the next one's place."""
+        """The new messages of a session. Their number in the ledger is the next message's position."""
         if not new:
             return
         first = 0 if known is None else known.revision
@@ -365,7 +368,7 @@ class Importer:
         )
 
     def _place(self, of: ImportedCall | ImportedLink) -> dict[str, Any]:
-        """The place in the tree, as an event has it."""
+        """The fields of an event for the call's place in the tree."""
         return {
             "parent_call_id": None if of.parent is None else request_id(self._source.name, of.parent),
             "parent_tool_use_id": of.parent_tool_use_id,
@@ -375,7 +378,7 @@ class Importer:
         }
 
     def _cost(self, call: ImportedCall, model: str) -> Cost | None:
-        """The cost at the prices of the call's time. The stated cost counts only where these are unknown."""
+        """The cost at the prices of the call's time. If these are unknown, the stated cost."""
         assert self._prices is not None
         cost = None if call.usage is None else self._prices.price(model, call.usage, call.started_at)
         stated = call.stated_cost_nano_usd
@@ -388,7 +391,7 @@ class Importer:
 
 
 def _placed(call: ImportedCall, links: dict[str, ImportedLink]) -> ImportedCall:
-    """A call with the place in the tree that a link gives, if it has none."""
+    """A call with its place in the tree, taken from a link if the call has none."""
     link = links.get(call.turn or "")
     if link is None or call.parent_turn is not None:
         return call
@@ -403,17 +406,19 @@ def _placed(call: ImportedCall, links: dict[str, ImportedLink]) -> ImportedCall:
 
 
 def _anonymous(call: ImportedCall) -> ImportedCall:
-    """The figures of a call. Those of a deleted session still count, but nothing names the session again."""
+    """A call with its numbers only. Calls of a deleted session still count, but without any reference to the
+    session.
+    """
     return msgspec.structs.replace(call, session=None, tags={}, line=0)
 
 
 class _Plan:
-    """What one transaction writes."""
+    """The writes of one transaction."""
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
         self.revisions: list[Revision] = []
-        self.sessions: set[str] = set()  # that are in the trace then
+        self.sessions: set[str] = set()  # the sessions in the trace after the transaction
         self.new: list[LlmCallImported] = []
         self.corrected = 0
         self.known = 0

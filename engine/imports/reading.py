@@ -1,9 +1,9 @@
-"""The files of a source, read in chunks: which have changed, from where to read, and the calls that they have.
+"""Reads a source's files in chunks: finds the changed files, and reads their calls from the last position.
 
-It all runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
+It runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
 
-A file whose size, time or number changed is read on from its position if the bytes before it are the same. A hash
-of all of them shows this. It is made of the bytes that were read, so it does not matter who writes meanwhile.
+A file with a new size, time or inode is read from the last position, if all bytes before it are unchanged. A hash
+shows this. It covers the bytes that were actually read, so concurrent writes do no harm.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ from .source import (
 )
 
 CALLS_AT_ONCE: Final = 500
-"""Calls that are written in one transaction."""
+"""The number of calls in one transaction."""
 MESSAGES_AT_ONCE: Final = 50
-"""Messages that are written in one transaction. Each may have some megabytes."""
+"""The number of messages in one transaction. Each may have some megabytes."""
 FILES_AT_ONCE: Final = 500
-"""Marks that are written in one transaction."""
+"""The number of read positions in one transaction."""
 MOST_FAULTS: Final = 100
-"""Unread parts that a report lists. All of them are counted."""
+"""The number of unreadable parts that a report lists. All are counted."""
 _HEAD = 4096
 WITH_CONTENT: Final = "+"
-"""The start of the digest of a file whose messages were read, too."""
+"""The prefix of a file's digest if its messages were read, too."""
 _MOST_TOKENS = 2**40
 _MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
 _BUFFER = 1024 * 1024
 _HELD = 10
-"""Buffers that are held before they are part of the hash: more than the longest line and the one that is read."""
+"""The number of buffers that are kept before they enter the hash. They cover the longest line and the next
+read.
+"""
 
 
 class ImportFault(msgspec.Struct, frozen=True):
@@ -69,45 +71,45 @@ class ImportFault(msgspec.Struct, frozen=True):
 
 
 class ImportedModel(msgspec.Struct, kw_only=True):
-    """What an import found of one model."""
+    """The calls of one model in an import."""
 
     calls: int = 0
-    """New calls."""
+    """The number of new calls."""
     input_tokens: int = 0
     """Their input tokens, cached ones included."""
     output_tokens: int = 0
     """Their output tokens."""
     nano_usd: int = 0
-    """Their cost at call time in nano-USD, of the calls that have one."""
+    """The cost of the priced calls in nano-USD, at the prices of their time."""
     unpriced: int = 0
     """The calls without a cost."""
 
 
 class ImportReport(msgspec.Struct, kw_only=True):
-    """What an import did."""
+    """The result of an import."""
 
     source: str
     """The name of the source."""
     dry_run: bool = False
     """Whether nothing was written."""
     files: int = 0
-    """The files that were looked at."""
+    """The number of checked files."""
     unchanged: int = 0
-    """The files that had not changed since the last import, and were not read."""
+    """The number of files that were not read, because they have not changed since the last import."""
     bytes_read: int = 0
-    """The bytes that were read."""
+    """The number of bytes read."""
     new: int = 0
-    """The calls that the trace did not have."""
+    """The number of calls that are new to the trace."""
     known: int = 0
-    """The calls that it had."""
+    """The number of calls that the trace already had."""
     corrected: int = 0
-    """The calls that it had with fewer tokens, or without the tool call that started them."""
+    """The number of known calls that got more tokens, or the tool call that started them."""
     skipped: int = 0
-    """The calls from before the requested time."""
+    """The number of calls before the requested time."""
     unread: int = 0
-    """The parts of files that could not be read."""
+    """The number of unreadable parts of files."""
     faults: list[ImportFault] = msgspec.field(default_factory=list)
-    """The first of these parts."""
+    """The first unreadable parts."""
     models: dict[str, ImportedModel] = msgspec.field(default_factory=dict)
     """The new calls by model."""
 
@@ -124,7 +126,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
 
 
 def request_id(source: str, identity: str) -> str:
-    """The request of an imported call. It is the same in every trace."""
+    """The request id of an imported call. It is the same in every trace."""
     return hashed("imp", source, identity)
 
 
@@ -134,13 +136,13 @@ def hashed(prefix: str, *parts: str | None) -> str:
 
 
 class Chunk:
-    """Some calls by their requests, each with its file, and how far files were read."""
+    """Some calls by their request ids, each with its file, and the read positions of files."""
 
     def __init__(self) -> None:
         self.calls: dict[str, tuple[ImportedCall, str]] = {}
         self.messages: list[ImportedMessage] = []
         self.links: list[ImportedLink] = []
-        self.read: dict[str, ImportedFile] = {}  # files that were read to their end, for this process only
+        self.read: dict[str, ImportedFile] = {}  # files that were read completely, for this process only
         self._files: dict[str, ImportedFile] = {}
 
     @property
@@ -161,7 +163,7 @@ class Chunk:
         return not (self.calls or self.messages or self.links or self.read or self._files)
 
     def take(self, item: Item, source: str, place: str, report: ImportReport, since: int | None) -> None:
-        """Add an item of a file, or count it in the report. A mark has its own method."""
+        """Add an item of a file, or count it in the report. Marks have their own method."""
         if isinstance(item, ImportedMessage):
             if since is None or item.at >= since:
                 self.messages.append(item)
@@ -182,8 +184,11 @@ class Chunk:
     def _add(self, name: str, call: ImportedCall, place: str) -> bool:
         """Add a call. Returns whether it was here already."""
         before = self.calls.get(name)
-        if before is None or before[0].revision < call.revision:
+        if before is None:
             self.calls[name] = call, place
+        elif before[0].revision < call.revision:  # It began with its first line, in whatever order these come.
+            began = min(before[0].started_at, call.started_at)
+            self.calls[name] = msgspec.structs.replace(call, started_at=began), place
         return before is not None
 
     def mark(self, file: ImportedFile) -> None:
@@ -238,7 +243,7 @@ class Reading:
                 continue
             path = str(file.path)
             changed.append((_first_moment(path), status.mtime_ns, path, file, status))
-        # The oldest first: a call that forks and copies repeat belongs to the session that made it.
+        # The oldest file first: a call that forks and copies repeat belongs to the session that made it.
         for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
             yield from self._file(path, file, status)
         for place in self._places:
@@ -246,7 +251,7 @@ class Reading:
                 yield from self._server(place)
 
     def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
-        """Whether an earlier reading has returned the same data. It may have left out the content."""
+        """Whether an earlier import has read the same data, perhaps without the content."""
         if known is None or (self._content and not known.digest.startswith(WITH_CONTENT)):
             return False
         return status is None or status == (known.size, known.mtime_ns, known.inode)
@@ -282,11 +287,12 @@ class Reading:
         except OSError as error:
             self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
             return
-        except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
+        except Exception as error:  # A faulty plugin or a malicious file must not end the import.
             self._report.note(path, UnreadablePart(line=0, why=f"the source failed with {type(error).__name__}"))
             return
         self._chunk.read[path] = position
-        if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.
+        # If calls were skipped, an import without `since` must read the file again.
+        if skipped == self._report.skipped:
             self._chunk.mark(position)
             yield
 
@@ -312,7 +318,7 @@ class Reading:
     def _position(
         self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, whole: bool
     ) -> ImportedFile:
-        """How far a file was read. Only the end of a whole reading has the file's size and time."""
+        """The read position of a file. It has the file's size and time only if the file was read completely."""
         prefix = WITH_CONTENT if self._content else ""
         return ImportedFile(
             source=self._source.name,
@@ -328,7 +334,7 @@ class Reading:
 
 
 class _Status(NamedTuple):
-    """What changes when a file changes. A database in use changes in its log."""
+    """The properties that show a change of a file. A database in use changes in its log."""
 
     size: int
     mtime_ns: int
@@ -349,7 +355,7 @@ def _status(path: Path) -> _Status | None:
 
 
 def _first_moment(path: str) -> str:
-    """The first time in a file, as far as its first bytes show one. It only orders files."""
+    """The first time in the first bytes of a file; used to sort files."""
     try:
         with open(path, "rb", buffering=0) as stream:
             found = _MOMENT.search(stream.read(_HEAD))
@@ -369,11 +375,11 @@ class _Hashed(io.RawIOBase):
     def _begin(self) -> None:
         self._file.seek(0)
         self._hash = hashlib.sha256()
-        self._to = 0  # the bytes in the hash
-        self._held: list[bytes] = []  # the bytes after these
+        self._to = 0  # the number of bytes in the hash
+        self._held: list[bytes] = []  # the bytes that are not in the hash yet
 
     def start(self, known: ImportedFile | None) -> Mark:
-        """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
+        """The position to read from: the end of the last reading, or the start of a rewritten file."""
         if known is None or not known.read_to or known.digest in ("", WITH_CONTENT):
             return START
         buffer = bytearray(_BUFFER)
@@ -386,7 +392,7 @@ class _Hashed(io.RawIOBase):
         return START
 
     def digest(self, read_to: int, prefix: str = "") -> str:
-        """The hash of a part that was read; only the prefix if the source did not read it in order."""
+        """The hash of the bytes up to a position; only the prefix if the source did not read in order."""
         while self._held and self._to + len(self._held[0]) <= read_to:
             self._fold()
         rest = read_to - self._to

@@ -1,7 +1,7 @@
-"""What every source gives: calls read from a file, and what could not be read.
+"""The interface of all sources: the calls in a file, and its unreadable parts.
 
-A source turns the bytes of one file into items, in constant memory. It writes nothing and keeps no positions. The
-importer does the rest: it finds changed files, remembers how far each was read, and writes the trace.
+A source turns the bytes of one file into items, in constant memory. It writes nothing and stores no positions. The
+importer finds changed files, stores read positions, and writes the trace.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
     line: int
     """The line of the file, from 1; 0 for sources without lines."""
     provider: str
-    """The provider's name, as prices know it."""
+    """The provider's name in price tables."""
     model: str
     """The model's name without the provider."""
     started_at: int
     """Microseconds since the epoch."""
     usage: TokenUsage | None
-    """The tokens, in Callboard's disjoint buckets; None if the file does not say."""
+    """The tokens, in Callboard's disjoint counts; None if unknown."""
     stop_reason: StopReason | None = None
-    """How the reply ended; None if the file does not say."""
+    """How the reply ended; None if unknown."""
     error_class: str | None = None
     """A value of `ErrorClass` for a call that failed; None for a reply."""
     error_type: str | None = None
-    """The name of the error, in the words of the file."""
+    """The file's name of the error."""
     latency_ms: int | None = None
     """Milliseconds of the call; None if unknown."""
     first_token_ms: int | None = None
     """Milliseconds to the first content; None if unknown."""
     stated_cost_nano_usd: int | None = None
-    """The cost that the file states, in nano-USD. It is kept with the computed one."""
+    """The cost in the file, in nano-USD. It is stored next to the computed cost."""
     session: str | None = None
     """The session's id in its source."""
     turn: str | None = None
@@ -70,7 +70,7 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
 
     @property
     def revision(self) -> int:
-        """A number that grows with the tokens of the call. Of two items, the larger one counts.
+        """A number that grows with the tokens of the call. Of two items, the one with the larger number counts.
 
         So the order in which files are read does not matter.
         """
@@ -82,7 +82,7 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
 
 
 class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool call that started a turn. A source gives it if it finds this after the calls of the turn."""
+    """The tool call that started a turn, for a source that finds it after the calls of the turn."""
 
     session: str | None
     """The session of the turn."""
@@ -91,30 +91,32 @@ class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     """The identity of the call whose tool started the turn."""
     parent_tool_use_id: str | None
-    """The tool call that started it."""
+    """The id of the tool call that started the turn."""
     parent_turn: str
     """The name of the turn that ran this tool."""
     root_turn: str
     """The name of the turn at the root of the tree."""
     depth: int
     """The number of turns above."""
+    late: bool = True
+    """False if only an earlier import may have given calls of the turn. A first import leaves such a link out."""
 
 
 class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a session, only if the importer asked for content."""
 
     identity: str
-    """The message's name, unique within its session."""
+    """The message's id, unique within its session."""
     session: str
     """The session's id in its source."""
     at: int
     """The time of the message, in microseconds since the epoch."""
     message: Message
-    """The message. The messages of a session are in the order in which they are given."""
+    """The message. The order of the items is the order in the session."""
 
 
 class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a file that could not be read. It costs a line in the report."""
+    """A part of a file that could not be read, for the report."""
 
     line: int
     """The line of the file, from 1; 0 for the whole file."""
@@ -123,14 +125,14 @@ class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in a file up to which all items were given, so that reading can go on there."""
+    """A position in a file from which to continue, because all items before it were returned."""
 
     read_to: int = 0
     """The number of bytes before it."""
     line: int = 0
     """The number of lines before it."""
     state: str = ""
-    """What the source must remember of the part before it, as it likes."""
+    """The source's own state for the part before the position, in any form."""
 
 
 START: Final = Mark()
@@ -142,18 +144,18 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a source."""
 
     path: Path
-    """Where it is."""
+    """The path of the file."""
     session: str | None = None
-    """The session that the name of the file gives."""
+    """The session in the file's name."""
     tags: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Tags that the place of the file gives, such as ``project``."""
+    """Tags from the file's path, such as ``project``."""
 
 
 class Source(Protocol):
     """A program whose records can be imported. An entry point of the group ``callboard.sources`` adds one.
 
-    The entry point is a class or a function without arguments. Each import calls it once. So an object may
-    remember what it read in one file to understand another.
+    The entry point is a class or a function without arguments. Each import calls it once. So the object may use
+    data from one file to read another.
     """
 
     name: str
@@ -164,7 +166,7 @@ class Source(Protocol):
         ...
 
     def files(self, place: Path) -> Iterable[SourceFile]:
-        """The files below a place. A place that is a file is that file."""
+        """The files in a folder, or the file itself."""
         ...
 
     def read(
@@ -174,9 +176,9 @@ class Source(Protocol):
 
         Args:
             file: The file.
-            stream: Its open bytes, which stand at `start.read_to`.
-            start: The last mark that an earlier reading gave. A source that gives no marks always gets `START`.
-            content: Whether to give the messages, too.
+            stream: The open file, at the position `start.read_to`.
+            start: The last mark of the earlier reading. A source without marks always gets `START`.
+            content: Whether to return the messages, too.
         """
         ...
 
@@ -186,12 +188,12 @@ class ServerSource(Source, Protocol):
     """A source that also reads a database on a server."""
 
     def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
-        """The items of the database at an address.
+        """The items in a database.
 
         Args:
             dsn: The address, such as ``postgresql://…``.
-            start: The last mark that an earlier reading gave.
-            content: Whether to give the messages, too.
+            start: The last mark of the earlier reading.
+            content: Whether to return the messages, too.
         """
         ...
 
@@ -215,7 +217,7 @@ SOURCES: Final[Mapping[str, str]] = {
 
 
 def source_names() -> list[str]:
-    """The names of all sources, those of plugins included."""
+    """The names of all sources, including plugins."""
     from importlib.metadata import entry_points
 
     return sorted({*SOURCES, *entry_points(group=GROUP).names})
@@ -242,7 +244,7 @@ def source_named(name: str) -> Source:
 # --- Lines, one at a time ---
 
 LONGEST_LINE: Final = 8 * 1024 * 1024
-"""The bytes of a line that are held at most. A longer line is skipped: no usage is that long."""
+"""The largest number of bytes of a line. A longer line is skipped: no usage is that long."""
 _SKIPPED_AT_ONCE = 1024 * 1024
 
 
@@ -252,19 +254,19 @@ class Line(NamedTuple):
     number: int
     """The number of the line, from 1."""
     start: int
-    """The bytes before it."""
+    """The number of bytes before it."""
     end: int
-    """The bytes up to its end."""
+    """The number of bytes up to its end."""
     data: bytes
     """The line. Empty if it was too long."""
     whole: bool = True
-    """Whether it ends with a newline. A line without one may still be written."""
+    """Whether it ends with a newline. Otherwise the program may still be writing it."""
     too_long: bool = False
-    """Whether it was longer than `LONGEST_LINE`, and skipped."""
+    """Whether it was skipped because it was longer than `LONGEST_LINE`."""
 
 
 def lines(stream: BinaryIO, start: Mark = START, longest: int = LONGEST_LINE) -> Iterator[Line]:
-    """The lines of a stream that stands at `start`. No more than one line is held."""
+    """The lines of a stream from the position `start`. Only one line is in memory."""
     number, place = start.line, start.read_to
     while data := stream.readline(longest):
         number += 1
@@ -277,6 +279,18 @@ def lines(stream: BinaryIO, start: Mark = START, longest: int = LONGEST_LINE) ->
         while not rest.endswith(b"\n") and (rest := stream.readline(_SKIPPED_AT_ONCE)):
             place += len(rest)
         yield Line(number, begin, place, b"", rest.endswith(b"\n"), too_long=True)
+
+
+def broken_line(line: Line) -> UnreadablePart | None:
+    """The reason why a line can't be an object of JSON; None if it may be one, or is empty."""
+    if line.too_long:
+        return UnreadablePart(line=line.number, why="the line is too long")
+    if line.data[:1] == b"{" and line.data[-2:] == b"}\n":
+        return None
+    text = line.data.strip()
+    if not text or (text[:1] == b"{" and text[-1:] == b"}"):
+        return None
+    return UnreadablePart(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
 
 
 # --- Values of files, which may be anything ---
@@ -312,7 +326,9 @@ LONGEST_NAME: Final = 300
 
 
 def name(value: str | None) -> str | None:
-    """A name from a file: an id, a model, a folder. None if it is empty. It has one line of limited length."""
+    """A name from a file, such as an id, a model or a folder, as one line of limited length. None if it is
+    empty.
+    """
     if not value:
         return None
     cut = value[:LONGEST_NAME]
@@ -325,7 +341,7 @@ def tags_of(**values: str | None) -> dict[str, str]:
 
 
 def nano_of(usd: float | str | None) -> int | None:
-    """US dollars as nano-USD; None if it is no amount."""
+    """US dollars as nano-USD; None if the value is not an amount."""
     if usd is None or isinstance(usd, bool):
         return None
     from decimal import Decimal, InvalidOperation

@@ -1,6 +1,6 @@
-"""MCP servers: their tools for a session, and a session or tools as a server for other hosts.
+"""MCP: the tools of MCP servers for a session, and a session or tools as an MCP server for other hosts.
 
-An annex: the core never imports it, and it needs the official client library only to open a server.
+The core never imports this package. It needs the official client library only to open a server.
 """
 
 from callboard.bus._lazy_names import face
@@ -13,7 +13,8 @@ __getattr__, __dir__, __all__ = face(
             "Sample SamplingRequest"
         ),
         ".oauth": "McpMemoryTokens McpOAuth McpTokenFile McpTokenStorage",
-        ".serve": "McpService OpenSession mcp_service",
+        ".ask": "OpenSession",
+        ".serve": "McpService mcp_service",
         ".server": "McpServer McpTool",
         ".servers": "McpServers McpServerStatus mcp_servers mcp_tools",
         ".settings": "McpServerSettings",

@@ -1,11 +1,11 @@
-"""One life of a connection to an MCP server, from its start to its end.
+"""One connection to an MCP server, from its start to its end. A restart makes a new one.
 
     connect ── list the tools ── up ─┬─ the server's list has changed: list again ─┐
                                      │◀──────────────────────────────────────────┘
                                      └─ the server has ended, or a call found it gone: `ServerGone`
 
-A life runs in one task, so the library's task groups are entered and left there. Calls come from other tasks. If
-the server dies, the library ends each call in progress with an error.
+A connection runs in one task, because the library's task groups must be entered and left in the same task. Calls
+come from other tasks. If the server dies, the library ends each call in progress with an error.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from .settings import McpServerSettings
 
 _log = Log("engine.mcp")
 
-logging.getLogger("mcp").addHandler(logging.NullHandler())  # or Python prints its warnings to stderr
+logging.getLogger("mcp").addHandler(logging.NullHandler())  # otherwise Python prints its warnings to stderr
 
 MAX_PAGES = 100
-"""The number of pages that are read of a list of a server."""
+"""The largest number of pages that are read from a server's list."""
 
 STDERR_LINES = 5
-"""The number of last lines of a command's stderr that are kept for an error."""
+"""The number of a command's last stderr lines that are kept for an error."""
 
 LOGIN_SECONDS = 300.0
-"""Seconds for a person to log in."""
+"""Seconds that a person has to log in."""
 
 RELIST_SECONDS = 5.0
-"""Seconds that the end of a call waits for a changed list of tools."""
+"""Seconds that a call waits at its end for a changed list of tools."""
 
 
 class ServerGone(CallboardError):
@@ -58,7 +58,7 @@ class ServerGone(CallboardError):
 
 
 class Connection:
-    """One life of a connection.
+    """One connection to a server.
 
     Args:
         name: The server's name, for logs and errors.
@@ -91,7 +91,8 @@ class Connection:
         self._server = server
         self._auth = auth
         self._calls: list[CallInProgress] = []
-        self._limit: asyncio.Timeout | None = None  # while it connects, if a person may have to log in
+        # The time limit while it connects, if a person may have to log in.
+        self._limit: asyncio.Timeout | None = None
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -107,7 +108,7 @@ class Connection:
 
         Args:
             up: Called when the server's tools are known.
-            changed: Called when the server has listed them again.
+            changed: Called when the list has been read again.
 
         Raises:
             ServerGone: The server has ended.
@@ -117,7 +118,7 @@ class Connection:
             async with AsyncExitStack() as stack:
                 client = await self._connected(stack)
                 self.client = client
-                self.stderr.clear()  # its output at the start is no reason for its end
+                self.stderr.clear()  # its output at the start doesn't explain a later end
                 up()
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._listen, client)
@@ -136,8 +137,8 @@ class Connection:
                 try:
                     client = await self._enter(stack, "auto")
                 except Exception as error:
-                    # Some servers end if the first message is not `initialize`, and the library asks first which
-                    # version of the protocol they have.
+                    # The library first asks for the protocol version, but some servers end if the first message is
+                    # not `initialize`.
                     why = unwrapped(error)
                     closed = isinstance(why, MCPError) and why.code == CONNECTION_CLOSED
                     if not closed or self._settings is None or self._settings.url is not None:
@@ -178,7 +179,7 @@ class Connection:
         return entered
 
     def _target(self) -> object:
-        """The server, as the library takes it."""
+        """The server in the form that the library accepts."""
         if self._settings is None:
             return self._server
         return self._watched(_transport(self._settings, self._auth, self.stderr, self._failed_with))
@@ -194,7 +195,7 @@ class Connection:
     # --- While it is up ---
 
     async def _follow(self, client: Client, changed: Callable[[], object]) -> None:
-        """Return when the server is gone. Read its list of tools again when that has changed."""
+        """Read the list of tools again after each change. Returns when the server is gone."""
         while not self._gone:
             await self._wake.wait()
             self._wake.clear()
@@ -231,7 +232,7 @@ class Connection:
             try:
                 async with client.listen(tools_list_changed=True) as events:
                     pause = 0.5
-                    self.tools_changed()  # it may have changed before
+                    self.tools_changed()  # the list may have changed before
                     async for _ in events:
                         self.tools_changed()
             except (SubscriptionLost, TimeoutError):
@@ -243,7 +244,9 @@ class Connection:
             pause = min(pause * 2, 30.0)
 
     async def roots_changed(self) -> None:
-        """Notify the server that the roots have changed. A newer server asks for them when it needs them."""
+        """Notify the server that the roots have changed. Newer servers are not notified; they ask when they need
+        the roots.
+        """
         if self.client is not None and _is_old(self.client):
             with contextlib.suppress(MCPError):
                 await self.client.session.send_notification(types.RootsListChangedNotification())
@@ -254,13 +257,13 @@ class Connection:
         self._wake.set()
 
     def end(self) -> None:
-        """End this life, because the server is gone."""
+        """End this connection, because the server is gone."""
         self._gone = True
         self._settled.set()
         self._wake.set()
 
     def is_lost(self, error: MCPError) -> bool:
-        """Whether an error means that the server is gone. Then this life ends."""
+        """Whether an error means that the server is gone. If so, this connection ends."""
         lost = error.code == CONNECTION_CLOSED or was_refused(error)
         if lost:
             self.end()
@@ -270,7 +273,7 @@ class Connection:
 
     @contextmanager
     def in_progress(self, context: ToolContext | None) -> Iterator[None]:
-        """Note a call of a tool, so that the server's requests within it belong to it."""
+        """Record a tool call, so that the server's requests during the call belong to it."""
         call = CallInProgress(context)
         call.variables.run(current_call.set, call)
         token = current_call.set(call)
@@ -282,7 +285,7 @@ class Connection:
             current_call.reset(token)
 
     def context_of_request(self) -> contextvars.Context | None:
-        """The context in which to handle a message of the server, if the transport has none.
+        """The context for handling a server's message, if the transport gives none.
 
         The protocol does not name the call that a request belongs to. If all calls in progress belong to one turn,
         the latest one is used. Otherwise none is used, so that no cost counts for another turn.
@@ -294,7 +297,7 @@ class Connection:
 
 
 class _WatchedStream:
-    """The messages of a server. Their end ends the life of the connection."""
+    """The messages of a server. The connection ends with them."""
 
     def __init__(self, inner: Any, connection: Connection) -> None:
         self._inner = inner
@@ -302,7 +305,7 @@ class _WatchedStream:
 
     @property
     def last_context(self) -> contextvars.Context | None:
-        """The context of the last message, which the library's dispatcher asks for."""
+        """The context of the last message, for the library's dispatcher."""
         inner: contextvars.Context | None = getattr(self._inner, "last_context", None)
         if inner is not None and inner.get(current_call) is not None:
             return inner
@@ -338,7 +341,7 @@ class _WatchedStream:
 
 
 def _is_old(client: Client) -> bool:
-    """Whether the server's version of the protocol has a session with notifications to the server."""
+    """Whether the server's protocol version has sessions and notifications to the server."""
     return client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
 
 
@@ -348,7 +351,7 @@ def was_refused(error: MCPError) -> bool:
 
 
 async def all_pages(method: Callable[..., Awaitable[Any]], field: str) -> list[Any]:
-    """All entries of a list of a server. A server that has no such list has no entries."""
+    """All entries of a server's list. Empty if the server has no such list."""
     found: list[Any] = []
     cursor: str | None = None
     for _ in range(MAX_PAGES):
@@ -447,7 +450,9 @@ class _Lines(asyncio.Protocol):
 
 @asynccontextmanager
 async def _read_lines(lines: deque[str]) -> AsyncIterator[Any]:
-    """The writing end of a pipe. Its last lines are kept, so a command's stderr does not reach the host's."""
+    """The writing end of a pipe for a command's stderr. Its last lines are kept, and nothing reaches the host's
+    stderr.
+    """
     reads, writes = os.pipe()
     with os.fdopen(writes, "w") as writer:
         reader = os.fdopen(reads, "rb", 0)  # the transport closes it
@@ -456,12 +461,12 @@ async def _read_lines(lines: deque[str]) -> AsyncIterator[Any]:
             yield writer
         finally:
             writer.close()
-            await asyncio.sleep(0)  # a turn of the loop for the data in the pipe
+            await asyncio.sleep(0)  # let the event loop read the data in the pipe
             transport.close()
 
 
 def installed_version() -> str:
     try:
         return version("callboard")
-    except PackageNotFoundError:  # run from a checkout that isn't installed
+    except PackageNotFoundError:  # a checkout that isn't installed
         return "0"

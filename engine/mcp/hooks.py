@@ -1,4 +1,4 @@
-"""The requests of servers to a host, the host's answers, and the values that a host reads from servers."""
+"""The requests of servers to a host, the host's answers, and the servers' resources and prompts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Elicitation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def defaults(self) -> JsonObject:
-        """The default values in the schema. They fill in what an answer leaves out."""
+        """The default values in the schema, for values that an answer leaves out."""
         properties = (self.schema or {}).get("properties")
         if not isinstance(properties, dict):
             return {}
@@ -50,8 +50,9 @@ class Elicitation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ElicitationAnswer: TypeAlias = Mapping[str, Any] | Literal["accept", "decline", "cancel"] | None
-"""The values of the form, which accepts; ``accept`` with the defaults or for a page; ``decline`` (or None), or
-``cancel`` if the user has dismissed the question without an answer."""
+"""The values of an accepted form; ``accept``, which uses the defaults, or accepts a page; ``decline`` or None; or
+``cancel`` if the user dismissed the question without an answer.
+"""
 
 Elicit: TypeAlias = Callable[[Elicitation], ElicitationAnswer | Awaitable[ElicitationAnswer]]
 """A function that asks the user. A plain function runs in a thread."""
@@ -65,11 +66,11 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     """The messages for the model."""
     system_prompt: str | None = None
-    """The system prompt that the server wants."""
+    """The system prompt requested by the server."""
     max_output_tokens: int
     """The largest number of tokens of the reply."""
     temperature: float | None = None
-    """The temperature that the server wants."""
+    """The temperature requested by the server."""
     stop_sequences: tuple[str, ...] = ()
     """The texts that end the reply."""
     model_hints: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ Sample: TypeAlias = Callable[
 ]
 """A function that answers a `SamplingRequest` with a text or a result of `generate`. None refuses it.
 
-It runs in the context of the tool's call, so calls of the engine in it belong to that call.
+It runs in the context of the tool call, so the engine's calls inside it count as that tool call's children.
 """
 
 
@@ -152,6 +153,6 @@ class McpPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def answer_of(hook: Callable[..., T | Awaitable[T]], request: object) -> T:
-    """The answer of a host's function. A plain function runs in a thread, because it may block."""
+    """The result of a host's function. A plain function runs in a thread, because it may block."""
     answer = hook(request) if is_async(hook) else await run_in_thread(lambda: hook(request))
     return await answer if inspect.isawaitable(answer) else answer

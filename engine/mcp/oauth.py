@@ -1,4 +1,6 @@
-"""OAuth for HTTP servers, with the client library's own client: login in a browser, tokens stored by the host."""
+"""OAuth for HTTP servers, with the client library's own client. A person logs in with a browser, and the host
+stores the tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from callboard.bus.files import write_private
 from .hooks import answer_of
 
 REDIRECT_URI = "http://127.0.0.1:8373/callback"
-"""Where the browser returns to after a login. Some servers compare it exactly, so the port is fixed."""
+"""The address to which the browser returns after a login. Some servers compare it exactly, so the port is
+fixed.
+"""
 
 _PAGE = "<!doctype html><title>Callboard</title><p>You are logged in. You can close this page."
 
@@ -79,23 +83,23 @@ class McpMemoryTokens:
 class McpOAuth:
     """A person's login at HTTP servers. One object may serve several servers.
 
-    By default a browser is opened on this machine, and the login comes back over a local port. A web application
-    passes `open_url` and `wait_for_redirect` instead. For the other flows of the client library, such as client
+    By default a browser opens on this machine, and returns the login over a local port. A web application passes
+    `open_url` and `wait_for_redirect` instead. For the other flows of the client library, such as client
     credentials, pass its own object in `auth`.
 
     Args:
-        storage: Where the logins are stored. By default they are lost with the process.
+        storage: Where the logins are stored. By default in memory, until the process ends.
         open_url: Shows the login page to the person. A plain function runs in a thread.
         wait_for_redirect: Returns the URL to which the person's browser came back, with its query.
         redirect_uri: That URL without its query.
-        scope: The scopes to ask for, separated by spaces; None lets the server decide.
+        scope: The requested scopes, separated by spaces; None lets the server decide.
         client_id: The id of a client that was registered by hand; None registers one.
         client_secret: The secret of that client, if it has one.
         client_metadata_url: The URL of a document that describes the client, for servers that accept one.
         client_name: The name that the login page shows.
 
     Raises:
-        ConfigurationError: One of two arguments that belong together is missing.
+        ConfigurationError: Only one of two arguments that need each other is given.
     """
 
     def __init__(
@@ -141,8 +145,8 @@ class McpOAuth:
         storage = _LibraryStorage(self._storage, url, self._registered())
 
         class Provider(OAuthClientProvider):
-            """The library's client. After a restart of the process, it finds the URL at which to renew a stored
-            login.
+            """The library's client, which also finds the URL for renewing a login that an earlier process
+            stored.
             """
 
             on_login: Callable[[], object] | None = None
@@ -192,9 +196,9 @@ class _Stored(msgspec.Struct, omit_defaults=True):
 
 
 class _LibraryStorage:
-    """A host's storage, as the client library uses it.
+    """A host's storage, with the interface of the client library.
 
-    The time of expiry is stored, because the library's tokens only have the seconds that they last.
+    The time of expiry is also stored, because the library's tokens have only their duration in seconds.
     """
 
     def __init__(self, storage: McpTokenStorage, key: str, registered: dict[str, Any] | None) -> None:
@@ -204,7 +208,7 @@ class _LibraryStorage:
         self.context: Any = None
 
     async def restore(self, context: Any) -> None:
-        """Restore the library's client: its discoveries from the time of the login, and the tokens' time of
+        """Restore the library's client: the server's metadata found at the login, and the tokens' time of
         expiry.
         """
         from mcp.shared.auth import OAuthMetadata, ProtectedResourceMetadata
@@ -266,7 +270,7 @@ def _plain(model: Any) -> dict[str, Any] | None:
 
 
 class _Browser:
-    """One person's browser: opens the login page, and receives where it returns to."""
+    """One person's browser: opens the login page, and receives the address to which the browser returns."""
 
     def __init__(
         self,

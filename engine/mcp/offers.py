@@ -50,7 +50,7 @@ class Resources:
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """The URIs and templates of now."""
+        """The current URIs and templates."""
         return tuple(self._given)
 
     def listed(self) -> list[types.Resource]:
@@ -100,7 +100,7 @@ class Prompts:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The prompts of now."""
+        """The current prompts."""
         return as_tools(self._given)
 
     def listed(self) -> list[types.Prompt]:

@@ -5,8 +5,8 @@
     roots/list              the host's `roots`
     notifications/message   the log, and the host's `on_log`
 
-Without a hook the ability is not offered to the server. A request runs in the context of the tool's call that it
-belongs to, so a call of the engine in a hook is a child of that call.
+Without a hook, the ability is not offered to the server. A request runs in the context of its tool call, so the
+engine's calls inside a hook are children of that tool call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = Log("engine.mcp")
 
 REJECTED = -1
-"""The code that the protocol has for a user's refusal of a sampling request."""
+"""The protocol's code for a user's refusal of a sampling request."""
 
 
 class CallInProgress:
@@ -61,7 +61,7 @@ class Callbacks:
         sampling: Gets a model's reply.
         roots: Returns the current roots.
         on_log: Gets log messages, in addition to the log.
-        log_level: The lowest level that the server is asked to send.
+        log_level: The lowest requested level of log messages.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ def _sampling_request(server: str, params: types.CreateMessageRequestParams) -> 
 
 
 def sampled_by(model: Model, engine: Engine | None) -> Callable[[SamplingRequest], Awaitable[GenerateResult]]:
-    """A function that answers sampling requests with a model of the engine, without asking."""
+    """A function that answers sampling requests with a model of the engine, without asking the user."""
 
     async def sample(request: SamplingRequest) -> GenerateResult:
         from ..functions.functions import default_engine

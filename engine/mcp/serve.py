@@ -1,11 +1,11 @@
 """A session or a set of tools as an MCP server, for other hosts.
 
-    tools      each is a tool of the server; it is checked, timed and run as in a turn
-    a session  one tool, `ask`, sends a message and returns the reply
+    tools      each is a tool of the server, with the same checks and time limits as in a turn
+    a session  one tool, `ask`, sends a message and returns the reply, see `ask`
     resources, prompts  see `offers`
 
-A server may serve several clients, over stdin and stdout or over streamable HTTP. If something that it offers
-changes, it notifies them: older clients by a notification, newer ones by their subscription.
+A server may serve several clients, over stdin and stdout or over streamable HTTP. After a change of its lists, it
+informs older clients by a notification, and newer ones by their subscription.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -31,25 +30,19 @@ from ..sessions.session import Session
 from ..tools.calls import ToolRoundContext
 from ..tools.collect import ToolLike, as_tools, collected
 from ..tools.context import Approval, ApprovalRequest, Approve, Approved, Denied, Pending
-from ..tools.define import tool
 from ..tools.handler import Tool
 from ..tools.running import run_tools
+from .ask import OpenSession, ask_tool, asking_user
 from .hooks import answer_of
 from .server import require_library
 
 _log = Log("engine.mcp.serve")
 
-OpenSession: TypeAlias = Callable[[str | None], Session | Awaitable[Session]]
-"""A function that gets the id of a conversation, or None for a new one, and returns its session."""
-
 Offered: TypeAlias = Literal["tools", "resources", "prompts"]
 """The lists of a server."""
 
 MOST_VALUES = 100
-"""The number of values of an argument in one reply, which the protocol sets."""
-
-ASK = "ask"
-"""The name of the tool that sends a message to a session."""
+"""The protocol's limit of argument values in one reply."""
 
 NOT_APPROVED = "it needs an approval, and this client offers no way to ask its user"
 
@@ -85,7 +78,7 @@ class McpService:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools of now."""
+        """The current tools."""
         return as_tools(self._given)
 
     async def serve_stdio(self) -> None:
@@ -102,8 +95,8 @@ class McpService:
         """An ASGI application that serves streamable HTTP at ``/mcp``. Its lifespan must run.
 
         Args:
-            hosts: The names by which clients reach it, such as ``mcp.example.com``, besides this machine's own.
-            token: The token that clients must send as ``Authorization: Bearer``; None takes all requests.
+            hosts: The host names that clients use, such as ``mcp.example.com``, in addition to this machine's own.
+            token: The token that clients must send as ``Authorization: Bearer``; None accepts all requests.
         """
         from mcp.server.transport_security import TransportSecuritySettings
 
@@ -124,8 +117,8 @@ class McpService:
     async def announce(self, kind: Offered, uri: str | None = None) -> None:
         """Notify the clients of a change.
 
-        A change of the lists is noticed after each call of a tool, and immediately if a source of tools reports
-        it. Call this for a change at another time, or for the content of a resource.
+        Changes of the lists are detected after each tool call, and immediately if a source of tools reports them.
+        Call this method for any other change, or if the content of a resource has changed.
 
         Args:
             kind: The list that has changed: ``tools``, ``resources`` or ``prompts``.
@@ -171,7 +164,7 @@ class McpService:
         """Announce the changes that sources of tools report."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-        def report() -> None:  # on the event loop of the source
+        def report() -> None:  # called on the event loop of the source
             loop.call_soon_threadsafe(changed.set)
 
         async def follow() -> None:
@@ -199,7 +192,7 @@ class McpService:
         from .values import blocks_for, tool_of
 
         class Announcing(Server[dict[str, Any]]):
-            """A server that notifies older clients of changes, too."""
+            """A server that also notifies older clients of changes."""
 
             def get_capabilities(self, *_: Any, **named: Any) -> types.ServerCapabilities:
                 return super().get_capabilities(NotificationOptions(True, True, True), **named)
@@ -216,7 +209,8 @@ class McpService:
             if params.name not in {each.name for each in self.tools}:
                 raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name}")
             call = ToolUseBlock(f"mcp_{context.request_id}", params.name, params.arguments or {})
-            user = _User(context.session, params)
+            user = _User(context.session, params, self._approve)
+            asking_user.set(user)
             with _Progress(context.session) as progress:
                 shared = ToolRoundContext(
                     clock=SYSTEM_CLOCK,
@@ -232,7 +226,9 @@ class McpService:
                     MISSING_REQUIRED_CLIENT_CAPABILITY, NOT_APPROVED, {"requiredCapabilities": user.lacks}
                 )
             if user.question is not None:
-                return types.InputRequiredResult(input_requests={_APPROVAL: user.question})
+                return types.InputRequiredResult(
+                    input_requests={_APPROVAL: user.question}, request_state=user.state or None
+                )
             if not made.results:
                 text = types.TextContent(type="text", text="The call was not executed: its host has to run it.")
                 return types.CallToolResult(content=[text], is_error=True)
@@ -304,7 +300,7 @@ class McpService:
         return {"on_list_prompts": listed, "on_get_prompt": get, "on_completion": complete}
 
     def _approver(self, user: _User) -> Approve:
-        """Decides about calls: the host's own function, or else the user of the client."""
+        """The approval function: the host's own, or else a question to the client's user."""
         careful = {each.name for each in self.tools if each.needs_approval is not None}
 
         async def approve(request: ApprovalRequest) -> Approval:
@@ -323,41 +319,76 @@ _APPROVAL = "approval"
 class _User:
     """The user of a client, who is asked about a call of a tool.
 
-    An older client is asked while the call is in progress. A newer one gets the question as the result, and calls
-    again with the answer.
+    An older client is asked during the call. A newer client gets the question as the call's result, and repeats
+    the call with the answer.
     """
 
-    def __init__(self, session: Any, params: Any) -> None:
+    def __init__(self, session: Any, params: Any, approve: Approve | None) -> None:
         self._session = session
-        self._answers = params.input_responses or {}
+        self._answers = dict(params.input_responses or {})
+        self._approve = approve
+        self._open: list[ApprovalRequest] = []
+        self.state: str = params.request_state or ""
+        """See `AskingUser.state`."""
         self.question: Any = None
         """The question that is the result of the call; None if there is none."""
         self.lacks: dict[str, Any] | None = None
-        """The capability that a newer client must have for this call; None if it has all."""
+        """The capability that a newer client lacks for this call; None if it has all."""
 
     async def decides(self, request: ApprovalRequest) -> Approval:
-        import mcp_types as types
+        """Decide about a call of a tool that is served."""
         from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-        capabilities = self._session.client_capabilities
-        if capabilities is None or capabilities.elicitation is None:
-            if self._session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
-                return Denied(NOT_APPROVED)
+        if not self._can_be_asked and self._session.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
             self.lacks = {"elicitation": {}}
             return Pending()
-        text = f"May {request.call.name} run with {msgspec.json.encode(request.arguments).decode()}?"
+        return self.answer() or await self._asked(request)
+
+    def approver(self, careful: Iterable[str]) -> Approve:
+        """See `AskingUser.approver`."""
+        names = frozenset(careful)
+
+        async def approve(request: ApprovalRequest) -> Approval:
+            if self._approve is not None:
+                return await answer_of(self._approve, request)
+            return await self._asked(request) if request.call.name in names else Approved()
+
+        return approve
+
+    def answer(self) -> Approval | None:
+        """See `AskingUser.answer`."""
+        answer = self._answers.pop(_APPROVAL, None)
+        return None if answer is None else _approval(answer)
+
+    @property
+    def _can_be_asked(self) -> bool:
+        capabilities = self._session.client_capabilities
+        return capabilities is not None and capabilities.elicitation is not None
+
+    async def _asked(self, request: ApprovalRequest) -> Approval:
+        """The answer of an older client, or a question as the result for a newer one."""
+        import mcp_types as types
+
+        if not self._can_be_asked:
+            return Denied(NOT_APPROVED)
+        now = self._session.can_send_request
+        self._open = [request] if now else [*self._open, request]
+        text = "\n".join(
+            f"May {each.call.name} run with {msgspec.json.encode(each.arguments).decode()}?" for each in self._open
+        )
         form = types.ElicitRequestFormParams(message=text, requested_schema={"type": "object", "properties": {}})
-        answer = self._answers.get(_APPROVAL)
-        if answer is None and not self._session.can_send_request:
+        if not now:
             self.question = types.ElicitRequest(params=form)
             return Pending()
-        if answer is None:
-            try:
-                answer = await self._session.elicit_form(form.message, form.requested_schema)
-            except Exception as error:
-                _log.warning("approval_not_asked", error=type(error).__name__)
-                return Denied(NOT_APPROVED)
-        return Approved() if getattr(answer, "action", None) == "accept" else Denied("the user declined it")
+        try:
+            return _approval(await self._session.elicit_form(form.message, form.requested_schema))
+        except Exception as error:
+            _log.warning("approval_not_asked", error=type(error).__name__)
+            return Denied(NOT_APPROVED)
+
+
+def _approval(answer: Any) -> Approval:
+    return Approved() if getattr(answer, "action", None) == "accept" else Denied("the user declined it")
 
 
 class _Progress:
@@ -394,7 +425,7 @@ class _Progress:
             done, total = (float(self._count), None) if event.fraction is None else (event.fraction, 1.0)
             try:
                 await self._session.report_progress(done, total, event.message)
-            except Exception as error:  # the client has gone
+            except Exception as error:  # the client has disconnected
                 _log.debug("progress_not_sent", error=type(error).__name__)
             finally:
                 self._queue.task_done()
@@ -402,7 +433,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[Any]:
-    """A file for the protocol alone. During that time, other output to stdout is written to stderr."""
+    """The original stdout, for the protocol only. Meanwhile, other output to stdout is written to stderr."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -416,7 +447,7 @@ def _own_stdout() -> Iterator[Any]:
 
 
 class _Gate:
-    """Refuses requests without the token, and removes the spaces around the values of headers."""
+    """Refuses requests without the token. It also removes spaces around header values."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app = app
@@ -455,7 +486,8 @@ def mcp_service(
         tools: The tools, or plain functions with type hints and docstrings.
         session: A session, to which the tool `ask` sends messages. All clients share it. A function makes a
             session for each conversation instead: `ask` returns the id of the conversation, and continues it if a
-            client passes the id.
+            client passes the id. The text of the reply and the tools that run are reported as progress. If a
+            client cancels its call, the turn is cancelled.
         resources: The resources by URI: a text, bytes, a `pathlib.Path`, a content block, or a function that
             returns one of these. A URI with variables, such as ``note://{name}``, needs a function of them.
         prompts: Functions whose parameters are texts, and whose result is the prompt: a text, content blocks or
@@ -472,8 +504,8 @@ def mcp_service(
             resource's function does not take the variables of its URI.
     """
     require_library()
-    # Without a session the tools stay the object that was given: it may be a source, whose tools change.
-    given: Sequence[ToolLike] = tools if session is None else [*tools, _ask(session, description)]
+    # Without a session, the original object is used, because it may be a source whose tools change.
+    given: Sequence[ToolLike] = tools if session is None else [*tools, ask_tool(session, description)]
     if session is None and not tools and resources is None and prompts is None:
         raise ConfigurationError("an MCP server needs tools or a session to serve")
     return McpService(
@@ -485,31 +517,3 @@ def mcp_service(
         approve=approve,
         timeout=timeout,
     )
-
-
-def _ask(session: Session | OpenSession, description: str) -> Tool:
-    if isinstance(session, Session):
-        known = session
-
-        async def ask_it(message: Annotated[str, "The message."]) -> object:
-            reply = await known.send(message)
-            return [block for block in reply.content if block.__class__.__name__ in ("TextBlock", "ImageBlock")]
-
-        return tool(ask_it, name=ASK, description=description)
-
-    opened: dict[str, Session] = {}
-    make = session
-
-    async def ask(
-        message: Annotated[str, "The message."],
-        conversation: Annotated[str | None, "The id of a conversation to continue, from an earlier reply."] = None,
-    ) -> dict[str, str]:
-        found = opened.get(conversation) if conversation is not None else None
-        if found is None:
-            made = make(conversation)
-            found = await made if inspect.isawaitable(made) else made
-            opened[found.id] = found
-        reply = await found.send(message)
-        return {"reply": reply.text, "conversation": found.id}
-
-    return tool(ask, name=ASK, description=description)

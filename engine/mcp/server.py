@@ -38,8 +38,9 @@ WAIT_SECONDS = 10.0
 """Seconds for which a call waits for a server that is being restarted."""
 
 State: TypeAlias = Literal["starting", "up", "restarting", "failed", "closed"]
-"""``starting``: the first start is in progress. ``up``: it serves. ``restarting``: it has ended and is started
-again. ``failed``: it has failed too many times. ``closed``: its context was left."""
+"""``starting``: the first start is in progress. ``up``: it serves. ``restarting``: it has ended and is being
+restarted. ``failed``: it has failed too many times. ``closed``: its context was left.
+"""
 
 
 class McpTool(Tool):
@@ -89,7 +90,7 @@ class McpServer:
         self.offered: tuple[ServerTool, ...] = ()
         """The tools that are offered, as the server describes them."""
         self.version = 0
-        """Counts the changes of `offered` and of the state."""
+        """The number of changes of `offered` and of the state."""
         self.ref: ActorRef | None = None
         self.first_try = asyncio.Event()
         """Set when the server is up for the first time, or has failed."""
@@ -111,12 +112,12 @@ class McpServer:
 
     @property
     def state(self) -> State:
-        """Whether the server serves."""
+        """The state of the server."""
         if self._closed:
             return "closed"
         if self._connection is not None and self._connection.is_up:
             return "up"
-        if self.ref is None and self.error is not None:  # without a supervisor
+        if self.ref is None and self.error is not None:  # it has no supervisor, and has failed
             return "failed"
         if self.ref is not None and not self.ref.coming_up and not self.ref.running:
             return "failed"
@@ -195,7 +196,7 @@ class McpServer:
         except ToolError as error:
             raise CallboardError(str(error)) from None
 
-    # --- Its life ---
+    # --- Connection ---
 
     async def live(self) -> None:
         """Connect, and serve until the connection ends. A lost connection raises CallboardError."""
@@ -218,7 +219,7 @@ class McpServer:
             self.error = self._words(unwrapped(error), connection)
             if self._closed:
                 return
-            if self.ref is not None or self._was_up:  # else the caller gets the error
+            if self.ref is not None or self._was_up:  # otherwise the caller gets the error
                 _log.warning("mcp_server_failed", server=self.name, error=self.error)
             raise CallboardError(self.error) from error
         finally:
@@ -251,7 +252,7 @@ class McpServer:
             await self._connection.roots_changed()
 
     def _words(self, error: BaseException, connection: Connection) -> str:
-        """The text of an error, without secrets, with the last words of the command."""
+        """The text of an error, with the command's last stderr lines and without secrets."""
         text = getattr(error, "message", None) or str(error)
         if connection.status is not None:
             text += f" (HTTP {connection.status})"
@@ -266,7 +267,7 @@ class McpServer:
     # --- Its tools ---
 
     def tool(self, tool: ServerTool, name: str) -> McpTool:
-        """A tool of the server, named as models see it. Raises ValueError if its schema can't be used."""
+        """A tool of the server, with its name for models. Raises ValueError if its schema can't be used."""
         from .values import definition_of
 
         async def execute(arguments: JsonObject, /, context: ToolContext) -> ResultContent:
@@ -309,7 +310,7 @@ class McpServer:
                     f"The MCP server {self.name} stopped during this call, which may have been carried out "
                     "in part or in full."
                 ) from error
-            await connection.settle()  # so that the next step has the tools of now
+            await connection.settle()  # so that the next step has the current tools
             content = self._cut(content_of(result), context)
             if result.is_error:
                 raise ToolError(content or "The tool failed without an error text.")

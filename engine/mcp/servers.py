@@ -41,7 +41,7 @@ T = TypeVar("T")
 _log = Log("engine.mcp")
 
 RESTARTS = RestartPolicy(max_failures=8, healthy_after=30.0, backoff_base=0.5, backoff_cap=30.0)
-"""How servers are restarted: a server that is down for about half a minute is restarted automatically."""
+"""The default restart policy. It keeps trying for about half a minute."""
 
 ACTOR = "mcp "
 """The prefix of the name of a server's actor in the supervision tree."""
@@ -257,7 +257,9 @@ class McpServers(ToolSource):
     # --- Open and close ---
 
     async def __aenter__(self) -> Self:
-        """Start the servers. It returns when each is up or has failed once; a failed one is tried again."""
+        """Start the servers. Returns when each is up or has failed once. Failed servers are restarted in the
+        background.
+        """
         if self._entered:
             raise CallboardError("these MCP servers have already been opened. Call mcp_servers(...) again")
         self._entered = True
@@ -359,7 +361,7 @@ class McpServers(ToolSource):
     # --- The servers ---
 
     def server(self, name: str) -> McpServer:
-        """A server, for its resources and prompts.
+        """One server, for its resources and prompts.
 
         Raises:
             KeyError: The server does not exist, or the servers are not open.
@@ -434,11 +436,13 @@ class McpServers(ToolSource):
         )
 
     def whole_result(self, tool_call_id: str) -> ResultContent | None:
-        """The full text of a result that was shortened for the model; None if it is not stored, or no longer."""
+        """The full text of a result that was shortened for the model; None if it is not stored any more, or never
+        was.
+        """
         return self._results.get(tool_call_id)
 
     def _kept(self, tool_call_id: str, content: ResultContent) -> str:
-        """Store a full result. Returns a sentence for the model with its place."""
+        """Store a full result. Returns a sentence for the model, with its place."""
         self._results[tool_call_id] = content
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
@@ -491,23 +495,23 @@ def mcp_servers(
     """The tools of several MCP servers: `async with mcp_servers("mcp.json") as servers: …`, then `tools=servers`.
 
     A server that ends is started again with backoff. Its calls in progress become error results for the model. A
-    server that fails too many times in a row stays down, and the others continue. A session follows changes of the
-    tools between the steps of a turn. A program without an event loop says `with mcp_servers(...)`.
+    server that fails too many times in a row is not started again; the others continue. A session uses the current
+    tools in each step of a turn. In a program without an event loop, use `with mcp_servers(...)`.
 
     Args:
-        servers: A file in the form that hosts share (``{"mcpServers": {...}}``), its content, or
+        servers: A file in the common format of MCP hosts (``{"mcpServers": {...}}``), its content, or
             `McpServerSettings` by name. In a file, ``${VAR}`` and ``${VAR:-default}`` are replaced.
-        engine: The engine whose supervision tree the servers are part of. None gives them their own supervisor.
+        engine: The engine that supervises the servers. None gives them their own supervisor.
         elicit: A function that asks the user the questions of a server.
         sampling: The model that answers servers, or a function that decides about each request.
         roots: The folders that servers may work on. `McpServers.set_roots` changes them.
         auth: The login at HTTP servers: a `McpOAuth` for all, or by the servers' names a `McpOAuth` or another
             authentication of the client library. A server that needs no login is not affected.
         on_log: A function that gets the servers' log messages. They go to the log ``callboard.engine.mcp``, too.
-        log_level: The lowest level of log messages that servers are asked to send, such as ``info``.
-        prefix: ``clash``: a tool name that several servers have gets its server's name in front. ``always``: each
-            name does.
-        restarts: How servers are restarted.
+        log_level: The lowest requested level of log messages, such as ``info``.
+        prefix: ``clash``: tools with the same name on several servers get the server's name as a prefix.
+            ``always``: all tools do.
+        restarts: The restart policy.
         results_folder: A folder for the full text of results that are too long for the model. The model gets the
             path.
 

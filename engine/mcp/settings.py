@@ -1,4 +1,4 @@
-"""The settings of MCP servers, from a program or from a file in the form that hosts share.
+"""The settings of MCP servers, from a program or from a file in the common format of MCP hosts.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["some-server", "${HOME}"], "env": {"TOKEN": "${TOKEN}"}},
                     "search": {"type": "http", "url": "https://example.com/mcp",
@@ -31,7 +31,7 @@ else:
 _log = Log("engine.mcp")
 
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
-"""The connection to a server: a command's standard streams, streamable HTTP, or the older one with server-sent
+"""The connection to a server: a command's standard streams, streamable HTTP, or the older HTTP with server-sent
 events.
 """
 
@@ -45,10 +45,10 @@ _TRANSPORTS: Mapping[str, Transport] = {
     "remote": "http",
     "sse": "sse",
 }
-"""The transports by the names that hosts use for them."""
+"""The transports by their names in MCP hosts."""
 
 LONGEST_RESULT = 100_000
-"""The number of characters of a result that the model gets, if a server has no own limit."""
+"""The default number of characters of a result that the model gets."""
 
 
 class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     """The folder in which the command runs."""
     url: str | None = None
-    """The URL of a server that runs elsewhere."""
+    """The URL of a remote server."""
     type: str | None = None
     """``stdio``, ``http`` (streamable HTTP) or ``sse``. By default a URL means ``http``."""
     headers: Mapping[str, str] = {}
@@ -102,7 +102,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("the url of an MCP server starts with http:// or https://")
 
     def __repr__(self) -> str:
-        """Without the environment and the headers, which may be secret."""
+        """The settings without environment and headers, which may be secret."""
         return f"McpServerSettings({self.address!r})"
 
     @property
@@ -131,7 +131,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return (*url, *sorted(values, key=len, reverse=True))
 
     def offers(self, tool: str) -> bool:
-        """Whether a tool is offered, by the server's own name."""
+        """Whether a tool is offered. `tool` is the server's own name."""
         if any(fnmatchcase(tool, pattern) for pattern in self.deny):
             return False
         return self.allow is None or any(fnmatchcase(tool, pattern) for pattern in self.allow)
@@ -180,7 +180,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigurationError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:  # also an encoding that is not UTF-8
+    except ValueError as error:  # also raised for an encoding other than UTF-8
         at = f" line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigurationError(f"{path}{at}: this is no JSON: {why}") from None

@@ -1,4 +1,4 @@
-"""Values of the protocol as values of the engine: tools, results, messages, resources and prompts."""
+"""Conversions between MCP's values and the engine's: tools, results, messages, resources and prompts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ LONGEST_NAME = 64
 
 
 def legal_names(names: Iterable[str], prefix: str = "") -> dict[str, str]:
-    """A legal name for each name of a server. All are different, and a legal name is not changed. Pure.
+    """A distinct, legal name for each of a server's names. A name that is legal already is not changed. Pure.
 
-    Names that become equal get a digest of the original, so that neither depends on the order.
+    Names that would become equal get a digest of the original name, so the result doesn't depend on their order.
     """
     originals = list(dict.fromkeys(names))
     candidates = {name: _legal(prefix + name) for name in originals}
@@ -113,7 +113,7 @@ def annotations_of(tool: types.Tool) -> ToolAnnotations | None:
 def content_of(result: types.CallToolResult) -> ResultContent:
     """The text and media of a result, or its structured content if there is nothing else.
 
-    A part that no model accepts in a tool's result, such as sound, is replaced by its name.
+    A part that models don't accept in a tool's result, such as audio, is replaced by its name.
     """
     parts = tuple(part_of(block) for block in result.content)
     if not parts:
@@ -177,7 +177,7 @@ def shortened(content: ResultContent, limit: int, note: str) -> ResultContent | 
 
 
 def _without(text: str, start: int, left_out: range, note: str) -> str:
-    """A text that starts at a position of the whole, without the omitted part. A note replaces this part."""
+    """A part of the text from `start`, with a note in place of the omitted part."""
     first = min(max(left_out.start - start, 0), len(text))
     last = min(max(left_out.stop - start, 0), len(text))
     begins_here = start <= left_out.start < start + len(text)
@@ -216,7 +216,7 @@ def _block_for(
 def resource_contents(
     uri: str, data: bytes, media_type: str | None
 ) -> types.TextResourceContents | types.BlobResourceContents:
-    """Data for another host: as text if it is UTF-8 and no medium, and else as base64."""
+    """Data for another host: as text if it is UTF-8 and not media, else as base64."""
     if not (media_type or "").startswith(("image/", "audio/", "video/")):
         try:
             return types.TextResourceContents(uri=uri, mime_type=media_type or "text/plain", text=data.decode())
@@ -226,7 +226,7 @@ def resource_contents(
     return types.BlobResourceContents(uri=uri, mime_type=kind, blob=b64encode(data).decode())
 
 
-# --- Messages: those of a prompt, and those that a server asks a model with ---
+# --- Messages of prompts and of sampling requests ---
 
 
 def message_of_prompt(message: types.PromptMessage) -> Message:
@@ -273,7 +273,7 @@ _STOP_REASONS = {
 def sampling_result(
     content: Sequence[ContentBlock], model: str, stop_reason: StopReason
 ) -> types.CreateMessageResult | types.CreateMessageResultWithTools:
-    """A model's reply, for the server that asked. Only text, images and calls of tools go to a server."""
+    """A model's reply for a server's sampling request. Only text, images and tool calls are sent."""
     blocks: list[types.TextContent | types.ImageContent | types.ToolUseContent] = []
     for block in content:
         if isinstance(block, ToolUseBlock):

@@ -1,23 +1,24 @@
 """The chain of an engine's middleware, through which every call goes.
 
-The first middleware of the engine is the outermost. It sees a request first and the outcome last. If it doesn't
-pass a request on, the request doesn't reach the others. Every call of a conversation goes through the chain, also
-in tool rounds and after a fallback, with a request that already fits the chosen model. The other calls
-(embeddings, images, videos) have their own kinds of request, which middleware can't change. They are only admitted
-and settled.
+The engine's first middleware is the outermost. It sees a request first and the outcome last. If it doesn't pass a
+request on, the others never see the request. Every call of a conversation passes through the chain, also in tool
+rounds and after a fallback. Its request already fits the chosen model. Middleware can't change the requests of
+other calls (embeddings, images, videos). It only admits these calls and observes their end.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
+import anyio
 import msgspec
 
-from callboard.adapters import CanonicalRequest, StreamEvent
+from callboard.adapters import CanonicalRequest, ContentBlock, MessageComplete, StreamEvent
 from callboard.bus import ConfigurationError
 from callboard.bus.log import Log
 
@@ -47,13 +48,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     held_characters: int
     """The length of the piece."""
     passed_characters: int
-    """The length of what passed in its place."""
+    """The length of the text that was delivered instead."""
     reason: str = ""
     """The reason of a stop."""
 
 
 class StoppedAfter(Exception):
-    """The result of a filter that ends the reply: some events still pass, and then the call fails with an error.
+    """Raised by a filter to end the reply: some events still pass, then the call fails with an error.
 
     Args:
         passed: The events.
@@ -67,7 +68,7 @@ class StoppedAfter(Exception):
 
 
 GuardReport: TypeAlias = Callable[[Judged], object]
-"""Gets the report about a piece."""
+"""A function that receives the report about a piece."""
 
 Next: TypeAlias = Callable[[CanonicalRequest], Awaitable[CallOutcome]]
 """A function that passes a request on: to the next middleware, and from the last one to the model."""
@@ -114,14 +115,15 @@ class Middleware:
         return self.events(request)
 
     async def admit(self, call: CallInfo) -> None:
-        """Admit a call that is not a conversation: wait, or raise an exception to prevent it.
+        """Allow a call that is not a conversation: return to allow it, wait to delay it, or raise an exception to
+        prevent it.
 
         Every fallback is admitted separately. The operation ``video``, which counts the cost of a finished video,
         is not admitted.
         """
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
-        """Observe the end of a call of any kind. `end.usage` and `end.cost` have the known values.
+        """Observe the end of a call of any kind, with its usage and its cost.
 
         A request that was answered without a call is not reported. The method must be quick. Its exceptions are
         only logged.
@@ -217,7 +219,7 @@ class Chain:
         return bool(self._layers)
 
     async def around(self, request: CanonicalRequest, send: Next) -> CallOutcome:
-        """The outcome of a call as all layers leave it."""
+        """The outcome of a call after all layers."""
         inner = send
         for layer in reversed(self._layers):
             inner = partial(layer.call, next=inner)
@@ -260,7 +262,7 @@ def _through(filters: Sequence[EventFilter], events: Sequence[StreamEvent]) -> S
     for each in filters:
         try:
             events = each(events)
-        except StoppedAfter as stopped:  # The text passed so far may be stopped by the next layer.
+        except StoppedAfter as stopped:  # The next layer may still stop the text that has passed so far.
             events, error = stopped.passed, error or stopped.error
     if error is not None:
         raise StoppedAfter(events, error)
@@ -278,3 +280,115 @@ async def _wait_through(filters: Sequence[AnyEventFilter], events: Sequence[Stre
     if error is not None:
         raise StoppedAfter(events, error)
     return events
+
+
+# --- The filter of one call while its reply arrives ---
+
+R = TypeVar("R")
+
+
+class Filtering:
+    """The filter of one call.
+
+    Args:
+        function: The filter.
+        deliver: Gets the events that it lets pass.
+        stop: Called once, if the filter raises an exception.
+    """
+
+    def __init__(
+        self,
+        function: AnyEventFilter,
+        deliver: Callable[[Sequence[StreamEvent]], object],
+        stop: Callable[[], object],
+    ) -> None:
+        self.content: tuple[ContentBlock, ...] | None = None
+        """The message's content after filtering; None before the message's end."""
+        self.error: Exception | None = None
+        """The filter's exception. The adapter did not cause it."""
+        self.unfinished = False
+        """Whether the filter was stopped after the adapter had finished."""
+        self._deliver = deliver
+        self._stop = stop
+        waits = is_async(function)
+        self._at_once = None if waits else cast("EventFilter", function)
+        self._waiting = cast("AsyncEventFilter", function) if waits else None
+        self._arrived: list[StreamEvent] = []
+        self._news = anyio.Event()
+        self._all_arrived = False
+        self._cut = False
+        self._scope: anyio.CancelScope | None = None
+
+    def take_in(self, events: Sequence[StreamEvent]) -> None:
+        """Filter some events, and deliver the events that pass. If the filter waits, they are delivered later."""
+        if self.error is not None:  # an adapter that ignores a cancellation may still send
+            return
+        if self._at_once is None:
+            self._arrived += events
+            self._news.set()
+            return
+        try:
+            passed = self._at_once(events)
+        except StoppedAfter as stopped:
+            self._hand_on(stopped.passed)
+            self._fail(stopped.error)
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        self._hand_on(passed)
+
+    async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
+        """Await work that adds events, and return when all events are filtered."""
+        if self._waiting is None:
+            return await work()
+        failure: Exception | None = None
+        result: R | None = None
+        async with anyio.create_task_group() as group:
+            self._scope = group.cancel_scope
+            group.start_soon(self._filter_arriving, self._waiting)
+            try:
+                result = await work()
+            except Exception as error:  # the task group would raise it as another exception
+                failure = error
+            self._all_arrived = True
+            self._news.set()
+            group.cancel_scope.deadline = -math.inf if self._cut else deadline
+        self.unfinished = group.cancel_scope.cancelled_caught
+        if failure is not None:
+            raise failure
+        return cast("R", result)
+
+    def cut(self) -> None:
+        """Stop filtering: the call is cancelled."""
+        self._cut = True
+        if self._all_arrived and self._scope is not None:
+            self._scope.cancel()
+
+    async def _filter_arriving(self, function: AsyncEventFilter) -> None:
+        while self._arrived or not self._all_arrived:
+            if not self._arrived:
+                await self._news.wait()
+                self._news = anyio.Event()
+                continue
+            arrived, self._arrived = self._arrived, []
+            try:
+                passed = await function(arrived)
+            except StoppedAfter as stopped:
+                self._hand_on(stopped.passed)
+                self._fail(stopped.error)
+                return
+            except Exception as error:
+                self._fail(error)
+                return
+            self._hand_on(passed)
+
+    def _hand_on(self, events: Sequence[StreamEvent]) -> None:
+        for event in events:
+            if isinstance(event, MessageComplete):
+                self.content = event.final_content
+        self._deliver(events)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self._stop()

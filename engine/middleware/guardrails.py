@@ -1,4 +1,6 @@
-"""Guardrails: a window of a reply's text is held back, checked, and passed, changed or stopped."""
+"""Guardrails hold back a window of a reply's text until it is checked. Then they pass it, change it or stop the
+reply.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .chain import AnyEventFilter, GuardReport, Judged, Middleware, StoppedAfter
 Unit: TypeAlias = Literal["characters", "words", "sentences", "block"]
 
 MOST_CHARACTERS = 4000
-"""The length at which a piece of words or sentences without an end is cut."""
+"""The length at which text is cut if no word or sentence ends in it."""
 
 _WORD = re.compile(r"\S+\s")
 _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s|[。！？｡][\"'”’」』）]{0,8}(?=.)|\n", re.DOTALL)
@@ -31,10 +33,10 @@ _LONGEST_END = 10
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The amount of text that is held back until it is checked. Made by one of its functions.
+    """The amount of text that is held back until it is checked. Use one of the class methods to make it.
 
     Raises:
-        ValueError: It holds nothing, or its overlap is below zero.
+        ValueError: The size is below one, or the overlap is below zero.
     """
 
     unit: Unit
@@ -50,12 +52,12 @@ class Window(msgspec.Struct, frozen=True):
 
     @classmethod
     def characters(cls, size: int, *, overlap: int = 0) -> Self:
-        """Pieces with a number of characters.
+        """Pieces of a number of characters.
 
         Args:
             size: The new characters of each piece.
-            overlap: The characters that are checked again with the next piece. A match is found whole anywhere, if
-                it is at most one character longer.
+            overlap: The characters that are checked again with the next piece. A match that is at most one
+                character longer than the overlap is always found whole.
         """
         return cls("characters", size, overlap)
 
@@ -97,9 +99,9 @@ class TextWindow:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._held = ""
-        self._scanned = 0  # so much of it has been searched for ends
-        self._counted = 0  # units that have ended in it
-        self._last_end = 0  # of those units
+        self._scanned = 0  # the length that has been searched for ends
+        self._counted = 0  # the number of units that have ended
+        self._last_end = 0  # the end of the last of these units
 
     def feed(self, text: str) -> list[str]:
         """The pieces that are complete with this fragment."""
@@ -182,7 +184,7 @@ class _Block:
         self.kind: GuardedKind = kind
         self.index = index
         self.window = TextWindow(window)
-        self.kept = ""  # of the piece before, to be looked at again
+        self.kept = ""  # the end of the piece before, to be checked again
         self.passed: list[str] = []
         self.before = ""  # the end of the passed text
         self.changed = False
@@ -216,7 +218,7 @@ class HeldReply:
         self._message_id = ""
         self._start: MessageStart | None = None
         self._block: _Block | None = None
-        self._texts: dict[int, str] = {}  # of the blocks that were held, as they passed
+        self._texts: dict[int, str] = {}  # the delivered texts of the checked blocks
         self._ready: list[StreamEvent] = []
 
     def take(self) -> list[StreamEvent]:
@@ -225,7 +227,7 @@ class HeldReply:
         return ready
 
     def steps(self, events: Sequence[StreamEvent]) -> Steps:
-        """Take events. Yields each piece to check, and is sent the answer."""
+        """Add events. Yields each piece to check, and receives the answer by `send`."""
         for event in events:
             match event:
                 case TextDelta() if "text" in self._kinds:

@@ -44,7 +44,7 @@ class ReplyStore(Protocol):
     """The place where a `Cache` keeps replies. All times are microseconds since the epoch."""
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply of a key; None if no valid one exists at `now_us`."""
+        """The reply for a key; None if there is no valid one at `now_us`."""
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
         """Keep a reply until `until_us`, in place of an earlier one. Replies that have expired at `now_us` may be
@@ -85,7 +85,7 @@ class MemoryReplies:
 
 
 class Cache(Middleware):
-    """Answers a request that was answered before with the same reply. Then there is no call and no cost.
+    """Answers a repeated request with the stored reply. Then there is no call and no cost.
 
     Two requests are the same if they go to the same model with equal messages, tools, system prompt and settings.
     Only whole replies are kept: no refusals, no empty replies and no replies that were cut off. The replies are
@@ -125,7 +125,7 @@ class Cache(Middleware):
         try:
             reply = await self._store.get(key, now_us)
             return None if reply is None else msgspec.json.decode(reply, type=CanonicalResponse)
-        except (StoreError, msgspec.MsgspecError) as error:  # broken, or of another version: ask again
+        except (StoreError, msgspec.MsgspecError) as error:  # damaged, or of another version: call the model
             _cache_log.warning("reply_unreadable", error=str(error))
             return None
 
@@ -134,7 +134,7 @@ class Cache(Middleware):
         reply = msgspec.json.encode(msgspec.structs.replace(response, usage=TokenUsage(), latency_ms=0))
         try:
             await self._store.put(key, reply, now_us, now_us + self._ttl_us)
-        except StoreError as error:  # a cache that fails makes calls dearer, and fails none
+        except StoreError as error:  # an error of the cache must not fail the call
             _cache_log.warning("reply_not_kept", error=str(error))
 
     async def aclose(self) -> None:
@@ -145,7 +145,7 @@ def key_of(request: CanonicalRequest) -> str:
     """A digest of everything that the reply depends on."""
     messages = tuple(Message(message.role, message.content) for message in request.messages)
     asked = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
-    if (wire := asked.wire) is not None:  # another wire, or a field that only it has, may have another reply
+    if (wire := asked.wire) is not None:  # a client's own body may lead to another reply
         body = {name: value for name, value in wire.body.items() if name not in _ONLY_ABOUT_THE_STREAM}
         asked = msgspec.structs.replace(asked, wire=msgspec.structs.replace(wire, body=body, on_event=None))
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
@@ -222,9 +222,9 @@ class TryModels(Middleware):
     """Asks other models, in order, if a call fails or if its outcome is unwanted.
 
     The engine itself handles failures of a provider (`fallback=`). This middleware also judges replies: a refusal,
-    an empty text, a reply that is no JSON. A started streamed reply can't be taken back, so a streamed call leads
-    to another model only if it fails before its first content. Each try is a call with its own cost. If all
-    outcomes are unwanted, the last one is returned. If all calls fail, the first error is raised.
+    an empty text, a reply that is not JSON. Delivered text can't be taken back, so a streamed call is tried again
+    only if it fails before its first content. Each try is a call with its own cost. If all outcomes are unwanted,
+    the last one is returned. If all calls fail, the first error is raised.
 
     Args:
         models: The names of the other models, without the model that the caller asks for.
@@ -250,7 +250,7 @@ class TryModels(Middleware):
                 raise
             except CallboardError as error:
                 if isinstance(error, AdapterError) and error.content:
-                    raise  # a part of it has been delivered
+                    raise  # a part of the reply has been delivered
                 failure = failure or error
             else:
                 if request.stream or self._unwanted is None or not self._unwanted(outcome):

@@ -2,13 +2,13 @@
 
 It has three sources, which are read at their first use, and never at import:
 
-* The tables in the folders of the providers (`adapters.provider`) have the abilities of models. The adapters
-  themselves go by them.
-* The published prices (`tracestore.prices.files`) name the models of some forty more providers, most of them with
+* The tables in the folders of the providers (`adapters.provider`) have the abilities of models. The adapters use
+  the same tables.
+* The published prices (`tracestore.prices.files`) list the models of some forty more providers, most of them with
   their window. Their abilities are unknown, so they are None. Abilities are never guessed. `callboard prices
-  update` brings prices and names of newer models.
-* `callboard models update` brings limits and abilities of models, also of models that are in no table
-  (`known_models`). An adapter's own table takes precedence.
+  update` fetches prices and names of newer models.
+* `callboard models update` fetches limits and abilities of models, also of models in no table (`known_models`). An
+  adapter's own table takes precedence.
 
 The catalogue restricts nothing: a name that isn't in it goes to the provider unchanged.
 """
@@ -76,7 +76,7 @@ class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["known-models"]
     """A mark that identifies the file format."""
     format: int
-    """The version of the file's form."""
+    """The version of the file format."""
     date: str
     """The day of the list, as YYYY-MM-DD."""
     source: str
@@ -157,7 +157,7 @@ def _tokens(value: Json) -> int | None:
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
     """The known names that are similar to a name, the nearest first. Empty if none is similar."""
-    from difflib import get_close_matches  # only ever needed on the way to an error
+    from difflib import get_close_matches  # needed for error messages only
 
     return get_close_matches(name, known, n=most)
 
@@ -170,16 +170,16 @@ CAPABILITIES = {
     "reasoning": "supports_reasoning",
     "structured_output": "supports_structured_output",
 }
-"""The abilities by which models can be chosen, and their fields of `ModelInfo`."""
+"""The abilities by which models can be chosen, and the field of `ModelInfo` for each."""
 
 _SAME = {"images": "vision", "thinking": "reasoning"}
-"""The adapters' words for two of them."""
+"""Other names for two abilities, from the adapters."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The known facts of one model. None means unknown.
 
-    It comes from tables that are shipped, or from the tables of `callboard models update`. No provider is asked.
+    They come from shipped tables, or from `callboard models update`. No provider is asked.
     """
 
     id: str
@@ -207,7 +207,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     """Short names for it in Callboard."""
     general: bool = True
-    """Whether it is for general use. Other models serve one purpose, or chosen users."""
+    """Whether it is for general use. Other models are for one purpose, or for selected users."""
     released: str | None = None
     """Its release date, as YYYY-MM-DD."""
     deprecated: bool = False
@@ -244,13 +244,13 @@ def capability_name(word: str) -> str:
 
 
 def get_model_info(model_id: str) -> ModelInfo | None:
-    """The known facts of a model. Providers with a table of models take precedence.
+    """The known facts of a model. A provider with its own table of models takes precedence.
 
     Args:
         model_id: The model's id, also a dated one; a short name; or ``provider:id``.
 
     Returns:
-        None if the model isn't known, or if several providers have it and none of them is named.
+        None if the model is unknown, or if several providers have it and the id names none of them.
 
     Raises:
         ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
@@ -261,7 +261,8 @@ def get_model_info(model_id: str) -> ModelInfo | None:
 def list_models(
     provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
 ) -> list[ModelInfo]:
-    """All known models that are still served. A provider's own table is in its order, the best first.
+    """All known models that are still served. The models of a provider with its own table are in the table's
+    order, the best first.
 
     Args:
         provider: Only models of this provider.
@@ -278,7 +279,7 @@ def list_models(
 def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo | None:
     """The default model of a provider: the best for general use that isn't deprecated.
 
-    Of two models of a kind, the newer one is preferred.
+    Of two similar models, the newer one is preferred.
 
     Args:
         provider: The provider. Only providers with their own table have one.

@@ -1,4 +1,4 @@
-"""The models that an engine can use: those of models.yaml, and others that its keys give access to."""
+"""The models that an engine can use: the models of models.yaml, and others for which it has a key."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .models_yaml import Reader, read_yaml
 from .registry import ModelRegistry, published_name, published_provider
 
 Consult: TypeAlias = Callable[[AdapterEntry], ProviderAdapter]
-"""Returns an adapter for questions that need no network. Raises ConfigurationError if none can be made."""
+"""Returns an adapter, for facts that need no network. Raises ConfigurationError if none can be made."""
 
 
 class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be asked for under its id, or any of its aliases."""
+    """A model that can be requested by its id, or by any of its aliases."""
 
     id: str
     """``provider:name``."""
@@ -42,22 +42,21 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
     wire_name: str
     """The provider's own name of the model."""
     kind: ModelKind
-    """The kind of question that it answers."""
+    """The kind of request that it answers."""
     aliases: tuple[str, ...]
     """Its further names."""
     listed: bool
     """Whether models.yaml lists it. Otherwise the catalogue lists it, and its provider's key is set."""
     state: State | Literal["not_configured"]
-    """Its availability as the engine has found it so far, or ``not_configured`` if a key is missing or no adapter
-    can be made."""
+    """Its availability so far in this engine; ``not_configured`` if a key is missing or no adapter can be made."""
     reason: str = ""
     """The reason why it is not available; empty if it is."""
     capabilities: AdapterCapabilities | None = None
     """Its abilities through its adapter, corrected by models.yaml; None if there is no adapter to ask."""
     input_cost_per_million: Decimal | None = None
-    """USD for a million input tokens under the engine's prices of now; None if it is unpriced."""
+    """USD for a million input tokens at the engine's current prices; None if it is unpriced."""
     output_cost_per_million: Decimal | None = None
-    """USD for a million output tokens under the engine's prices of now; None if it is unpriced."""
+    """USD for a million output tokens at the engine's current prices; None if it is unpriced."""
     info: ModelInfo | None = None
     """The catalogue's facts about it; None if it has none."""
 
@@ -65,8 +64,9 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
 def configured_models(
     registry: ModelRegistry, consult: Consult, availability: AvailabilityTable, prices: PriceTable, clock: Clock
 ) -> list[ConfiguredModel]:
-    """All models that can be asked for: first the models of models.yaml, in their order. The others of each
-    adapter follow, the best first."""
+    """All usable models: first the models of models.yaml, in their order. The others of each adapter follow, the
+    best first.
+    """
     return list(_ModelList(registry, consult, availability, prices, clock).models())
 
 
@@ -93,7 +93,7 @@ class _ModelList:
             yield from self._others(adapter)
 
     def _others(self, adapter: AdapterEntry) -> Iterator[ConfiguredModel]:
-        """The models of the catalogue that an adapter's key gives access to and models.yaml doesn't list."""
+        """The models of the catalogue that an adapter can serve and models.yaml doesn't list."""
         provider = published_provider(adapter)
         if provider is None or adapter.missing_key is not None or not self._is_the_providers_own(adapter):
             return
@@ -160,7 +160,7 @@ class _ModelList:
 _log = Log("engine.config")
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
-"""`ModelRegistry.source` for adapters that no file lists. They represent everything that could be configured."""
+"""`ModelRegistry.source` if no file lists the adapters."""
 
 
 def key_variables() -> Mapping[str, str]:
@@ -175,7 +175,7 @@ def key_variables() -> Mapping[str, str]:
 
 
 def load_registry(path: Path | str | None, environ: Mapping[str, str] | None = None) -> ModelRegistry:
-    """Load the registry of a file, or, without a file, of the keys that are set.
+    """Load the registry from a file. Without a file, load it from the keys that are set.
 
     The default file is $CALLBOARD_HOME/models.yaml.
 
@@ -248,7 +248,7 @@ def _of_preset(preset: Preset) -> ModelEntry:
 
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> ModelRegistry:
-    """The registry of one models.yaml and, unless it has `only: true`, of the environment.
+    """The registry of one models.yaml. Unless the file has `only: true`, the environment's models are added.
 
     See `load_registry`. An adapter, a model or an alias of the file replaces one of the environment. Without a
     `default_provider` the environment's applies.

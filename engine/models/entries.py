@@ -33,7 +33,7 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How tools are sent to a model. None changes nothing."""
 
     strict: bool | None = None
-    """Whether a tool is strict if it doesn't set this itself."""
+    """Whether tools without their own setting are strict."""
     max: int | None = None
     """The largest number of tools in a request.
 
@@ -131,7 +131,7 @@ def first_choice(
     messages: Sequence[Message],
     capabilities: AdapterCapabilities,
 ) -> ToolChoice | None:
-    """The tool choice for the first call of a turn: the choice of the caller, or the forced one."""
+    """The tool choice for the first call of a turn: the caller's, or the forced one of the configuration."""
     if choice is not None or not settings.force_first_turn or not tools or not capabilities.supports_tool_choice:
         return choice
     started = any(message.role is Role.ASSISTANT for message in messages)
@@ -152,7 +152,7 @@ def parallel_calls(
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a request to a model that its caller doesn't set. None leaves an option to the model."""
+    """Values for options that the caller of a model leaves out. None leaves an option to the model."""
 
     max_output_tokens: int | None = None
     """The largest number of tokens of a reply, reasoning included."""
@@ -177,11 +177,13 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     prices_as: str | None = None
     """The provider that publishes the models' prices, if type and address don't show it."""
     missing_key: str | None = None
-    """The environment variable that should hold its key and doesn't."""
+    """The environment variable of its key, if it is not set."""
     key_from: str | None = None
     """A text about the place of its key; None without a key, and for a key from code."""
     address_from: str | None = None
-    """The environment variable that its address came from; None if that is elsewhere, or the provider's own."""
+    """The environment variable that its address came from; None if it came from elsewhere or is the provider's
+    own.
+    """
     max_concurrency: int | None = None
     """The largest number of concurrent calls; further calls wait. None means the engine's
     `Limits.calls_per_provider`."""
@@ -229,13 +231,13 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     wire_name: str
     """The provider's own name of the model."""
     tier: str | None = None
-    """A name among its adapter's models."""
+    """A name of the model within its adapter."""
     can_delegate: bool = False
     """A mark for hosts. It is stored and not used here."""
     aliases: tuple[str, ...] = ()
     """Further names."""
     max_output_tokens: int | None = None
-    """The largest number of output tokens that may be asked for."""
+    """The largest number of output tokens that may be requested."""
     fallback: tuple[str, ...] = ()
     """The names of the models to try, in order, when this one fails."""
     capabilities: dict[str, bool | int] = {}
@@ -258,7 +260,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of question that it answers. Only a model of kind ``chat`` is chosen for a conversation
     automatically."""
     embedding_space: str | None = None
-    """A name shared by models that may stand in for each other; None goes by the model's name."""
+    """A name shared by models that can replace each other; None means the model's name."""
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:
         """This entry, with its unset settings filled from its adapter."""

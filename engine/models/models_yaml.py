@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = Log("engine.config")
 
 _SHARED_KEYS = ("capabilities", "defaults", "prompt_addendum", "retry", "tools")
-"""The keys of an adapter that apply to all its models, and are keys of one model, too."""
+"""The keys that an adapter may have for all its models, and a model for itself."""
 
 _ADAPTER_KEYS = {
     "type",
@@ -76,7 +76,7 @@ _GATEWAY_KEYS = {"names"}
 
 
 def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
-    """An adapter's entry with its time limit by its new name."""
+    """An adapter's entry with the new name of its time limit."""
     if "timeout_seconds" not in entry:
         return entry
     warn_of_old_name(f"{where}.timeout_seconds is deprecated: use {where}.timeout")
@@ -400,7 +400,7 @@ def read_yaml(text: str, source: str) -> object:
         return found
     except yaml.YAMLError as error:
         fault = _describe_fault(error)
-    # out here and without its cause, which quotes the line
+    # raised outside of `except`, because the cause quotes the line
     raise ConfigurationError(f"{source}: is not valid YAML: {fault}")
 
 

@@ -8,7 +8,7 @@ A name is looked up in this order:
    ``sonnet``;
 4. any name at all, with an explicit provider that is configured, or with a default one.
 
-If the catalogue lacks the name, too, it is passed through unchanged. Its abilities are unknown. such a model.
+If the catalogue lacks the name, too, it is passed through unchanged. Its abilities are then unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _MOST_FOUND = 1024
-"""The number of unlisted names whose models a registry caches. Each turn looks one up."""
+"""The number of unlisted names that a registry caches with their models. Each turn looks up a name."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -49,8 +49,8 @@ class ModelRegistry:
     Args:
         adapters: The adapters by name.
         models: The models by id, as given. They are completed by the settings of their adapters.
-        default_model: The model for callers that name none.
-        default_provider: The adapter for names without another meaning. None makes such names errors.
+        default_model: The model for calls without a model.
+        default_provider: The adapter for all unknown names. None makes such names errors.
         source: The origin of the configuration, for messages.
         removed: Names that an earlier configuration of the same engine had. They are errors, and never passed
             through.
@@ -58,7 +58,7 @@ class ModelRegistry:
             first. A ``*`` in a name stands for any text.
 
     Raises:
-        ConfigurationError: A name is taken twice, or leads nowhere.
+        ConfigurationError: Two entries have the same name, or a name refers to a missing entry.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class ModelRegistry:
     def serving(self, name: str) -> tuple[str, ...]:
         """The models that serve a name of a gateway's client, the first one first.
 
-        A name that `client_names` doesn't list is served by itself. A listed name takes precedence over a model's
-        own id or alias, which takes precedence over a pattern. An earlier pattern takes precedence over a later
-        one.
+        A name that is not in `client_names` stands for the model of that name. A listed name takes precedence over
+        a model's own id or alias, which takes precedence over a pattern. An earlier pattern takes precedence over
+        a later one.
         """
         listed = self.client_names.get(name)
         if listed is not None:
@@ -114,7 +114,7 @@ class ModelRegistry:
         return frozenset((*self.models, *self._aliases))
 
     def succeeding(self, previous: ModelRegistry) -> ModelRegistry:
-        """This registry in place of an earlier one, with its remembered names."""
+        """This registry as the successor of an earlier one. Names that are gone become errors."""
         return ModelRegistry(
             self.adapters,
             self.models,
@@ -285,7 +285,7 @@ class ModelRegistry:
         """This registry with other names for a gateway's clients, see `client_names`.
 
         Raises:
-            ConfigurationError: A name leads nowhere.
+            ConfigurationError: A name refers to a missing model.
         """
         return ModelRegistry(
             self.adapters,
@@ -298,7 +298,7 @@ class ModelRegistry:
         )
 
     def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
-        """This registry and one more adapter, in place of one of the same name that the environment offers.
+        """This registry with one more adapter. It replaces the environment's adapter of the same name.
 
         Raises:
             ConfigurationError: The configuration has an adapter of that name.
@@ -310,7 +310,7 @@ class ModelRegistry:
             )
         fuller = copy.copy(self)
         fuller.adapters = {**self.adapters, entry.name: entry}
-        fuller._found = {}  # a name that was another provider's until now may be this one's
+        fuller._found = {}  # a cached name may now belong to the new adapter
         return fuller
 
 

@@ -1,4 +1,4 @@
-"""The availability of providers in a cluster: shared findings, shared limits, and one probe."""
+"""The availability of providers in a cluster: shared observations, shared rate limits, and one probe at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..routing.availability import AvailabilityTable, RecordKey
 from ..routing.rate_limits import RateLimits
 from ..routing.rate_slots import LimitObservation
 
-# --- Findings about providers ---
+# --- Observed availability ---
 
 _log = Log("engine.node")
 
@@ -26,7 +26,7 @@ _KNOWN_HERE_ONLY = ("network", "adapter_crashed", "key refused")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A finding of a node as sent to the others."""
+    """An observed change of availability, as sent to other nodes."""
 
     node: str
     """The node: the run of its engine."""
@@ -78,7 +78,7 @@ class SharedAvailability:
         self._listens = False
 
     async def run(self) -> None:
-        """Send findings and receive those of other nodes, until cancelled."""
+        """Send this node's observations and receive those of other nodes, until cancelled."""
         if not self._listens:
             await self._broker.subscribe(self._subject, self.receive)
             self._listens = True
@@ -100,7 +100,7 @@ class SharedAvailability:
         """Nothing is held."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Apply what another node has found."""
+        """Apply an observation of another node."""
         found = msgspec.json.decode(payload, type=Found)
         if found.node == self._node:
             return
@@ -131,7 +131,7 @@ class SharedAvailability:
         self._broker.publish(self._subject, msgspec.json.encode(found))
 
 
-# --- Lessons about rate limits ---
+# --- Learned rate limits ---
 
 _limits_log = Log("engine.shared_limits")
 
@@ -150,7 +150,7 @@ class LimitAnnouncement(msgspec.Struct, frozen=True):
     key: str
     observation: LimitObservation = msgspec.field(name="lesson")  # the name on the wire
     age_us: int
-    """Microseconds since then."""
+    """Microseconds since the observation."""
 
 
 class LearnedLimits:
@@ -180,7 +180,7 @@ class LearnedLimits:
         limits.on_observation = self.note
 
     def note(self, adapter: str, key: str, observation: LimitObservation) -> None:
-        """Record the limits of a reply here. They replace the earlier ones."""
+        """Record the limits in a reply, for the next message. They replace earlier ones."""
         self._news[adapter, key, observation.model] = observation, anyio.current_time()
         self._come.set()
         if observation.pause_us:
@@ -199,7 +199,7 @@ class LearnedLimits:
                 await self._wake.wait()
 
     async def drain(self) -> None:
-        """Do nothing: waiting limits have no use later."""
+        """Do nothing: unsent limits are useless later."""
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -208,7 +208,7 @@ class LearnedLimits:
         """Apply limits that another node has learned."""
         try:
             announcement = msgspec.json.decode(payload, type=LimitAnnouncement)
-        except msgspec.DecodeError as error:  # of another version
+        except msgspec.DecodeError as error:  # a message of another version
             _limits_log.debug("lesson_not_read", error=str(error))
             return
         if announcement.node != self._node:
@@ -231,7 +231,7 @@ LEASE_SECONDS = 10.0
 """The length of a lease in seconds. It is renewed while the probe is in progress."""
 
 _RENEW_SECONDS = 3.0
-_BEGINS_SECONDS = 1.0  # within which a call that may probe has started
+_BEGINS_SECONDS = 1.0  # seconds within which a call that was allowed to probe must start
 _LOOK_SECONDS = 0.005
 
 
@@ -255,10 +255,10 @@ class ProbeLeases:
         self._bus = bus
         self._clock = clock
         self._asking = anyio.Lock()
-        self._held: dict[RecordKey, float] = {}  # When a call was allowed to probe, by the loop's time.
+        self._held: dict[RecordKey, float] = {}  # the event loop's time at which a call was allowed to probe
 
     async def may_go(self, provider: str, model: str) -> bool:
-        """Whether this node may send a call to a model. While another node probes the model, it may not."""
+        """Whether this node may probe an unavailable model. False while another node does."""
         if not self._half_open(provider, model):
             return True
         async with self._asking:

@@ -34,15 +34,15 @@ class Page(msgspec.Struct, frozen=True):
     last: int
     """The `seq` of its last event."""
     lines: bytes | None = None
-    """The envelopes, one a line; None if the page lacks them."""
+    """The envelopes, one per line; None if they were too large to send."""
 
     @property
     def message_id(self) -> str:
-        """The id by which the broker drops a page that comes twice."""
+        """The id by which the broker detects a repeated page."""
         return f"{self.run_id}:{self.after}-{self.last}"
 
     def envelopes(self) -> list[Envelope] | None:
-        """Its events; None if the page lacks them. Raises ValueError if they can't be read."""
+        """Its events; None if the page has none. Raises ValueError if they can't be read."""
         return None if self.lines is None else [decode_envelope(line) for line in self.lines.splitlines()]
 
 
@@ -74,7 +74,7 @@ def decode_page(message: bytes) -> Page:
 def pages_of(
     run_id: str, after: int, envelopes: Sequence[Envelope], *, content: bool, most_bytes: int
 ) -> list[Page]:
-    """The pages of some events that follow one another."""
+    """Divide consecutive events into pages."""
     pages: list[Page] = []
     parts = [envelopes[begin : begin + PAGE_EVENTS] for begin in range(0, len(envelopes), PAGE_EVENTS)]
     parts.reverse()
@@ -99,7 +99,7 @@ def _lines(envelopes: Sequence[Envelope], *, content: bool) -> bytes:
 
 
 def _not_captured(envelope: Envelope) -> Envelope:
-    """An event that isn't marked as stored with content, so its line has none."""
+    """Unmark an event as captured, so that its line has no content."""
     event = envelope.data
     for kind in (SessionMessageAppended, SessionConfigured):
         if isinstance(event, kind) and type(event) is not kind:
@@ -114,10 +114,10 @@ MOST_WAITING = 8 * 1024 * 1024
 """The largest size of the pages that wait in memory, in bytes."""
 
 FIRST_RETRY = 0.1
-"""Seconds until a page goes out again. They double with each failure that follows."""
+"""Seconds until a page is sent again. They double with each further failure."""
 
 LONGEST_RETRY = 5.0
-"""The maximum of these seconds."""
+"""The longest such wait, in seconds."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Do nothing until there are new events."""
+    """Wait until there are new events."""
 
     seconds: float | None
     """The seconds after which to continue in any case. None if there is nothing to do."""
@@ -165,7 +165,7 @@ class BridgeQueue:
         self._waiting: deque[Page] = deque()
         self._bytes = 0
         self._retry_at = 0.0
-        self._asked = 0  # `committed`, when the trace was asked
+        self._asked = 0  # the value of `committed` when the trace was last read
 
     @property
     def waiting_bytes(self) -> int:
@@ -185,7 +185,7 @@ class BridgeQueue:
         return Read(self.last)
 
     def add(self, pages: Sequence[Page]) -> None:
-        """Pages of events that were committed just now, behind `last`, while it is current."""
+        """Add pages of newly committed events, while the queue is not behind."""
         self._enqueue(pages)
         self.committed = max(self.committed, self.last)
         if self._bytes > MOST_WAITING and len(self._waiting) > 1:
@@ -209,7 +209,7 @@ class BridgeQueue:
             self._bytes -= len(page.lines or b"")
 
     def failed(self, now: float) -> None:
-        """The broker has not confirmed the page, or the trace can't be read."""
+        """Record that the broker has not confirmed the page, or that the trace can't be read."""
         self.failures += 1
         self._retry_at = now + min(FIRST_RETRY * 2.0 ** min(self.failures - 1, 20), LONGEST_RETRY)
 
@@ -224,7 +224,9 @@ class BridgeQueue:
             self.last = page.last
 
     def _fall_behind(self) -> None:
-        """Forget all waiting pages except the one that may have been sent."""
+        """Drop all waiting pages except the one that may have been sent, and read the rest from the trace
+        later.
+        """
         first = self._waiting[0]
         self._waiting = deque([first])
         self._bytes = len(first.lines or b"")
@@ -354,7 +356,7 @@ class EventBridge:
 
     async def _send(self, page: Page) -> None:
         message = encode_page(page)
-        if len(message) > self._broker.most_bytes:  # It was built before the broker's limit was known.
+        if len(message) > self._broker.most_bytes:  # it was built before the broker's limit was known
             message = encode_page(msgspec.structs.replace(page, lines=None))
         if await self._broker.publish(page.run_id, page.message_id, message):
             self._course.acknowledged(page)

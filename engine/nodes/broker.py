@@ -3,7 +3,7 @@
     connecting ──▶ connected ⇄ away ──▶ closed
 
 Subscriptions may be made at any time, and apply from the next connection on. Messages published while the broker
-is away are not kept: `publish` reports this, and a callback reports the return of the broker.
+is away are lost: `publish` returns False, and a callback reports that the broker is back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PING_SECONDS = 5
 """Seconds between two pings. A broker that has not answered two of them counts as away."""
 
 LET_GO_ROUNDS = 8
-"""The largest number of rounds of the event loop for the client's own task to write."""
+"""The largest number of cycles of the event loop in which the client's task may write."""
 
 MOST_WAITING = 16 * 1024 * 1024
 """The bytes that may wait to be sent. Messages beyond them are refused."""
@@ -69,7 +69,7 @@ class _Subscription:
     async def take(self, message: Msg) -> None:
         try:
             self._receive(message.subject, message.data, message.reply)
-        except Exception as error:  # one message must not end the others
+        except Exception as error:  # an error in one message must not stop the others
             _log.error("message_not_taken", subject=message.subject, error=f"{type(error).__name__}: {error}")
 
     async def unsubscribe(self) -> None:
@@ -113,7 +113,7 @@ class Broker:
         self._reconnects = 0
         self._connected_at: float | None = None
 
-    # --- Part of the node ---
+    # --- Interface of a node's part ---
 
     async def run(self) -> None:
         """Connect, and send published messages, until cancelled. An unreachable broker is retried forever.
@@ -143,7 +143,7 @@ class Broker:
         """Wait until the broker has received all messages and subscriptions of the client."""
         if self._client is not None:
             await self._client.flush(seconds)
-            # The client's ping overtakes what waits in the client, and goes out with it. The next one follows it.
+            # The client's first ping may be sent before waiting messages. A second ping follows them.
             await self._client.flush(seconds)
 
     async def reached(self) -> None:
@@ -164,7 +164,7 @@ class Broker:
         for _ in range(LET_GO_ROUNDS):
             if not client.pending_data_size:
                 break
-            await asyncio.sleep(0)  # the client writes in a task of its own
+            await asyncio.sleep(0)  # the client writes in its own task
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -198,7 +198,7 @@ class Broker:
         return True
 
     async def subscribe(self, subject: str, receive: Receiver) -> _Subscription:
-        """Receive the messages of a subject, also after the broker was away."""
+        """Receive the messages of a subject. The subscription is renewed when the broker is back."""
         subscription = _Subscription(subject, receive, self._subscriptions)
         self._subscriptions.add(subscription)
         if self._client is not None:
@@ -229,12 +229,12 @@ class Broker:
 
     @property
     def jetstream(self) -> JetStreamContext | None:
-        """The broker's storage, as nats-py has it; None while the broker is away."""
+        """nats-py's object for the broker's storage; None while the broker is away."""
         return self._client.jetstream(timeout=2) if self._client is not None and self.connected else None
 
     @property
     def client(self) -> Client | None:
-        """The connection itself, as nats-py has it; None while the broker is away."""
+        """nats-py's connection; None while the broker is away."""
         return self._client if self.connected else None
 
     def statistics(self) -> BrokerStatistics:
@@ -254,7 +254,7 @@ class Broker:
                 self._servers,
                 name=self._client_name,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=cast("int", RECONNECT_SECONDS),  # it takes fractions
+                reconnect_time_wait=cast("int", RECONNECT_SECONDS),  # the cast is safe: fractions are accepted
                 ping_interval=PING_SECONDS,
                 connect_timeout=2,
                 error_cb=self._on_error,
@@ -345,7 +345,7 @@ def closing_transport() -> TcpTransport:
             await super().connect(uri, buffer_size, connect_timeout)
 
         def __bool__(self) -> bool:
-            return True  # else nats-py would make one of its own
+            return True  # otherwise nats-py would make its own transport
 
     return ClosingTransport()
 
@@ -387,7 +387,7 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
     async def failed(error: Exception) -> None:
         failures.append(error)
         if len(failures) >= len(servers):
-            raise error  # else it would try for ever
+            raise error  # otherwise it would retry forever
 
     client = Client()
     try:

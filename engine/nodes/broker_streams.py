@@ -1,7 +1,7 @@
 """The broker's stream of recent events: written with acknowledgements, and read in order.
 
-The stream is a convenience for readers that were away for a moment. Events that it lost, or dropped for their age
-or its size, are in the shared store.
+The stream helps readers that were disconnected for a short time. Events that it lost, or dropped because of age or
+size, are in the shared store.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ PULL_SECONDS = 30.0
 """Seconds for which the broker keeps such a request."""
 
 HEARTBEAT_SECONDS = 2.0
-"""Seconds between its heartbeats in the meantime. If two are missing, the reading starts again."""
+"""Seconds between heartbeats while the broker has no messages. If two are missing, the reader starts again."""
 
 FORGOTTEN_SECONDS = 300.0
-"""Seconds after which the broker forgets a reader that asks for nothing."""
+"""Seconds after which the broker drops an inactive reader."""
 
 _ID = "Nats-Msg-Id"
 
@@ -225,9 +225,9 @@ class _Pull:
                     self._expected -= 1
                     return message
                 case "100":
-                    pass  # a sign of life
+                    pass  # a heartbeat
                 case "404" | "408":
-                    self._expected = 0  # the request is over
+                    self._expected = 0  # the request has ended
                 case status:
                     raise OSError(f"the broker stopped sending: {status}")
 
@@ -294,7 +294,9 @@ class BrokerFrames:
         self._callbacks.append(callback)
 
     async def run(self) -> None:
-        """Create the stream for frames again whenever the broker is back, because it may have been wiped."""
+        """Create the stream for frames again whenever the broker is back, because its data may have been
+        deleted.
+        """
         while True:
             await self._back.wait()
             self._back.clear()
@@ -364,5 +366,5 @@ class BrokerFrames:
         )
         try:
             await jetstream.add_stream(config)
-        except (Error, TimeoutError) as error:  # JetStream is off, or another version's stream is there
+        except (Error, TimeoutError) as error:  # JetStream is disabled, or another version's stream exists
             _log.warning("frames_not_kept", stream=self._stream, error=f"{type(error).__name__}: {error}")

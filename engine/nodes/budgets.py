@@ -1,12 +1,12 @@
 """A node's slices of shared budgets: requested from the store, and returned when idle.
 
-If a call does not fit into the node's slices, the node queries the store. It sends one query at a time, with
-rising numbers. So a lost answer, or a statement that outlives its connection, does no harm. The node stops using a
-slice before it returns the slice to the store. So the node never assumes more than it has.
+If a call does not fit into the node's slices, the node queries the store. It sends one query at a time and numbers
+them. So a lost answer, or a statement that outlives its connection, is harmless. The node stops using a slice
+before it returns it to the store, so it never spends more than it has.
 
-A change without an answer, because the store failed or the call was cancelled, may still happen later. Before the
-node trusts its next reading, it sets the same slices again with a higher number. No earlier change can then take
-effect, and the excess is returned.
+If a change got no answer, because the store failed or the call was cancelled, it may still be executed later. So
+before the next reading counts, the node sets the same slices again with a higher number. After that, the earlier
+change has no effect, and the excess is returned.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Scope:
 
 
 def name_of(budget: Budget) -> str:
-    """The shared name of a budget: equal on every node, and different for budgets that count differently."""
+    """The shared name of a budget. It is equal on all nodes, and differs between budgets that count different
+    calls.
+    """
     scope = budget.per if budget.of is None else f"{budget.per}={budget.of}"
     limits = f"{budget.max_nano_usd} nano-USD, {budget.max_tokens} tokens"
     follows = ", current prices" if budget.follows_repricing else ""
@@ -131,14 +133,16 @@ class SharedAccount(Account):
     # --- Interface of an account ---
 
     def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
-        """Why an amount has no room at this node; None if it has."""
+        """The reason why an amount has no room in this node's slices; None if it fits."""
         refusal = self.would_refuse(asked, now_us)
         if refusal is None and self.short_of(asked, now_us) is not None:
             return self._refusal("money" if self._max_money is not None else "tokens", asked, now_us)
         return refusal
 
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
-        """Why an amount has no room in the whole cluster; None if it has room, as far as known."""
+        """The reason why an amount has no room in the whole cluster, by this node's last state; None if it
+        fits.
+        """
         refusal = super().refuses(_with(_with(asked, self._spent), self._others), now_us)
         return None if refusal is None else self._refusal(refusal.why, asked, now_us)
 
@@ -147,7 +151,7 @@ class SharedAccount(Account):
         return super().refuses(_with(asked, self._spent), now_us) is None
 
     def add_asked(self, asked: Amount, now_us: int) -> None:
-        """Note a reservation, so that the next slice is as large as will be needed."""
+        """Record a reservation, so that the next requested slice is large enough."""
         self.asked_us = now_us
         self.recently = (self.recently[0] + asked.money, self.recently[1] + asked.tokens)
 
@@ -175,7 +179,7 @@ def _plus(amount: Amount, more: Allotment) -> Amount:
 
 
 def _with(asked: Amount, more: Allotment) -> Amount:
-    """An amount plus the amount spent elsewhere. An amount without a price stays without one."""
+    """An amount plus the amount spent elsewhere. An unknown price stays unknown."""
     return Amount(None if asked.nano_usd is None else asked.money + more[0], asked.tokens + more[1])
 
 
@@ -187,16 +191,16 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of accounts in use, which also return idle slices."""
 
 TRIES = 4
-"""The number of times that a call asks for idle slices of other nodes, half a check apart."""
+"""The number of attempts of a call to get idle slices of other nodes, half of `LOOK_SECONDS` apart."""
 
 IDLE_US = 2_000_000
-"""The time after a reservation for which a slice may be larger than it needs to be, in microseconds."""
+"""Microseconds after a reservation during which a slice may be larger than needed."""
 
 FORGET_US = 60_000_000
-"""The time after a reservation for which an account is checked, in microseconds."""
+"""Microseconds after a reservation during which an account is checked."""
 
 SETTLE_SECONDS = 15.0
-"""Seconds between two searches for slices of nodes that are gone."""
+"""Seconds between two searches for slices of dead nodes."""
 
 
 class BudgetSlices:
@@ -230,7 +234,7 @@ class BudgetSlices:
         self._accounts: list[SharedAccount] = []
         self._asking = anyio.Lock()
         self._number = 0
-        self._ahead_us = 0  # of the store's clock before the engine's
+        self._ahead_us = 0  # microseconds by which the store's clock is ahead of the engine's
         self._overdrawn = False
         self._unsure: set[tuple[SharedAccount, Slot]] = set()
         """The slices of changes with missing answers."""
@@ -379,7 +383,7 @@ class BudgetSlices:
         self._take_in([account for account, _ in asked], answer, began)
 
     async def _make_sure(self) -> None:
-        """Determine the result of changes with missing answers, and prevent their later execution."""
+        """Set the slices of unanswered changes again, so that their earlier versions can't take effect."""
         slices = sorted(self._unsure, key=lambda each: by_name(each[0].scope))
         if slices:
             await self._grant(
@@ -392,7 +396,7 @@ class BudgetSlices:
         self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
 
     def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
-        """Grant the node the amount that a call needs. The store gets the amount when it can be reached again."""
+        """Admit a call without the store: grant this node the amount, and report it to the store later."""
         self._overdrawn = True
         now_us = self.now_us()
         for account in accounts:
@@ -413,7 +417,7 @@ class BudgetSlices:
         await self._give_back(wanted)
 
     async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
-        """Refresh the state of accounts. Returns the accounts in which another node was refused a moment ago."""
+        """Refresh the state of accounts. Returns, for each, whether another node was just refused there."""
         asked = _in_order(accounts)
         if not asked:
             return {}

@@ -65,8 +65,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of an engine: `Engine(cluster=Cluster(nats="nats://…", store="postgresql://…"))`.
 
-    Sessions then have one owner at a time and can be resumed on any node. Without `store` only events and streams
-    are shared, and without `nats` only the contents of the store.
+    Sessions then have one owner at a time and can be resumed on any node. If only `nats` is set, only events and
+    streams are shared. If only `store` is set, only its contents are shared.
 
     Raises:
         ConfigurationError: A value is impossible.
@@ -88,7 +88,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float = 15.0
     """Seconds for which a node counts as alive after its last renewal.
 
-    Until then its sessions are not taken over.
+    During this time its sessions are not taken over.
     """
     frame_seconds: float = 0.025
     """Seconds after which new content of a stream is sent to other nodes, at the latest."""
@@ -98,7 +98,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Whether calls under a budget or a limit are admitted while the shared store can't be reached."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid settings."""
+        """Raise ConfigurationError for invalid settings."""
         if self.nats is None and self.store is None:
             raise ConfigurationError("a cluster needs nats=, store=, or both")
         if not _NAME.fullmatch(self.name):
@@ -142,7 +142,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(Protocol):
-    """One subject of a node: it is created with the engine, works while the engine lives, and ends in two steps.
+    """One task of a node: it is created with the engine, runs while the engine lives, and ends in two steps.
 
     A part doesn't fail if a server is unreachable. It reports that on the bus, and continues when the server is
     back.
@@ -174,7 +174,7 @@ def child_of(part: Part) -> ChildSpec:
 
 
 ASK_SECONDS = 3.0
-"""Seconds that a broker has for its answer."""
+"""Seconds to wait for a broker's answer."""
 
 _WITHOUT_BROKER = (
     "Until then, calls, traces, accounting and sessions continue. Readers on other nodes get events "
@@ -210,7 +210,7 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
 
 
 def _streams(frames: Frames) -> Check:
-    """The streams that are sent and read here. Frames that could not be sent are sent again."""
+    """Report the streams that are sent and read here. Frames that could not be sent are sent again."""
     found = frames.sender.statistics()
     detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
     if found.lost:
@@ -236,7 +236,7 @@ def _outgoing(node: Node) -> Check:
 
 
 async def _others(ownership: Ownership) -> Check:
-    """The other living nodes, according to the shared store."""
+    """Report the other running nodes, according to the shared store."""
     try:
         found = await ownership.tables.nodes()
     except StoreError as error:
@@ -346,7 +346,7 @@ class Node(Alone):
         if self.frames is None or self.broker is None:
             return 0
         if not (self.broker.connected or self._waited):
-            with anyio.move_on_after(PART_SECONDS):  # runs are ended while the node still starts
+            with anyio.move_on_after(PART_SECONDS):  # lost runs are ended while the node is still starting
                 await self.broker.reached()
             self._waited = True
         try:
@@ -375,7 +375,7 @@ class Node(Alone):
         return self.budgets
 
     def rate_limits(self, bus: Bus, clock: Clock) -> RateLimits:
-        """The limits of the engine's adapters. All nodes share declared limits, and hear of learned ones."""
+        """The rate limits of the engine's adapters. Declared and learned limits are shared with all nodes."""
         share: Callable[[AsyncRateLimiter], None] | None = None
         if self.shared is not None:
             shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._live_nodes)
@@ -415,7 +415,7 @@ class Node(Alone):
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The facts that another node needs to join a tree of this node; nothing without a broker."""
+        """The data with which another node joins a tree of turns of this node; empty without a broker."""
         return {} if self.trees is None else self.trees.carry(caller)
 
     def reach(self, caller: Caller) -> None:

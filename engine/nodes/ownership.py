@@ -31,10 +31,10 @@ from .frames.wire import Ending
 # --- The lease and held sessions ---
 
 _RENEWALS = 3
-"""The number of renewals while a lease lasts."""
+"""The number of renewals during a lease."""
 
 _TRIES = 15
-"""The number of tries of a failed renewal while a lease lasts."""
+"""The number of retries of a failed renewal during a lease."""
 
 
 class Renewal(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Renewal(msgspec.Struct, frozen=True):
 
 
 class Holding:
-    """The lease and the sessions of a node, as far as the node itself can judge.
+    """The lease and the sessions of a node, from the node's own point of view.
 
     Args:
         lease_seconds: The length of its lease.
@@ -74,7 +74,7 @@ class Holding:
         return self._sessions.get(session_id, 0)
 
     def lives(self, now_ns: int) -> bool:
-        """Whether its lease is valid, as far as it can judge."""
+        """Whether its lease is valid, by its own clock."""
         return self._until_ns is not None and now_ns < self._until_ns
 
     def may_act(self, session_id: str, epoch: int, now_ns: int) -> bool:
@@ -131,7 +131,7 @@ class Holding:
 _log = Log("engine.ownership")
 
 LOOK_SECONDS = 1.0
-"""Seconds between two checks for requested sessions, and for sessions without a holder here."""
+"""Seconds between two checks for sessions that other nodes request or that no code here uses any more."""
 
 HANDOVER_SECONDS = 3.0
 """Seconds that a running owner has to hand over a requested session."""
@@ -187,11 +187,11 @@ class Ownership:
         self._renewing = anyio.Lock()
         self._reported_loss = False
         self._reason = ""
-        self._unheld: set[str] = set()  # Sessions that were without a holder here at the last check.
+        self._unheld: set[str] = set()  # sessions that no code here was using at the last check
         self._wanted: tuple[str, ...] = ()
         self._wake = anyio.Event()
-        self._ended: set[str] = set()  # Turns of other nodes with an end that was decided here.
-        self._deleted: set[str] = set()  # Deleted sessions that are still held here.
+        self._ended: set[str] = set()  # turns of other nodes whose end was decided here
+        self._deleted: set[str] = set()  # deleted sessions that are still held here
 
     def statistics(self) -> OwnershipStatistics:
         now = self._clock.monotonic_ns()
@@ -223,7 +223,9 @@ class Ownership:
         return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
 
     async def require(self, session_id: str, epoch: int) -> None:
-        """Return if this node owns the session in that epoch. If needed, ask the store."""
+        """Check that this node owns the session in that epoch, with the store if needed. Raises an error
+        otherwise.
+        """
         if not self.holds(session_id, epoch):
             await self._have_lease()
             if self.holding.epoch_of(session_id) != epoch:
@@ -252,7 +254,7 @@ class Ownership:
             await anyio.sleep(ASK_SECONDS)
 
     async def release(self, session_id: str) -> None:
-        """Release a session with all its messages shared. If the store is unreachable, it is updated later."""
+        """Release a session whose messages are all shared. If the store is unreachable, it is updated later."""
         epoch = self.holding.let_go(session_id)
         if not epoch:
             return
@@ -262,11 +264,13 @@ class Ownership:
             else:
                 await self.tables.release(self.info.node, {session_id: epoch})
         except StoreError as error:
-            self.holding.claimed(session_id, epoch)  # the next look finds it
+            self.holding.claimed(session_id, epoch)  # the next check releases it
             _log.warning("session_not_released", session_id=session_id, error=str(error))
 
     def deleted(self, session_id: str) -> None:
-        """Record that a session is no longer stored. Unless it is claimed again, its release leaves no data."""
+        """Record that a session was deleted, so that its release removes the remaining rows, unless it is claimed
+        again.
+        """
         if self.holding.epoch_of(session_id):
             self._deleted.add(session_id)
 
@@ -364,7 +368,7 @@ class Ownership:
         self._note_lease()
 
     def _note_lease(self) -> None:
-        """Report when the lease expires, and when the node has a lease again."""
+        """Publish an event when the lease has expired, and when the node has a lease again."""
         lives = self.holding.lives(self._clock.monotonic_ns())
         if lives != self._reported_loss:
             return
@@ -442,7 +446,7 @@ def _cannot_ask(session_id: str, error: StoreError) -> str:
 class TakeoverRequests:
     """The part of a node that sends and receives requests for sessions.
 
-    A lost request costs a second, because owners also check the shared rows.
+    A lost request delays the takeover by at most a second, because owners also check the shared rows.
 
     Args:
         broker: The broker.
@@ -465,7 +469,7 @@ class TakeoverRequests:
         self._ownership.wake()
 
     async def run(self) -> None:
-        """Hear until cancelled."""
+        """Receive requests until cancelled."""
         own = self._subjects.wanted(self._ownership.info.node)
         subscription = await self._broker.subscribe(own, self._announced)
         try:
@@ -475,7 +479,7 @@ class TakeoverRequests:
                 await subscription.unsubscribe()
 
     async def drain(self) -> None:
-        """Nothing is left over."""
+        """Do nothing: no data waits to be sent."""
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -1,9 +1,9 @@
 """A node's share of declared rate limits.
 
-A node may use its share of a limit, which is never less than its use in the last minute. The shares of all nodes
-are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never exceed the
-limit. A node requests the amount that its waiting requests need, and returns the remainder. The share of a silent
-node is free again after a minute and a half.
+A node may use its share of a limit. The share is never smaller than the node's use in the last minute. The shares
+of all nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never
+exceed the limit. A node requests the amount that its waiting requests need, and returns the rest. The share of a
+node that stops renewing it expires after 90 seconds.
 
 While the store is unreachable, a node uses the limit divided by the last known number of nodes.
 """
@@ -27,7 +27,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of the shares when no request waits."""
 
 PAUSE_SECONDS = 0.02
-"""The least time between two requests."""
+"""The shortest time between two requests, in seconds."""
 
 NODES_SECONDS = 15.0
 """Seconds between two counts of the nodes."""
@@ -40,7 +40,8 @@ REFRESH_US = 20_000_000
 
 
 class LimitScope:
-    """The limits of one adapter and key, as an account of the shared rows. Requests use the fields of money.
+    """The limits of one adapter and key, as an account in the shared rows. The number of requests is stored in the
+    money fields.
 
     Args:
         adapter: The adapter.
@@ -58,7 +59,7 @@ class LimitScope:
         return Slot(0, now_us + KEPT_US)
 
     def query(self, now_us: int) -> None:
-        """Return None: the trace doesn't count for limits."""
+        """Return None, because calls in the trace don't count towards rate limits."""
 
     def counted_slot(self, query: object, number: int, now_us: int) -> Slot:
         return self.slot(now_us)
@@ -100,14 +101,14 @@ class SharedLimit:
         return found["requests"], found["tokens"]
 
     def use(self, share: Allotment) -> None:
-        """Admit requests as far as the share has room."""
+        """Set the share, and admit waiting requests that fit."""
         sizes = dict(zip(("requests", "tokens"), share, strict=True))
         for limit in self.declared:
             limit.share = sizes[limit.kind]
         self.live.changed()
 
     def degrade(self, nodes: int) -> None:
-        """Use a part of the limit, because no share can be requested."""
+        """Use the limit divided by the number of nodes, because no share can be requested."""
         for limit in self.declared:
             limit.share = max(limit.limit / nodes, limit.used(self.live.now_us()))
         self.live.changed()
@@ -204,7 +205,7 @@ class RateLimitShares:
         return not _exceeds(up_to, limit.granted)
 
     async def _give_back(self, limit: SharedLimit) -> None:
-        """Keep the used amount only. Later requests ask for a share again."""
+        """Return everything except the used amount. Later requests ask for a share again."""
         limit.granted = limit.used()
         limit.use(limit.granted)
         self._number += 1

@@ -102,7 +102,7 @@ class RemoteBus(ReplayBus):
         await super().__aenter__()
         try:
             await self._begin()
-        except BaseException as error:  # Otherwise the started parts would never be stopped.
+        except BaseException as error:  # otherwise the parts that were started would never be stopped
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -129,7 +129,7 @@ class RemoteBus(ReplayBus):
                     await self._own_store.close()
 
 
-# A bridge of its own, for an engine that is in no cluster.
+# A separate bridge, for an engine outside of a cluster.
 
 LAST_SECONDS = 2.0
 """Seconds for sending the rest at the end."""
@@ -159,8 +159,8 @@ class Bridge:
     """A bridge from one engine to a broker, as long as the context lasts.
 
     Events are sent after they were committed to the engine's trace, including earlier ones. If the broker is
-    unreachable, no event is lost: it gets them when it is back. Readers find events that were not sent at the end
-    in the shared store.
+    unreachable, no event is lost: it gets them when it is back. Events that were not sent before the end are in
+    the shared store.
 
     Args:
         engine: The engine, which starts with the bridge if it hasn't yet.

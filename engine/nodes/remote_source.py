@@ -52,7 +52,7 @@ class Incoming:
 
     def __init__(self, known: int | None, patience: float) -> None:
         self.known = known
-        """The `seq` up to which all events were given."""
+        """The `seq` up to which all events were delivered."""
         self.wanted = known or 0
         """The `seq` of the last announced event."""
         self.passed_over = 0
@@ -116,7 +116,7 @@ class Incoming:
         return self._passed_over(now) if now >= self._give_up_at else []
 
     def unanswered(self, now: float) -> None:
-        """Record that the store can't be reached. No event is passed over for that."""
+        """Record that the store can't be reached. This never makes the reader pass over events."""
         self._ask_at = now + LONGEST_WAIT
         self._give_up_at = max(self._give_up_at, now + self._patience)
 
@@ -161,7 +161,7 @@ class Incoming:
         return next((page for after, page in self._held.items() if after <= known), None)
 
     def _passed_over(self, now: float) -> list[Envelope]:
-        """Continue after the gap."""
+        """Pass over the gap, and return the events after it."""
         assert self.known is not None
         self.passed_over += 1
         self.known = min(self._held, default=self.wanted)
@@ -178,10 +178,10 @@ PAGES_AHEAD = 16
 """The number of pages that are taken from the broker before they are needed."""
 
 AWAY_SECONDS = 0.25
-"""Seconds until a lost broker is asked again."""
+"""Seconds until an unreachable broker is tried again."""
 
 PAST_SECONDS = 0.5
-"""Seconds until a failing store is asked again about the past."""
+"""Seconds until a failing store is queried again for past events."""
 
 REPORT_SECONDS = 30.0
 """Seconds after which the log reports missing events."""
@@ -223,7 +223,7 @@ class RemoteEvents:
         broker: The broker's stream.
         store: The shared store; None without one.
         clock: The clock of this process.
-        since: The first moment that is wanted, in microseconds since the epoch; None is now.
+        since: The first moment to read, in microseconds since the epoch; None is now.
         patience: Seconds for which to wait for an announced event; infinity waits without limit.
         sweep_seconds: Seconds between two checks of the stored events of all runs.
     """
@@ -249,8 +249,8 @@ class RemoteEvents:
         self._position: StreamPosition | datetime | None = None
         self._runs: dict[str, Incoming] = {}
         self._lacking: set[str] = set()
-        self._reported: set[str] = set()  # The runs with reported gaps.
-        self._new_run_from: int | None = None  # where a run starts that was not there at the start
+        self._reported: set[str] = set()  # runs whose gaps were reported
+        self._new_run_from: int | None = None  # the first `seq` to read of a run that is new
         self._ready: deque[Envelope] = deque()
         self._pages: deque[Page] = deque()
         self._page_came = anyio.Event()
@@ -264,7 +264,7 @@ class RemoteEvents:
         return RemoteStatistics(len(self._runs), len(self._lacking), max(waits, default=0.0), passed_over)
 
     async def begin(self) -> None:
-        """Find the current position of everything, so that nothing after it is missed."""
+        """Determine the current positions in the broker and the store, so that later events are not missed."""
         self._sweep_at = anyio.current_time() + self._sweep_seconds
         if self._since is not None:
             self._position = from_us(self._since) - MARGIN
@@ -312,7 +312,7 @@ class RemoteEvents:
     async def _take(self, message: RetainedMessage) -> None:
         try:
             page = decode_page(message.data)
-        except ValueError as error:  # of another version; the store has what it holds
+        except ValueError as error:  # a page of another version; its events are in the store
             _log.warning("page_not_read", error=str(error))
             return
         while len(self._pages) >= PAGES_AHEAD:
@@ -370,7 +370,7 @@ class RemoteEvents:
             await _open(store)
             through = await store.committed_seq(
                 name
-            )  # This is asked first, so that the events up to it are in the store.
+            )  # queried first, so that all events up to this position are in the store
             found = await store.run_events(name, run.known, ASKED_EVENTS)
         except (StoreError, OSError) as error:
             _log.debug("gap_not_asked", run=name, error=str(error))
@@ -405,8 +405,8 @@ class RemoteEvents:
     async def _has_beginnings(self, positions: Mapping[str, int]) -> bool:
         """Whether the starts of runs without pages from the broker are known.
 
-        If the store could not be asked at the start, it is asked now for their position then, by the clock of
-        their host.
+        If the store could not be queried at the start, query now for the positions at that time, by the hosts'
+        clocks.
         """
         if self._new_run_from is not None:
             return True

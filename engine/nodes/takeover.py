@@ -1,8 +1,8 @@
 """The sessions of a node: claimed before they are used, taken over from other nodes, and deleted everywhere.
 
-If the last owner released a session, all of it is in the shared store. If the owner died, the messages that only
-the frames have are added to the stored history under this node's claim, and the interrupted turn ends with an
-unknown outcome. No model is asked again.
+If the last owner released a session, all of it is in the shared store. If the owner died, messages that are only
+in frames are added to the stored history, and the interrupted turn ends with an unknown outcome. No model is
+called again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ASK_SECONDS = 0.25
 class TurnLease(TurnRight):
     """A turn's right to act for a session that other nodes may take over.
 
-    If the node's lease never expired, no check is needed. After an expiry another node may own the session, and
-    may have ended the turn for its readers.
+    If the node's lease never expired, no check is needed. After the lease has expired, another node may own the
+    session and may have published the turn's end.
 
     Args:
         ownership: The node's ownership.
@@ -55,7 +55,7 @@ class TurnLease(TurnRight):
         await self._ownership.require(self._state.id, self._state.epoch)
 
     async def confirm(self) -> None:
-        """Return if this turn may report how it ended. It retries for the length of a lease.
+        """Return if this turn may publish its end. It retries for the length of a lease.
 
         Raises SessionTakenOver.
         """
@@ -74,7 +74,7 @@ class TurnLease(TurnRight):
     async def is_ended_elsewhere(self) -> bool:
         """Whether another node has reported how this lost turn ended.
 
-        If none has, this reports an unknown outcome.
+        If none has, the turn is ended here with an unknown outcome.
         """
         ownership, state = self._ownership, self._state
         try:
@@ -195,8 +195,8 @@ class SharedSessions(OpenSessions):
     ) -> SessionState | None:
         """Claim a session of the shared store for this node. Returns its state.
 
-        The state is read after the claim, because the owner may add messages before. A session without any owner
-        so far must be stored, unless a new one is allowed. So a mistaken id is not claimed.
+        The state is read after the claim, because the owner may add messages before. A session without an owner
+        must be stored, unless `fresh` allows a new one. So a mistyped id is not claimed.
 
         Raises CallboardError, SessionBusy, ConfigurationError, AdmissionError or StoreError.
         """
@@ -254,7 +254,7 @@ class SharedSessions(OpenSessions):
     async def _require_known(self, store: Store, session_id: str, owner: Owner | None) -> None:
         """Check that a session with nothing stored is a new one.
 
-        The check precedes the claim, which replaces the owner.
+        This is checked before the claim, because the claim replaces the owner.
 
         Raises CallboardError.
         """
@@ -269,7 +269,7 @@ class SharedSessions(OpenSessions):
             )
 
     async def _resumed_here(self, store: Store, state: SessionState, epoch: int) -> SessionState:
-        """A new session. If possible now, it is shared before its first message."""
+        """Publish a claimed session. If possible, it is in the shared store before its first message."""
         require_nothing_lost(state.id, await store.was_answered(state.id))
         state.epoch = epoch
         self.announce(state, begins=False)
@@ -307,7 +307,7 @@ class SharedSessions(OpenSessions):
             return None
 
     async def _end(self, session_id: str, turn_id: str, run_by: str, epoch: int) -> None:
-        """Decide how a turn ended, and publish that to its readers."""
+        """Decide how a turn ended, and publish the end to its readers."""
         ending = await self._ownership.ending_of(turn_id, session_id, run_by, epoch)
         if ending is not None and self._frames is not None:
             self._frames.sender.announce(turn_id, session_id, ending)

@@ -1,15 +1,15 @@
 """Trees of turns that reach over several nodes: their children, their costs, their money, and their end.
 
-`trace_context` carries the place of a tool's run to another node. A TreeNode stands there for the turn that runs
-the tool. The two nodes talk over the broker, each under its own subject:
+`trace_context` carries the place of a tool's run to another node. There, a TreeNode represents the turn that runs
+the tool. The two nodes exchange messages over the broker, each under its own subject:
 
     far node → home node   "busy" before the first call, which is answered; "child", "called", "spent", "idle"
     far node → home node   a request for money, if the tree has a limit on it
     home node → far node   "cancel": the turn or the run of the tool is over
 
-The home node waits for "idle" before its turn ends, so a turn has the whole cost of its tree. It reserves
-what a far call may cost before it is sent, and takes back the rest when the far node is idle. While the broker is
-away, no money is granted, and spending is missing in the turn's own sums. The shared trace has it.
+The home node waits for "idle" before its turn ends, so a turn has the whole cost of its tree. Before a far call is
+sent, it reserves the most that the call can cost. When the far node is idle, it takes back the rest. While the
+broker is away, no money is granted, and the turn's own sums lack the spending. The shared trace includes it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     what: Literal["busy", "idle", "child", "called", "spent", "money", "cancel"]
     key: str
-    """The id of the place where the far node stands for the turn."""
+    """The id of the place that represents the turn on the far node."""
     sender: str = ""
     """The far node."""
     turn: str = ""
@@ -55,7 +55,7 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     cost: CostSum | None = None
     usage: TokenUsage | None = None
     amount: Amount = _NOTHING
-    """The money that is asked for or, in ``idle``, all that was spent of it."""
+    """The requested money. In ``idle``, all money that was spent."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -111,19 +111,19 @@ class RemoteTrees:
     # --- At home ---
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """What another node must know to reach a tool's run here."""
+        """The data with which another node can join a tool's run here."""
         budgets = getattr(caller.runtime, "budgets", None)
         if not isinstance(budgets, Budgets):
             return {}
         run = self._runs.setdefault((caller.node.turn_id, caller.tool_use_id or ""), _Run(caller, budgets))
-        caller.beyond = run  # the run is known for as long as its tool is
+        caller.beyond = run  # the run is referenced as long as its tool runs
         carried = {"node": self.node}
         if caller.node.accounts or any(each.per in OF_TREES for each in budgets.ledger.budgets):
             carried["grants"] = "1"
         return carried
 
     def receive(self, _subject: str, payload: bytes, reply: str) -> None:
-        """Take in a message of another node."""
+        """Process a message of another node."""
         try:
             received = msgspec.json.decode(payload, type=TreeMessage)
         except msgspec.DecodeError as error:  # of another version
@@ -136,7 +136,7 @@ class RemoteTrees:
         place = self._places.get(received.key)
         if place is None:
             run = self._runs.get((received.turn, received.tool))
-            if run is None:  # the tool has ended, so its calls have no place in the tree any more
+            if run is None:  # the tool has ended, so its calls no longer belong to the tree
                 if received.what == "busy":
                     self.send(received.sender, TreeMessage("cancel", received.key))
                 if reply:
@@ -153,7 +153,7 @@ class RemoteTrees:
     # --- Far from home ---
 
     def reach(self, caller: Caller) -> None:
-        """Let the node that stands for a far turn report to the home of that turn."""
+        """Make the local representative of a far turn report to the turn's home node."""
         home = caller.carried.get("node")
         if not home or caller.node.remote is not None:
             return
@@ -164,13 +164,13 @@ class RemoteTrees:
         self._broker.publish(self._subjects + node, msgspec.json.encode(message))
 
     async def ask(self, node: str, message: TreeMessage) -> Grant:
-        """Send a node a message, and wait for its answer. Without one nothing is granted."""
+        """Send a message to a node and wait for its answer. If there is none, nothing is granted."""
         payload = msgspec.json.encode(message)
         answer = await self._broker.request(self._subjects + node, payload, GRANT_SECONDS)
         return Grant(granted=False) if answer is None else msgspec.json.decode(answer, type=Grant)
 
     def hold(self, key: str, remote: RemotePlace | None) -> None:
-        """Note a place with calls in progress, or that it has none any more."""
+        """Register a place that has calls in progress, or remove it."""
         if remote is None:
             self._remote.pop(key, None)
         else:
@@ -178,7 +178,7 @@ class RemoteTrees:
 
 
 class _Run:
-    """One run of a tool here whose place another node has got."""
+    """A run of a tool here that another node has joined."""
 
     def __init__(self, caller: Caller, budgets: Budgets) -> None:
         self.caller = caller
@@ -188,7 +188,7 @@ class _Run:
 
 
 class _Place:
-    """A place at which a far node stands for a turn of this one, as long as calls are in progress there."""
+    """The home node's record of a far node with calls in progress for a turn here."""
 
     def __init__(self, trees: RemoteTrees, run: _Run, key: str, sender: str) -> None:
         self._trees = trees
@@ -200,11 +200,11 @@ class _Place:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in progress there, and no money is granted."""
+        """Whether no call is in progress there and no money is granted."""
         return not self._busy and not self._grants
 
     def take(self, received: TreeMessage) -> Grant | None:
-        """Do what a message says. Returns the answer to a request."""
+        """Process a message. Returns the answer to a request."""
         caller = self._run.caller
         match received.what:
             case "busy":
@@ -246,7 +246,7 @@ class _Place:
 
 
 class RemotePlace:
-    """A place at which this node stands for a turn of another one."""
+    """The local representative of a turn on another node."""
 
     def __init__(self, trees: RemoteTrees, key: str, home: str, caller: Caller) -> None:
         self._trees = trees
@@ -264,7 +264,7 @@ class RemotePlace:
         self._node.accounts = (self._account,)
 
     async def known(self) -> None:
-        """See `RemoteTurn.known`. Without this wait, the tool's result could be faster than the first message."""
+        """See `RemoteTurn.known`. Without this wait, the tool's result could arrive before the first message."""
         async with self._telling:
             if not self._is_known:
                 self._trees.hold(self._about.key, self)
@@ -309,7 +309,7 @@ class RemotePlace:
 
 
 class RemoteAccount(Account):
-    """The money that the home node has granted for calls here. Each call asks for what it may cost."""
+    """The money that the home node has granted for calls here. Each call requests the most that it can cost."""
 
     def __init__(self, place: RemotePlace, turn_id: str) -> None:
         super().__init__(Budget(max_cost_usd=0, max_tokens=0, per="turn", unpriced="refuse"), turn_id)
@@ -336,6 +336,6 @@ class RemoteAccount(Account):
 
     @property
     def used(self) -> Amount:
-        """All that was spent here, with the most that calls of unknown usage can have cost."""
+        """Everything spent here. Calls with unknown usage count with the most that they can have cost."""
         state = self.state(0)
         return Amount(state.spent.money + state.unknown.money, state.spent.tokens + state.unknown.tokens)

@@ -1,10 +1,9 @@
-"""The creation of batches, and their resumption. A part is sent again only if the first request certainly had no
-effect.
+"""Create and resume batches. A part is sent again only if the first request certainly had no effect.
 
-The trace records each part before it is sent. If a process dies before it gets the answer, the next one searches
-the provider's list for the job, by its mark. If the list has no such job for `settle_seconds`, it was never
-created, and it is sent again. One program at a time creates a batch. Others with the same trace wait and then
-read the result. An engine without a trace remembers its own parts.
+The trace records each part before it is sent. If a process dies before the answer, the next process searches the
+provider's list for the job, by its mark. If the list has no such job for `settle_seconds`, the job was never
+created, and the part is sent again. Only one program at a time creates a batch. Others with the same trace wait,
+then read the result. An engine without a trace remembers its own parts.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ _TURNS: PerEngine[WeakValueDictionary[str, anyio.Lock]] = PerEngine(WeakValueDic
 
 
 def has_job(sent: Submission | None) -> bool:
-    """Whether a part is known to be with the provider."""
+    """Whether the provider is known to have a part."""
     return sent is not None and sent.job is not None
 
 
 def turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
-    """The lock for which the tasks of this engine queue to create a batch."""
+    """The lock that a task of this engine needs to create a batch."""
     return _TURNS[runtime].setdefault(batch_id, anyio.Lock())
 
 
@@ -77,7 +76,7 @@ _log = Log("engine.batches")
 async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
     """A context in which no other program with the same trace creates this batch. It waits for its turn.
 
-    The next program reads from the trace which steps are done.
+    The next program reads the finished steps from the trace.
     """
     store = await settled_store(runtime)
     if store is None:
@@ -167,7 +166,7 @@ async def resume_batch(
 async def find_part(
     runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, until: float
 ) -> Submission | None:
-    """An unconfirmed part, as the provider lists it."""
+    """An unconfirmed part in the provider's list; None if it is not listed."""
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in MAYBE_SENT:
         return None  # the provider refused it
@@ -330,7 +329,7 @@ class _Creation:
             stored_parts = submissions_of(stored)
             if started is None:
                 started = plan_of(self._runtime, self._named, stored), stored_parts
-            # Another process may have gone on since this engine left off.
+            # Another process may have continued since this engine stopped.
             started[1].update(
                 {part: sent for part, sent in stored_parts.items() if not has_job(started[1].get(part))}
             )
@@ -407,7 +406,7 @@ class _Creation:
     ) -> Submission:
         """A part that is sent now, or was sent before."""
         if before is not None:
-            # The sender may have died a moment ago, so the time to settle starts now.
+            # The sender may just have died, so `settle_seconds` starts now.
             until = self._runtime.clock.now_us() / 1e6 + self._options.get("settle_seconds", SETTLE_SECONDS)
             found = await find_part(self._runtime, plan, part, before, until)
             if found is not None:
@@ -461,9 +460,9 @@ class _Creation:
         return sent
 
     def _most(self, items: Sequence[BatchItem], priced: Priced) -> Amount:
-        """The most that a part can cost: the sum of the worst cases of its requests, at the prices of batches."""
+        """The maximum cost of a part: the sum over its requests, at batch prices."""
         adapter = self._runtime.adapters.consult(self._runtime.registry.adapter_of(self._named.entry))
-        at_batch_prices = msgspec.structs.replace(priced, service_tier="batch")
+        at_batch_prices = msgspec.structs.replace(priced, tiers=("batch",))
         money: int | None = 0
         tokens = 0
         for item in items:

@@ -77,7 +77,7 @@ class ItemCall(EndedCall):
 
 
 async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, CountedCall]:
-    """The given calls that are in the trace already, by their ids."""
+    """Those of the calls that are in the trace already, by id."""
     store = await settled_store(runtime)
     return {} if store is None else await store.counted_calls(call_ids)
 
@@ -85,7 +85,7 @@ async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, 
 OnProgress = Callable[[BatchState], object]
 
 USUAL_BATCH_POLLING = PollPolicy(first=5.0, longest=60.0)
-"""The default times at which a batch is checked."""
+"""The default intervals of the checks."""
 
 _EVENTS_AT_ONCE = 200
 """The number of results after which other tasks get a turn, and the trace is searched for counted results."""
@@ -97,7 +97,7 @@ class Submission(msgspec.Struct):
     call_id: str
     """The id of the call that creates the job."""
     began_at: int
-    """When it was sent, in seconds since the epoch."""
+    """The time of sending, in seconds since the epoch."""
     job: BatchJob | None = None
     """The job at the last check; None if its creation was never answered."""
 
@@ -124,7 +124,8 @@ class BatchHandle:
         self._polling = polling
         self._submissions = submissions
         self._results = CollectedResults(plan.batch_id)
-        self._counted: dict[int, CountedCall] = {}  # by this handle, which an engine without a trace must remember
+        # The results that this handle has counted; the only record in an engine without a trace.
+        self._counted: dict[int, CountedCall] = {}
         self._handing_out = False
         self._looking = anyio.Lock()
         self._published: tuple[BatchStatus, int, int] | None = None
@@ -137,7 +138,7 @@ class BatchHandle:
 
     @property
     def model(self) -> str:
-        """The model that answers, as models.yaml or the caller names it."""
+        """The model, by its name in models.yaml or in the call."""
         return self._plan.decision.model
 
     @property
@@ -221,7 +222,7 @@ class BatchHandle:
             AdapterError: Checks can't succeed, or have failed for too long. The batch continues.
             CallboardError: `for_each` has passed the results on and dropped them.
         """
-        self._results.all()  # rather now than after a day
+        self._results.all()  # raises now, and not after a day
         await self._wait_for_end(self.refresh, on_progress, timeout)
         return BatchResults(batch_id=self.id, status=self.status, results=self._results.all())
 
@@ -271,7 +272,7 @@ class BatchHandle:
         timeout: float | None,
     ) -> None:
         try:
-            await look()  # immediately: it may be over
+            await look()  # first without a wait, because the batch may have ended
         except AdapterError as error:
             if not is_passing(error):
                 raise
@@ -371,7 +372,7 @@ class BatchHandle:
 
         try:
             return await with_adapter(self._runtime, self._plan.decision.provider, read)
-        except OutcomeUnknownError as error:  # the job is another's, and ours was never found
+        except OutcomeUnknownError as error:  # the job belongs to another batch; ours was not found
             return [OutcomeUnknownError(str(error), provider=job.provider) for _ in items]
 
     def _request(self, place: int) -> CanonicalRequest:
@@ -390,8 +391,8 @@ class BatchHandle:
     ) -> None:
         """Publish a call for each result that has none yet.
 
-        Another process may count the results at the same moment. So the trace is queried repeatedly. At the end it
-        decides which results count in the budgets, because it has one row for each.
+        Another process may count the results at the same moment, so the trace is queried repeatedly. At the end,
+        the trace decides which results count in the budgets: it has one row for each.
         """
         counted: dict[str, CountedCall] = {}
         places = list(self._plan.places(part))

@@ -1,8 +1,8 @@
 """The plan of a batch, its states, and its results.
 
-A batch's requests have places from 0, and are divided into parts, each of which is one job at the provider. A
-request's id there is its call id: the batch's id with the place. The call in the trace has the same id. A job's
-mark is the batch's id, the digest of all requests, and the part's number.
+The requests of a batch have indexes from 0. They are divided into parts. Each part is one job at the provider.
+There, a request's id is its call id: the batch's id and the index. The call in the trace has the same id. A job's
+mark consists of the batch's id, the digest of all requests and the part's number.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str
     """The batch's id."""
     status: BatchStatus
-    """The status of the batch: an end once all of its jobs have ended."""
+    """The status of the batch. It is final once all jobs have ended."""
     total: int
     """The number of requests."""
     succeeded: int
@@ -122,7 +122,7 @@ def check_id(batch_id: str) -> None:
 
 
 def ids_of(batch_id: str, requests: Sequence[CanonicalRequest]) -> tuple[str, ...]:
-    """The ids of requests as results have them: the caller's, or else those of their calls."""
+    """The request ids in the results: the caller's, or else the call ids."""
     ids = tuple(request.request_id or call_id(batch_id, place) for place, request in enumerate(requests))
     if len(set(ids)) < len(ids):
         twice = next(each for each in ids if ids.count(each) > 1)
@@ -201,7 +201,7 @@ OnResult = Callable[[BatchResult], Awaitable[object] | object]
 
 
 class HandOutFailedError(Exception):
-    """An exception of the caller's own function, which the provider did not cause."""
+    """An exception of the caller's own function, not of the provider."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

@@ -1,15 +1,15 @@
 """Embeddings and images: routed, limited, priced and traced like conversations, one call for each request.
 
-Vectors of two models can't be compared, even if they have the same length. So a fallback is always the same model
-at another provider: both must have the same space. If two providers name one model differently, set the same
-`embedding_space` for both in models.yaml.
+Vectors of two models can't be compared, even if they have the same length. So a fallback must be the same model at
+another provider, with the same space. If two providers name one model differently, set the same `embedding_space`
+for both in models.yaml.
 """
 
 from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -23,6 +23,7 @@ from callboard.adapters.embeddings import (
     AT_ONCE,
     EmbeddingAdapter,
     EmbeddingCapabilities,
+    EmbeddingInput,
     EmbeddingRequest,
     EmbeddingResponse,
     Gathered,
@@ -30,7 +31,9 @@ from callboard.adapters.embeddings import (
     OnProgress,
     PartialEmbeddingError,
     Vector,
+    count_tokens,
     plan_batches,
+    read_inputs,
     run_batches,
 )
 from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
@@ -171,7 +174,7 @@ def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
 
 
 def _most(request: ImageRequest) -> Sequence[TokenUsage]:
-    """The most that a request can use."""
+    """The maximum usage of a request."""
     said = Message.user([TextBlock(request.prompt), *request.images])
     return most_of_images(estimate_request([said], (), None, TokenRates()), request.n)
 
@@ -226,20 +229,24 @@ class EmbeddingResult(ShortRepr, frozen=True, kw_only=True):
 
 
 async def embed(
-    runtime: Runtime, texts: Sequence[str], model: Models, options: EmbeddingOptions
+    runtime: Runtime, texts: Sequence[str | Sequence[int]], model: Models, options: EmbeddingOptions
 ) -> EmbeddingResult:
     """See `Engine.embed`."""
     options = require_known(options, EmbeddingOptions)
-    texts = (texts,) if isinstance(texts, str) else tuple(texts)
-    calls = PlainCalls("embeddings", runtime, model, options, _that_embeds, lambda: texts)
+    inputs = read_inputs((texts,) if isinstance(texts, str) else texts)
+
+    def sent() -> Iterator[str]:
+        return (each for each in inputs if isinstance(each, str))
+
+    calls = PlainCalls("embeddings", runtime, model, options, _that_embeds, sent)
     require_same_space(calls.plan)
     if (size := options.get("batch_size")) is not None and size < 1:
         raise ValueError(f"batch_size={size}: must be at least 1")
-    if not texts:
+    if not inputs:
         await runtime.host.start()
         nothing = Cost(0, CostSource.COMPUTED)
         return EmbeddingResult(vectors=(), model=calls.plan.named[0].model, usage=TokenUsage(), cost=nothing)
-    return await calls.run(_Embedding(calls, texts, options).run)
+    return await calls.run(_Embedding(calls, inputs, options).run)
 
 
 def require_same_space(plan: Plan) -> None:
@@ -267,10 +274,11 @@ class _Embedding:
     """One `embed`, over all its batches."""
 
     def __init__(
-        self, calls: PlainCalls[EmbeddingAdapter], texts: tuple[str, ...], options: EmbeddingOptions
+        self, calls: PlainCalls[EmbeddingAdapter], inputs: tuple[EmbeddingInput, ...], options: EmbeddingOptions
     ) -> None:
         self._calls = calls
-        self._texts = texts
+        self._inputs = inputs
+        self._has_tokens = any(not isinstance(each, str) for each in inputs)
         self._options = options
         self._estimates: list[int] = []
         self._costs: list[Cost] = []
@@ -281,11 +289,15 @@ class _Embedding:
         if size is not None:
             limits = msgspec.structs.replace(limits, max_inputs=min(size, limits.max_inputs))
         adapter, model = self._calls.adapter(first), first.entry.wire_name
-        self._estimates = [adapter.estimate_text_tokens(text, model=model) for text in self._texts]
+
+        def estimate(text: str) -> int:
+            return adapter.estimate_text_tokens(text, model=model)
+
+        self._estimates = [count_tokens(each, estimate) for each in self._inputs]
         gathered = await run_batches(
             plan_batches(self._estimates, limits),
             self._run,
-            texts=len(self._texts),
+            texts=len(self._inputs),
             at_once=self._options.get("at_once", AT_ONCE),
             on_progress=self._options.get("on_progress"),
         )
@@ -318,16 +330,19 @@ class _Embedding:
             return await self._calls.first_that_works(self._abilities, call)
         except AdapterError:
             raise
-        except CallboardError as refusal:  # as a spent budget is
+        except CallboardError as refusal:  # for example a spent budget
             if not self._costs:
                 raise
-            raise AdapterError(str(refusal), retryable=False) from refusal  # so that the other batches are kept
+            # An AdapterError, so that the vectors of the other batches are kept.
+            raise AdapterError(str(refusal), retryable=False) from refusal
 
     def _abilities(self, adapter: EmbeddingAdapter, named: Named) -> EmbeddingCapabilities:
         can = adapter.get_embedding_capabilities(named.entry.wire_name)
         asked = self._options.get("dimensions")
         if asked is not None and (refusal := can.refusal(asked)) is not None:
             raise CapabilityError(f"{named.model} does not support {asked} dimensions: {refusal}")
+        if self._has_tokens and not can.supports_tokens:
+            raise CapabilityError(f"{named.model} embeds only texts, not tokens")
         return can
 
     def _first_and_limits(self) -> tuple[Named, EmbeddingCapabilities]:
@@ -348,9 +363,10 @@ class _Embedding:
         self, batch: range, route: Route, request_id: str, caused_by: str | None
     ) -> tuple[EmbeddingResponse, Cost]:
         options = self._options
+        inputs = self._inputs[batch.start : batch.stop]
         request = EmbeddingRequest(
             model=route.decision.model,
-            inputs=self._texts[batch.start : batch.stop],
+            inputs=inputs,
             dimensions=options.get("dimensions"),
             input_type=options.get("input_type"),
             truncate=options.get("truncate", False),
@@ -361,7 +377,8 @@ class _Embedding:
         async def work(adapter: EmbeddingAdapter, on_attempt: AttemptObserver) -> EmbeddingResponse:
             return await adapter.embed(request, on_attempt=on_attempt)
 
-        most = [TokenUsage(upper_end(estimate))]
+        exact = sum(len(each) for each in inputs if not isinstance(each, str))
+        most = [TokenUsage(exact + (upper_end(estimate - exact) if estimate > exact else 0))]
         return await self._calls.ask(
             route, request_id, caused_by, work, estimated_input_tokens=estimate, most=most
         )

@@ -66,7 +66,7 @@ def decision_of(named: Named, requested: str) -> RoutingDecision:
 
 
 class JobAnswer(msgspec.Struct, Generic[J], frozen=True):
-    """A job as the answer of a call. A call that creates a job has no usage: the job's end has it."""
+    """A job as the answer of a call. The call that creates a job has no usage; the job's end has the usage."""
 
     job: J
     model: str
@@ -141,7 +141,8 @@ class PerEngine(Generic[T]):
 
 
 async def with_adapter(runtime: Runtime, provider: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """The result of work with a provider's present adapter. An earlier one may have been replaced or have crashed.
+    """The result of work with a provider's current adapter. An earlier adapter may have been replaced or have
+    crashed.
 
     The error of a crashed adapter is retryable: the next try finds another adapter.
     """

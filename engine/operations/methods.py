@@ -12,7 +12,7 @@ from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, merged
 from ..conversation.turn import Turn
-from ..conversation.turn_models import FirstIds
+from ..conversation.turn_context import FirstIds
 from ..runtime.runtime import Runtime, settled_store
 from ..sessions.state import SessionState
 
@@ -36,7 +36,7 @@ class OperationMethods:
 
     async def embed(
         self,
-        texts: Sequence[str] | str,
+        texts: Sequence[str | Sequence[int]] | str,
         *,
         model: Models = None,
         **options: Unpack[EmbeddingOptions],
@@ -48,7 +48,7 @@ class OperationMethods:
         If the waiting task is cancelled, all batches end. Vectors that had arrived are lost, and billed.
 
         Args:
-            texts: The texts, or one text.
+            texts: The texts, or one text. A list of integers is a text's tokens. Few providers accept them.
             model: Any of a model's names, or several names of the same model; None is the configured default.
             options: The fields of `EmbeddingOptions`.
 

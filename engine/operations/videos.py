@@ -4,8 +4,8 @@
     done       the job is completed, has failed or was cancelled, and no check changes it
     published  its end was published, and the cost of a completed job was counted
 
-A running job leaves no open call in the trace, even if this process dies. `VideoHandle._end` leads from done to
-published, once: the first handle that sees the end counts the cost, and later ones find it counted.
+A running job has no open call in the trace, so this process may die. `VideoHandle._end` publishes the end of a
+done job once: the first handle that sees the end counts the cost, and later handles find it in the trace.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class VideoHandle:
         self._polling = polling
         self._cost: Cost | None = None
         self._published = False
-        self._cancelling = False  # a job that is no longer to be found is then one that we have deleted
+        self._cancelling = False  # True after `cancel()`: a missing job was then deleted by this handle
         self._looking = anyio.Lock()
         self._waiting = 0
         self._listeners: list[OnProgress] = []
@@ -108,7 +108,7 @@ class VideoHandle:
 
     @property
     def model(self) -> str:
-        """The model that makes the video, as models.yaml or the caller names it, for `resume_video`."""
+        """The model, by its name in models.yaml or in the call, for `resume_video`."""
         return self._origin.decision.model
 
     @property
@@ -213,7 +213,7 @@ class VideoHandle:
         return await self._with_adapter(look)
 
     def _see(self, job: VideoJob) -> None:
-        if self._job.done:  # cancelled, during this look
+        if self._job.done:  # cancelled during this check
             return
         before, self._job = self._job, job
         if (before.status, before.progress) != (job.status, job.progress):
@@ -324,7 +324,7 @@ class VideoHandle:
                     adapter, job, to, variant, random=random, policy=policy, on_progress=on_progress
                 )
             except OSError as error:
-                return error  # the file system's, and no crash of the adapter
+                return error  # an error of the file system, not a crash of the adapter
 
         loaded = await self._with_adapter(load)
         if isinstance(loaded, OSError):
@@ -363,7 +363,7 @@ class VideoHandle:
         return True
 
     async def _still_runs(self) -> bool:
-        """Whether there is anything to end. A provider may not find a just created job yet."""
+        """Whether the job is still running. A provider may not list a new job yet."""
         if not self._job.done:
             with contextlib.suppress(NotFoundError):
                 if self._waiting:  # The waiting task finds the job done, and counts it.

@@ -1,7 +1,7 @@
 """The availability of providers and models: a table of states that follows the calls. Pure.
 
     available    there are no known failures
-    degraded     three failures in a row, or a requested pause: it is used after the available ones
+    degraded     three failures in a row, or a requested pause: it is used only after the available ones
     unavailable  it is skipped until `retry_at`, except by calls without an alternative
     probing      one call checks whether it is back; for all other calls it is still unavailable
 
@@ -47,7 +47,7 @@ STATES: tuple[State, ...] = ("available", "degraded", "unavailable", "probing")
 _ROWS: dict[Signal, tuple[State, State, State, State]] = {
     # in state:      available      degraded       unavailable    probing
     "success":      ("available",   "available",   "available",   "available"),
-    "answered":     ("available",   "degraded",    "unavailable", "available"),   # with the request's own fault
+    "answered":     ("available",   "degraded",    "unavailable", "available"),   # an error in the request itself
     "inconclusive": ("available",   "degraded",    "unavailable", "unavailable"), # cancelled, or never sent
     "failure":      ("available",   "degraded",    "unavailable", "unavailable"),
     "wavering":     ("degraded",    "degraded",    "unavailable", "unavailable"),
@@ -96,7 +96,7 @@ class Record(msgspec.Struct):
     probe: str | None = None
     """The id of the call that probes."""
     early: bool = False
-    """Whether that call did not wait for `retry_at_us`. If so, its failure changes nothing."""
+    """Whether that call did not wait for `retry_at_us`. If True, its failure changes nothing."""
     elsewhere: bool = False
     """Whether the state comes only from another node, or another node is probing it."""
 
@@ -130,7 +130,7 @@ class Readiness(msgspec.Struct, frozen=True):
 
 READY = Readiness()
 LIMITED = Readiness("later", "its rate limit is exhausted")
-"""The standing of a model with no room in its known rate limits."""
+"""The readiness of a model without room in its known rate limits."""
 
 
 def signals_of(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
@@ -138,10 +138,10 @@ def signals_of(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
     if event.of_batch:
-        return "inconclusive", "inconclusive"  # hours ago, or in a queue of its own
+        return "inconclusive", "inconclusive"  # a job or batch: it ran hours ago, or in another queue
     kind = event.error_type
     if event.key is not None and kind in _OF_KEY:
-        return "answered", "answered"  # the key rests, see `adapters.keys`, and the provider serves other keys
+        return "answered", "answered"  # only this key is paused, see `adapters.keys`
     if kind in _REFUSED_KEY:
         return "refused", "inconclusive"
     if kind in _REFUSED_MODEL:
@@ -151,7 +151,7 @@ def signals_of(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]
     if kind == "RateLimitWaitError":
         return "inconclusive", "inconclusive"  # never sent
     if event.error_class == "rate_limit":
-        return "answered", "limited"  # providers count for each model
+        return "answered", "limited"  # providers limit each model separately
     if event.error_class == "network":
         return "failure", "inconclusive"
     if event.provider_status is not None and event.error_class != "cancelled":
@@ -472,7 +472,7 @@ def readiness_of_key(
 ) -> Readiness:
     """The availability of a model for a call with a key."""
     keys = getattr(adapter, "keys", None)
-    if not isinstance(keys, Keyring):  # an adapter of another kind sends no key
+    if not isinstance(keys, Keyring):  # an adapter without a key
         if key is not None:
             raise ConfigurationError(f"{adapter.name!r} has no key {key!r}: it has no named keys")
         return readiness

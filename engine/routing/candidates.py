@@ -1,8 +1,8 @@
 """The route of a call: from the caller's model name to the models that may serve, and to the chosen one.
 
 All of it is pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve.
-`calls.fallback` determines the abilities and availability of each (`Option`). `choose` takes one, and records why
-each other model was not taken.
+`calls.fallback` determines the abilities and availability of each (`Option`). `choose` selects one, and records
+the reason against each other model.
 
 A chain is tried in order, with two exceptions. A model that asked for a pause comes after the ready models. A turn
 stays with the model that has started to answer it. The first named model must have the required abilities. It is
@@ -77,10 +77,10 @@ class Named(msgspec.Struct, frozen=True, dict=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The models that a caller's choice means."""
+    """The models that may serve a caller's choice."""
 
     requested: str
-    """The caller's words."""
+    """The model as the caller requested it."""
     named: tuple[Named, ...]
     chosen: bool = False
     """Whether the router chooses, so that the first model has no precedence."""
@@ -141,7 +141,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 _plans: WeakKeyDictionary[ModelRegistry, dict[str, Plan]] = WeakKeyDictionary()
-_MOST_PLANS = 512  # names that are passed through have no end
+_MOST_PLANS = 512  # a limit, because any name can be passed through
 
 
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
@@ -218,8 +218,8 @@ def default_max_output(
 ) -> int:
     """The number of output tokens if the caller gives none.
 
-    It is the model's own number, within reason. If the configuration has none, prompt and reply share the model's
-    window.
+    It is the model's own limit, up to a common maximum. If the configuration has none, prompt and reply share the
+    model's window.
     """
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
@@ -245,7 +245,7 @@ def choose(
     stay_with: str | None = None,
     cached_at: str | None = None,
 ) -> Route:
-    """Take one of the models that may serve."""
+    """Choose one of the models that may serve."""
     alone = len(options) == 1
     if alone and options[0].obstacle is None and not failed:
         return Route(plan.without_alternative, options[0])
@@ -313,7 +313,7 @@ def _set_back(option: Option, taken: Option) -> str | None:
 
 
 def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
-    """The error when there is no model to take."""
+    """The error if no model can serve."""
     if len(options) == 1 and options[0].obstacle is not None:
         return options[0].obstacle
     reasons = "; ".join(

@@ -1,4 +1,4 @@
-"""The rate limits of one model and key, or of all models of one key, and the reaction to a refusal.
+"""The rate limits of one model and key, or of all models of a key, and the pause after a refusal.
 
     open      requests are sent as far as the limits have room
     paused    the provider refused a request with 429: none is sent before the time that it named
@@ -28,7 +28,7 @@ _TOLERANCE = 1e-6
 
 
 class Ticket:
-    """One request, from the request for its turn to its end.
+    """One request, from its place in the queue to its end.
 
     waiting → held → sent → over; a cancelled request is over immediately.
     """
@@ -38,7 +38,7 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, model: str, order: int, input_tokens: int, output_tokens: int) -> None:
-        """A request that has not asked for its turn yet."""
+        """A new request, which is not in the queue yet."""
         self.model = model
         self.order = order
         self.number = 0
@@ -50,7 +50,7 @@ class Ticket:
         self.state: Literal["new", "waiting", "held", "sent", "over"] = "new"
         self.sent_us = 0
         self.generation = -1
-        """The number of refusals before it was admitted."""
+        """The number of refusals before its admission."""
         self.counted = False
         """Whether the request counts among those with an open outcome."""
 
@@ -69,7 +69,7 @@ class Reading(NamedTuple):
 
 
 class Limit(ABC):
-    """One limit, and how much of it is taken."""
+    """One limit, and the amount in use."""
 
     def __init__(self, kind: Literal["requests", "tokens"], limit: float, *, output: bool = True) -> None:
         self.kind: Literal["requests", "tokens"] = kind
@@ -160,7 +160,7 @@ class Declared(Limit):
         while sent and sent[0].sent_us + self.window_us <= now_us:
             self._used -= self.amount(sent.popleft())
         if not sent and self._used < _TOLERANCE:
-            self._used = 0.0  # no sum of fractions drifts for ever
+            self._used = 0.0  # exactly zero, so that rounding errors don't add up
 
 
 class Learned(Limit):
@@ -170,11 +170,11 @@ class Learned(Limit):
         super().__init__(kind, 0.0, output=output)
         self.fixed = False
         self._level = 0.0  # Without the held amounts.
-        self._stated = 0.0  # likewise, and without the later refill
+        self._stated = 0.0  # without the held amounts and the later refill
         self._held = 0.0
         self._as_of_us = 0
         self._full_at_us = 0
-        self._rate = 0.0  # in a microsecond
+        self._rate = 0.0  # for each microsecond
 
     def tell(self, reading: Reading, pending: float, held: float, now_us: int) -> None:
         """Apply a reading from the provider's headers."""
@@ -238,7 +238,7 @@ class Learned(Limit):
 FIRST_PAUSE_US = 1_000_000
 LONGEST_PAUSE_US = MINUTE_US
 UNDERWAY_US = 2_000_000
-"""The age below which a request may be missing in another node's reading."""
+"""Microseconds after which another node's reading surely includes a request."""
 
 
 class Account:
@@ -296,7 +296,7 @@ class Account:
         return ""
 
     def opens_in(self, ticket: Ticket, ahead: list[Ticket], now_us: int) -> int:
-        """The least microseconds until a request may be sent. Other requests' outcomes are not known."""
+        """The shortest time in microseconds until a request may be sent. Other requests may delay it further."""
         wait = max(self.paused_until_us - now_us, 0) if self.cap is not None else 0
         for limit in self.limits:
             amount = limit.amount(ticket) + sum(map(limit.amount, ahead))
@@ -306,7 +306,7 @@ class Account:
     # --- Progress of a request ---
 
     def hold(self, ticket: Ticket, now_us: int) -> None:
-        """Let a request in."""
+        """Admit a request."""
         self._held.add(ticket)
         for limit in self.limits:
             limit.hold(ticket, now_us)
@@ -371,7 +371,7 @@ class Account:
     def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
         """Record that the provider refused a request with 429."""
         if hint_us is not None:
-            hint_us = min(hint_us, LONGEST_PAUSE_US)  # a retry waits no longer for a hint, either
+            hint_us = min(hint_us, LONGEST_PAUSE_US)  # a retry has the same limit for hints
         stale = ticket.generation != self.generation
         self.leave(ticket)
         if stale:

@@ -1,4 +1,6 @@
-"""The permit of one call: the turn of each of its requests at the gate, and the limits learned from replies."""
+"""The rate limits of an engine: each request of a call waits for its turn, and replies show the providers'
+limits.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ _LONGEST_NAP_SECONDS = 60.0
 
 
 class AsyncRateLimiter:
-    """A gate on an event loop: it wakes the requests that were admitted."""
+    """The queue of one adapter and key on an event loop. It wakes admitted requests."""
 
     def __init__(self, name: str, key: str, limiter: RateLimiter) -> None:
         self.name = name
         self.key = key
         self.limiter = limiter
         self.on_wait: Callable[[], None] | None = None
-        """Called when requests wait; None if nothing can help them."""
+        """Called when requests wait. None without other nodes."""
         self.on_observation: Callable[[LimitObservation], None] | None = None
         """Called with the limits learned from a reply; None if no other node uses the key."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,7 +60,7 @@ class AsyncRateLimiter:
         return None if self._loop is None else int(self._loop.time() * 1e6)
 
     def begin_to_count(self) -> None:
-        """Count from now on, since a limit is known. The calls in progress are counted as sent now."""
+        """Start counting, because a limit is now known. Calls in progress count as sent now."""
         unseen, self.unseen = self.unseen, {}
         self.limiter.known = True
         for lease in unseen:
@@ -72,7 +74,7 @@ class AsyncRateLimiter:
             self.on_observation(LimitObservation(model, headers, pause_us, account.cap is None))
 
     def learn(self, observation: LimitObservation, observed_us: int) -> None:
-        """Apply limits that other nodes have learned."""
+        """Apply limits that another node has learned."""
         now_us = self.now_us()
         if not self.limiter.known:
             self.begin_to_count()
@@ -118,7 +120,7 @@ class AsyncRateLimiter:
 
 
 class RateLimitLease:
-    """The turns of one call's requests.
+    """One call's place in the queue, for each of its requests.
 
     While no limit is known, nothing is counted and there is no ticket.
     """
@@ -187,7 +189,7 @@ class RateLimitLease:
             if not live.limiter.known:
                 live.unseen[self] = None
                 return True
-            if not self.ask():  # a limit was learned since
+            if not self.ask():  # a limit has become known since
                 return False
         assert self._ticket is not None
         if live.limiter.send(self._ticket, live.now_us()):
@@ -269,7 +271,7 @@ class RateLimitLease:
         while True:
             try:
                 if not has_turn:
-                    await self.wait(math.inf)  # the adapter watches the call's time
+                    await self.wait(math.inf)  # the adapter enforces the call's time limit
             except RateLimitWaitError:
                 raise failure from None
             if self.send():
@@ -306,7 +308,7 @@ _WHY = {
 
 
 def _is_of_rate(error: RateLimitError) -> bool:
-    """Whether a refusal is about a rate. An overload counts only if the server reports a time to wait."""
+    """Whether a refusal shows a rate limit. An overload counts only if the server reports a time to wait."""
     if isinstance(error, QuotaExceededError | RateLimitWaitError):
         return False
     return not isinstance(error, OverloadedError) or error.retry_after_seconds is not None
@@ -344,14 +346,15 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
     """The number of calls that wait."""
     why: str
     """The reason: ``requests`` or ``tokens`` are used up; ``pause``, which the provider asked for; ``probe``,
-    while one call checks whether it accepts requests again; ``turn``, while others are first."""
+    while one call checks whether it accepts requests again; ``turn``, behind earlier calls.
+    """
     opens_in_seconds: float
-    """The least seconds until the first of them may be sent."""
+    """The shortest time in seconds until the first of them may be sent."""
 
 
 class RateLimits:
     def __init__(self, share: Callable[[AsyncRateLimiter], None] | None = None) -> None:
-        """Create the gates of an engine, without any use so far."""
+        """The limits of a new engine."""
         self._share = share
         self.on_observation: Callable[[str, str, LimitObservation], None] | None = None
         """Called with each learned limit of an adapter and a key. Does nothing without other nodes."""
@@ -364,14 +367,14 @@ class RateLimits:
     def lease(
         self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]
     ) -> RateLimitLease:
-        """A permit for one call, to be asked for."""
+        """The place of a new call in the queue."""
         name = entry.name, key
         live = self._limiters.get(name)
         if live is None or self._entries[name] is not entry:
             live = self._declared(name, entry)
         pooled = not key and bool(
             entry.config.key_pool
-        )  # the adapter chooses the key of each attempt, and lets it rest
+        )  # with a pool of keys, the adapter chooses each attempt's key and pauses refused keys
         return RateLimitLease(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
     def learn(self, adapter: str, key: str, observation: LimitObservation, age_us: int) -> None:

@@ -1,4 +1,4 @@
-"""The queue for the slots of one adapter and key, which decides which request goes next.
+"""The queue of requests for one adapter and key. It decides which request is sent next.
 
     new        it has not asked yet
     waiting    a limit has no room for it, or a request before it waits for the same limit
@@ -6,9 +6,9 @@
     sent       it is in progress, and the provider counts it
     over       it has ended, or was cancelled
 
-Requests wait in the order of their turns, and within a turn in order of arrival. A request is sent immediately if
-all its limits have room and no earlier request waits for one of them. So a full model delays no other model, and
-small requests can't overtake a large one forever.
+Requests wait in the order of their conversation turns, and within a turn in order of arrival. A request is sent
+immediately if all its limits have room and no earlier request waits for one of them. So a model at its limit
+delays no other model, and small requests can't overtake a large one forever.
 
 The queue is pure: it never waits, and never reads the clock. The caller of a change calls `admit` afterwards.
 """
@@ -66,7 +66,7 @@ class RateLimiter:
     """The limits of one adapter and key, and the requests that wait for them."""
 
     def __init__(self, requests: float | None = None, tokens: float | None = None) -> None:
-        """A gate with declared limits for all models together; None means no limit."""
+        """A queue with declared limits for all models together; None means no limit."""
         self.shared = Account()
         """The limits of all models together."""
         self.models: dict[str, Account] = {}
@@ -160,7 +160,7 @@ class RateLimiter:
         model.observed(ticket, now_us)
 
     def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
-        """Record that the provider refused a request for its rate. `hint_us` is the requested wait."""
+        """Record that the provider refused a request because of a rate limit. `hint_us` is the requested wait."""
         self.known = True
         self.models[ticket.model].refused(ticket, hint_us, now_us)
 
@@ -227,9 +227,7 @@ class RateLimiter:
         return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
 
     def wakes_in(self, now_us: int) -> int | None:
-        """Microseconds until a waiting request may be admitted by the passage of time; None if no request waits
-        for that.
-        """
+        """Microseconds until a waiting request may be admitted; None if no request waits for time to pass."""
         waits = []
         for name in list(self._queues):
             queue = self._head(name)
@@ -336,7 +334,7 @@ class LimitObservation(msgspec.Struct, frozen=True):
 
 
 def aged(observation: LimitObservation, age_us: int) -> LimitObservation | None:
-    """The lesson after some microseconds; None if it has expired."""
+    """An observation that is some microseconds old; None if it has expired."""
     if age_us >= MINUTE_US:
         return None
     requests, tokens, output = observation.headers

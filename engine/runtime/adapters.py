@@ -1,11 +1,11 @@
 """The running adapters of an engine: their call slots, their users, and the pool that starts them.
 
 An adapter starts when it is first needed. It is restarted after a crash, and replaced by a reload. Each provider
-has a number of slots for concurrent calls. Slots follow the order of turns, not of requests: the second call of
-an earlier turn precedes the first call of a later one. So new turns cannot starve an admitted turn. A waiting
-call can be cancelled at any moment. If it had just received a slot, the next call gets that slot.
+has a number of slots for concurrent calls. Slots are given in the order of turns, not of calls: the second call of
+an earlier turn precedes the first call of a later turn. So new turns cannot starve an admitted turn. A waiting
+call can be cancelled at any moment. If it has just received a slot, the next call gets the slot.
 
-`Host` is the interface to the engine's life. The engine's life is in a layer above the parts that use it.
+`Host` is the interface to the engine's life, which is in a layer above the parts that use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry, published_name_at, published_provider
 
 arrival = itertools.count().__next__
-"""Returns the next place in the order in which turns were requested."""
+"""Return a number that orders turns by the time of their request."""
 
 
 class _Waiter:
@@ -108,7 +108,7 @@ class RunningAdapter:
         self.slots = slots
         self._published: dict[str, str | None] = {}
         self._users = 0
-        self._idle: anyio.Event | None = None  # Set while a task waits for it.
+        self._idle: anyio.Event | None = None  # set only while a task waits
 
     @cached_property
     def _published_provider(self) -> str | None:
@@ -132,7 +132,7 @@ class RunningAdapter:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when no turn uses the adapter. Meanwhile no turn may start to use it."""
+        """Return when no turn uses the adapter. The caller must prevent new uses."""
         if self._users:
             self._idle = self._idle or anyio.Event()
             await self._idle.wait()
@@ -142,7 +142,7 @@ class RunningAdapter:
 
 
 class Startable(Protocol):
-    """A turn, as its host sees it."""
+    """The interface of a turn for its host."""
 
     @property
     def id(self) -> str: ...
@@ -158,7 +158,9 @@ class Startable(Protocol):
 
 
 class Host(Protocol):
-    """An engine's life: it starts when it is first needed, runs turns and adapters, and ends in order."""
+    """The interface to an engine's life. It starts when first needed, runs turns and adapters, and closes in
+    order.
+    """
 
     @property
     def started(self) -> bool:
@@ -166,7 +168,7 @@ class Host(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the engine has ended; then it never starts again."""
+        """Whether the engine has ended. An ended engine can't be started again."""
 
     @property
     def runs_here(self) -> bool:
@@ -200,16 +202,18 @@ class Host(Protocol):
         """Return when everything published so far is committed to the trace. Raises StoreError."""
 
     async def share(self) -> bool:
-        """Return whether everything published so far is in the shared store, as soon as that is known."""
+        """Wait until everything published so far is in the shared store. Return False if it can't be stored there
+        now.
+        """
 
     async def settle(self) -> bool:
         """Like `flush`. Returns whether leftover events of earlier processes are in the trace, too."""
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
-        """Run a task next to the turns. It does nothing before the engine's start."""
+        """Run a task for as long as the engine lives. Does nothing before the engine's start."""
 
     async def show_costs(self, costs: Mapping[str, Cost]) -> None:
-        """Show these costs in the live histories, by the request_id of a call."""
+        """Update the costs in the histories of open sessions, by the calls' request ids."""
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
         """A running actor of an adapter. Raises the error of its start."""
@@ -225,7 +229,7 @@ class Host(Protocol):
 
 
 def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
-    """An adapter that is never started. Raises ConfigurationError."""
+    """Make an adapter that is never started, for questions without network. Raises ConfigurationError."""
     try:
         return entry.create(clock)
     except ConfigurationError:
@@ -240,7 +244,7 @@ class AdapterPool:
     """The adapters that were needed so far, each started once for all its users."""
 
     running: dict[str, RunningAdapter]
-    """The adapters by provider. An adapter in it may be down at the moment."""
+    """The adapters by provider. Some may be stopped at the moment."""
 
     def __init__(self, host: Host, registry: Callable[[], ModelRegistry], clock: Clock) -> None:
         self._host = host
@@ -263,7 +267,7 @@ class AdapterPool:
         if not self._host.runs_here:
             await self._host.start()
         ready = self.running.get(provider)
-        if ready is not None and ready.ref.running:  # nearly always: without waiting for the lock
+        if ready is not None and ready.ref.running:  # the usual case, without waiting for the lock
             ready.acquire()
             return ready
         async with self._lock(provider):
@@ -292,7 +296,7 @@ class AdapterPool:
         await self._host.start()
         for name in names:
             self._spares.pop(name, None)
-            async with self._lock(name):  # one that is just starting is replaced as well
+            async with self._lock(name):  # wait for an adapter that is starting, so that it is replaced, too
                 running = self.running.pop(name, None)
                 if running is not None:
                     self._host.retire(running)

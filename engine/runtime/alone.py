@@ -1,13 +1,13 @@
 """What a cluster does for its engine, and the place of an engine outside of any cluster.
 
 `nodes.node.Node` overrides `Alone`, and `nodes.frames.sender.Frames` overrides `LocalStreams`. So no other part
-has to ask whether there is a cluster.
+has to check whether there is a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -38,7 +38,7 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The node's name, for people."""
     lives: bool
-    """Whether its lease is valid, as far as it can judge."""
+    """Whether its lease is valid, by its own clock."""
     seconds_left: float
     """Seconds until the end of the lease, unless it is renewed."""
     sessions: int
@@ -46,41 +46,46 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     breaks: int
     """The number of times that its lease expired before its renewal. The first lease counts as one."""
     reason: str
-    """The text of why the last renewal failed; empty if it didn't fail."""
+    """The reason why the last renewal failed; empty if it succeeded."""
+
+
+class ReaderArguments(TypedDict):
+    """The arguments of `Engine.attach` that a reader has on each node."""
+
+    from_seq: int | Literal["tail"]
+    coalesce: bool
+    min_interval: float
+    owner: str | None
+    any_owner: bool
 
 
 class LocalStreams:
-    """The streams of an engine's turns, which no other node reads."""
+    """The streams of an engine's turns outside of a cluster, where no other node reads them."""
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
         """Send a stream to other nodes, from its start."""
 
     def begin(self, turn_id: str, state: SessionState, asked: StoredTurnOptions, said: Sequence[Message]) -> None:
-        """Note the start of a session's turn, with the messages that wait for a reply."""
+        """Record the start of a session's turn, with the messages that wait for a reply."""
 
     def appended(self, turn_id: str, position: int, message: Message) -> None:
-        """Note a message that a turn has added to its session's history."""
+        """Record a message that a turn has added to its session's history."""
 
     async def hand_over(self, turn_id: str) -> None:
         """Send the end of a turn's stream."""
 
     async def forget(self, session_id: str) -> None:
-        """Delete the content of a deleted session from other nodes' reach."""
+        """Delete the content of a deleted session that was sent to other nodes."""
 
     def attach(
         self,
         stream_id: str,
-        from_seq: int | Literal["tail"],
         begin: Callable[[], Awaitable[None]],
-        *,
-        coalesce: bool,
-        min_interval: float,
-        owner: str | None,
-        any_owner: bool,
+        **arguments: Unpack[ReaderArguments],
     ) -> StreamReader[TurnEvent] | None:
         """A reader of a stream that may be on another node; None if the stream is read here.
 
-        The arguments are as in `Engine.attach`. `begin` is awaited before the first read.
+        `begin` is awaited before the first read.
         """
         return None
 
@@ -90,7 +95,7 @@ class LocalStreams:
 
 
 class Alone:
-    """The place of an engine outside of any cluster."""
+    """The cluster interface of an engine outside of any cluster: nothing is shared."""
 
     in_cluster = False
     """Whether other nodes share this engine's work."""
@@ -101,7 +106,9 @@ class Alone:
 
     @property
     def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
-        """Whether a call may be sent to a model that another node may probe; None if no other node probes."""
+        """A function that returns whether this node may probe an unavailable model; None if there are no other
+        nodes.
+        """
         return None
 
     def open_sessions(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> OpenSessions:
@@ -121,7 +128,7 @@ class Alone:
         return None
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The facts that another node needs to join a tree of this engine."""
+        """The data with which another node joins a tree of turns of this engine."""
         return {}
 
     def reach(self, caller: Caller) -> None:
@@ -141,7 +148,7 @@ class Alone:
         """Send all pending data to other nodes. All turns have ended, and the trace is committed."""
 
     async def close(self, *, shared: bool) -> None:
-        """Close, when the trace is shipped. `shared` says whether all of it has arrived."""
+        """Close, after the trace was shipped. `shared` is True if all of it has arrived."""
 
     async def checks(self) -> list[Check]:
         """The checks of the cluster's servers and of this engine's place in the cluster."""

@@ -56,7 +56,8 @@ class AbortSignal:
             raise CancelledError(self._reason)
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call a function at the abort, in the aborting thread. If the abort has happened, call it now.
+        """Call a function at the abort, in the aborting thread. If the signal is aborted already, it is called
+        immediately.
 
         Returns:
             A function that removes the callback. It may be called any number of times.
@@ -77,7 +78,7 @@ class AbortSignal:
         loop = asyncio.get_running_loop()
 
         def hand_over() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop is closed, and its callbacks with it.
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so its callbacks are gone, too
                 loop.call_soon_threadsafe(callback)
 
         return self.watch(hand_over)
@@ -125,7 +126,7 @@ class AbortSignal:
         for callback in watchers.values():
             try:
                 callback()
-            except Exception as error:  # the others must hear of it, too
+            except Exception as error:  # the other callbacks must be called, too
                 _log.error("abort.callback_failed", error, error=f"{type(error).__name__}: {error}")
 
 
@@ -144,7 +145,7 @@ class AbortController:
 
 
 def require_asyncio() -> None:
-    """Check that an event loop of asyncio's kind runs. Raises CallboardError."""
+    """Check that an asyncio event loop is running. Raises CallboardError."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -159,7 +160,7 @@ def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
-        return  # nothing can be waited for here, so nothing can go wrong
+        return  # no event loop runs here, so nothing can be awaited on a wrong one
     if running is not own:
         raise WrongLoop(
             "this engine belongs to another event loop. Create one engine for each loop, or use it from "
@@ -199,7 +200,7 @@ class InFlight:
 
     @contextlib.contextmanager
     def call(self, what: str = CLOSED) -> Iterator[Callable[[], object]]:
-        """Cancel the `with` block when the engine is closed, or when the yielded function is called.
+        """A context that is cancelled when the engine is closed, or when the yielded function is called.
 
         A cancelled block raises CancelledError.
         """
@@ -240,7 +241,7 @@ class TurnScope:
         self.seconds = seconds
         """The turn's time in seconds; None means no limit."""
         self.deadline = math.inf
-        """The event loop's time at which the turn's time is up, from `run` on."""
+        """The event loop's time at which the turn's time is up. Set when the turn runs."""
         self.cancelled = False
         self._why = ""
         self._forget: Callable[[], object] | None = None  # stops watching the signal
@@ -282,7 +283,7 @@ class TurnScope:
                 raise ending from cancelled
             raise ending
         if error is not None and isinstance(error, anyio.get_cancelled_exc_class()):
-            # The task that the turn runs below has crashed, or ends without us.
+            # The turn's parent task has crashed or ends for another reason.
             raise CancelledError(CLOSED if self._in_flight.closing else MANAGER_ENDED) from None
 
     def cancel(self, why: str) -> None:
@@ -290,7 +291,7 @@ class TurnScope:
         self._why = self._why or why
 
     def cut(self) -> None:
-        """Cancel everything that the turn waits for."""
+        """Cancel the turn's current wait."""
         self._scope.cancel()
 
     async def leave_if_cut(self) -> None:
@@ -299,12 +300,12 @@ class TurnScope:
             await anyio.lowlevel.checkpoint_if_cancelled()
 
     def hold_time(self, held: bool) -> None:
-        """Suspend the deadline during a call, because the call itself keeps it and ends in order."""
+        """Suspend the deadline during a call, because the call has the same deadline and ends itself."""
         if self.seconds is not None:
             self._scope.deadline = math.inf if held else self.deadline
 
     def _ending(self, cancelled: CancelledError) -> AdapterError:
-        """The error of a turn that was cancelled, by the reason for it."""
+        """The error for a cancelled turn, depending on the reason."""
         if self._signal is not None and self._signal.aborted:
             return CancelledError(f"the turn was aborted: {self._signal.reason}", request_id=cancelled.request_id)
         if self._why:

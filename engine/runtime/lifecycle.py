@@ -1,4 +1,4 @@
-"""The engine's life on one event loop: its root task, its actors, and the admission of turns.
+"""The engine's life on one event loop: its root task and its actors.
 
 The store is the outer context, and the supervised actors are the inner one. They start in this order: trace
 writer, shipper, cluster parts, availability, session manager, adapters. They stop in reverse. The stop starts
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import anyio.abc
@@ -20,7 +20,6 @@ from callboard.adapters.actor import AdapterActor
 from callboard.bus import (
     ActorRef,
     ActorStopped,
-    AdmissionError,
     CallboardError,
     ChildSpec,
     Cost,
@@ -37,7 +36,7 @@ from callboard.bus import (
 from callboard.bus.actors.actor import WorkActor
 from callboard.bus.actors.tasks import unwrapped
 from callboard.bus.log import Log
-from callboard.tracestore import Store, WriterStatistics
+from callboard.tracestore import Store
 
 from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
@@ -47,7 +46,7 @@ from ..tree import current_tool
 from .adapters import CallSlots, RunningAdapter, Startable, wait_for_restart
 from .in_flight import require_asyncio, require_loop
 from .process import RunningEngine, engines
-from .runtime import Limits, Runtime
+from .runtime import Admission, Runtime
 
 if TYPE_CHECKING:
     from callboard.tracestore import WriterCore
@@ -56,72 +55,23 @@ if TYPE_CHECKING:
 _log = Log("engine.hosting")
 
 MEMORY_US = 24 * 3600 * 1_000_000
-"""The largest age of a stored change of availability that counts after a restart, in microseconds."""
+"""Stored changes of availability that are older than this, in microseconds, are ignored after a restart."""
 
 MEMORY_EVENTS = 100_000
-"""The number of stored events that are searched for them, so that a start on a large trace stays fast."""
+"""The number of latest events that are searched for these changes, so that starting with a large trace is fast."""
 
 SHIPPING_SECONDS = 5.0
-"""The longest wait of a turn for the shared store, over all its calls and its end, if answers wait for it. A call
-without a turn has the same limit."""
+"""The total time in seconds that a turn may wait for the shared store, if replies wait for it. A call without a
+turn has the same limit.
+"""
 
 LAST_SHIPPING_SECONDS = 2.0
 """Seconds for shipping the rest when the engine ends."""
 
-_LOOK_EVERY_SECONDS = 0.01
-
-
-class Writer(Protocol):
-    """The trace writer as admission sees it: a `WriterCore`."""
-
-    def statistics(self) -> WriterStatistics: ...
-
-
-class Admission:
-    """The queue of new turns. Turns pass in order; only the first one checks how far behind the writer is.
-
-    If the writer is far behind and still commits, turns wait. If it has committed nothing for
-    `Limits.admit_seconds`, turns are refused. A writer with a failing store delays no turn: it keeps as many
-    events as it can, and reports the lost ones.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._queue = anyio.Lock(fast_acquire=True)
-        self._committed = -1
-        self._progress_at = 0.0
-
-    async def admit(self, writer: Writer) -> None:
-        """Return once the writer is not too far behind. Raises AdmissionError."""
-        if not self._queue.locked() and self._open(writer.statistics()):
-            return
-        began = anyio.current_time()
-        async with self._queue:
-            while not self._open(behind := writer.statistics()):
-                self._refuse_without_progress(behind, began)
-                await anyio.sleep(_LOOK_EVERY_SECONDS)
-
-    def _open(self, behind: WriterStatistics) -> bool:
-        limits = self._limits
-        near = behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes
-        return near or behind.state != "ok"
-
-    def _refuse_without_progress(self, behind: WriterStatistics, began: float) -> None:
-        limits, now = self._limits, anyio.current_time()
-        if behind.committed != self._committed:
-            self._committed, self._progress_at = behind.committed, now
-        if now - max(began, self._progress_at) < limits.admit_seconds:
-            return
-        raise AdmissionError(
-            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind "
-            f"(limits: {limits.admit_events} events and {limits.admit_bytes} bytes) and has committed none for "
-            f"{limits.admit_seconds:g} s. Calls in progress are not affected."
-        )
-
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Mark the task's exception as seen. The callers that start, use or close the engine get it, and the
-    supervisor has logged it.
+    """Mark the task's exception as retrieved, to avoid asyncio's warning. It is logged, and raised in callers that
+    start, use or close the engine.
     """
     if not task.cancelled():
         task.exception()
@@ -134,15 +84,15 @@ class Life:
         self.loop = asyncio.get_running_loop()
         self.manager: ActorRef
         self._runtime = runtime
-        self._forget = forget  # the next start may try again
+        self._forget = forget  # called if the start fails, so that the next start tries again
         self.supervisor: Supervisor | None = None
         self._adapters: Supervisor
         self._group: anyio.abc.TaskGroup
-        self._providers: dict[str, str] = {}  # of the adapters' actors, by their names
+        self._providers: dict[str, str] = {}  # the providers of the adapters' actors, by actor name
         self._started = 0
-        self._waited: dict[str, float] = {}  # for the shared store, in seconds, by the turns that run
+        self._waited: dict[str, float] = {}  # seconds that each running turn has waited for the shared store
         self.writer: WriterCore | None = None
-        self._noted: RunningEngine | None = None  # as one of the process's engines
+        self._noted: RunningEngine | None = None  # the registration of this engine in the process
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
         self._report: ShutdownReport | None = None
@@ -170,7 +120,9 @@ class Life:
         return is_up and asyncio.get_running_loop() is self.loop
 
     async def ready(self) -> None:
-        """Return when the engine runs. Raises the exception of the start, and CallboardError after the close."""
+        """Wait until the engine runs. Raises the exception of a failed start, or CallboardError after the
+        close.
+        """
         if self._up.is_set() or self._stop.is_set():
             self._require_open()
             return
@@ -211,7 +163,7 @@ class Life:
         return adopted
 
     async def ship(self, turn_id: str | None, *, last: bool) -> None:
-        """Return when everything published so far is in the shared store, or the store is unreachable."""
+        """Wait until everything published so far is in the shared store, or the store is unreachable."""
         waited = 0.0 if turn_id is None else self._waited.pop(turn_id, 0.0)
         began = anyio.current_time()
         if waited < SHIPPING_SECONDS:
@@ -220,7 +172,7 @@ class Life:
             self._waited[turn_id] = waited + anyio.current_time() - began
 
     async def share(self) -> bool:
-        """Return whether everything published so far is in the store that nodes share."""
+        """Wait until everything published so far is in the shared store. Return whether it is."""
         if self._runtime.shipper is not None:
             return await self._shipped(SHIPPING_SECONDS, "not_shared_in_time")
         try:
@@ -260,7 +212,8 @@ class Life:
             try:
                 await store.open()
             except StoreUnavailable as error:
-                _log.error("store_not_open", error=str(error))  # calls go on, and the writer keeps what it can
+                # Calls continue, and the writer keeps the events as far as it can.
+                _log.error("store_not_open", error=str(error))
         try:
             await self._supervise()
         finally:
@@ -270,7 +223,7 @@ class Life:
     async def _end(self, store: Store | None) -> None:
         node, shipper = self._runtime.cluster, self._runtime.shipper
         if self.writer is not None:
-            await self.writer.close()  # Events published while the actors stopped must be written, too.
+            await self.writer.close()  # events published while the actors stopped must be written, too
         await node.drain()
         if store is not None:
             await store.close()
@@ -299,7 +252,7 @@ class Life:
         except ExceptionGroup as error:
             raise unwrapped(error) from None
         finally:
-            if self._up.is_set():  # otherwise the next start needs it
+            if self._up.is_set():  # a failed start keeps it for the next one
                 runtime.bus.close()
 
     async def _start_children(self, root: Supervisor) -> None:
@@ -340,7 +293,7 @@ class Life:
         """Start the actor of an adapter. An exception of the adapter's start is raised here."""
         clock = self._runtime.clock
         actor = entry.name
-        if actor in self._providers:  # its predecessor still ends
+        if actor in self._providers:  # the previous actor is still stopping
             self._started += 1
             actor = f"{entry.name}, reload {self._started}"
 
@@ -367,7 +320,7 @@ class Life:
         self._group.start_soon(self._retire, running, name=f"retire {running.ref.name}")
 
     async def _retire(self, running: RunningAdapter) -> None:
-        await running.wait_idle()  # at shutdown, too: turns end before the session manager does
+        await running.wait_idle()  # this also ends at shutdown, because turns end before the session manager
         await self._adapters.remove_child(running.ref.name)
         self._providers.pop(running.ref.name, None)
 
@@ -431,7 +384,8 @@ class EngineHost:
         """The life, started if needed. The exceptions are the same as for `start`."""
         require_asyncio()
         if self._life is None:
-            # An engine that a tool starts serves others as well, so its tasks are no part of the tool's run.
+            # If a tool starts the engine, its tasks must not inherit the tool's context, because other code uses
+            # the engine, too.
             around = contextvars.copy_context()
             around.run(current_tool.set, None)
             self._life = around.run(Life, self._runtime, self._forget)

@@ -1,6 +1,6 @@
 """The engines of this process, each on its own event loop, for watchers and for readers of a trace.
 
-An engine is registered when it has started, and removed at its end. The registry keeps no engine alive.
+An engine is registered when it has started, and removed at its end. The registry has only weak references.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class RunningEngine:
         bus: The engine's bus.
         loop: The event loop on which it runs.
         store: Its trace; None without one.
-        flush: Commits all published events, on that loop. It is held weakly, as the life's own method.
+        flush: A method of the engine's life that commits all published events, on that loop. Only a weak reference
+            is stored.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RunningEngines:
         return watcher
 
     async def flush(self, path: Path) -> None:
-        """Make the engines that write to this file commit what they have published, as far as they can now.
+        """Make the engines that write to this file commit all published events, if they can now.
 
         If an event loop is blocked, perhaps by this call, the wait is half a second.
         """
@@ -136,7 +137,7 @@ def engines() -> RunningEngines:
 
 
 def _forget_after_fork() -> None:
-    """Forget everything in a child process: none of the loops runs there."""
+    """Clear the registry in a forked process, because none of the loops runs there."""
     global _running
     _running = RunningEngines()
 

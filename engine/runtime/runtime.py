@@ -1,19 +1,19 @@
 """The shared parts of one engine: clock, bus, streams, store, prices, adapters, sessions and limits.
 
-The engine creates the runtime, and each part receives it. It starts nothing and waits for nothing. Its `host`
-runs on the event loop.
+The engine creates the runtime, and each part receives it. It has no tasks. Its `host` runs on the event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import anyio
 import msgspec
 
-from callboard.bus import Bus, Clock, ConfigReloaded, StreamChannel
+from callboard.bus import AdmissionError, Bus, Clock, ConfigReloaded, StreamChannel
 from callboard.bus.errors import StoreError
-from callboard.tracestore import Capture, PriceTable, Store
+from callboard.tracestore import Capture, PriceTable, Store, WriterStatistics
 
 from ..budgets.budget import Budget
 from ..budgets.budgets import Budgets, loader
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of an engine.
 
-    With `retain_streams_bytes` of 0, a stream is dropped after its turn and its readers end. If a reader has not
-    read everything by then, it gets the rest as a `StreamReset`.
+    If `retain_streams_bytes` is 0, a stream is dropped when its turn ends. Readers that have not read everything
+    by then get the rest as a `StreamReset`.
     """
 
     calls_per_provider: int = 256
@@ -61,8 +61,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     shutdown: float = 15.0
     """Seconds for all actors to stop. An actor that has not stopped by then is cancelled and reported."""
     turn: float | None = None
-    """Seconds from the request of a turn to its end, waiting included; None leaves the limits of its calls and
-    tools."""
+    """Seconds from the request of a turn to its end, waiting included; with None, only the limits of its calls and
+    tools apply.
+    """
     tool: float = 60.0
     """Seconds for one call of a tool without its own `timeout_seconds`."""
 
@@ -71,7 +72,7 @@ class Runtime:
     """The shared parts of one engine."""
 
     registry: ModelRegistry
-    """The configuration in force. A reload replaces it."""
+    """The current configuration. A reload replaces it."""
 
     def __init__(
         self,
@@ -137,8 +138,64 @@ class Runtime:
 
     @property
     def prices(self) -> PriceTable:
-        """The table in force for new calls."""
+        """The price table for new calls."""
         return self.pricing.prices
+
+
+# --- The admission of turns ---
+
+_LOOK_EVERY_SECONDS = 0.01
+
+
+class Writer(Protocol):
+    """The trace writer as admission sees it: a `WriterCore`."""
+
+    def statistics(self) -> WriterStatistics: ...
+
+
+class Admission:
+    """The queue of new turns. Turns pass in order; only the first one checks how far behind the writer is.
+
+    If the writer is far behind and still commits, turns wait. If it has committed nothing for
+    `Limits.admit_seconds`, turns are refused. A writer with a failing store delays no turn: it keeps as many
+    events as it can, and reports the lost ones.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._queue = anyio.Lock(fast_acquire=True)
+        self._committed = -1
+        self._progress_at = 0.0
+
+    async def admit(self, writer: Writer) -> None:
+        """Return once the writer is not too far behind. Raises AdmissionError."""
+        if not self._queue.locked() and self._open(writer.statistics()):
+            return
+        began = anyio.current_time()
+        async with self._queue:
+            while not self._open(behind := writer.statistics()):
+                self._refuse_without_progress(behind, began)
+                await anyio.sleep(_LOOK_EVERY_SECONDS)
+
+    def _open(self, behind: WriterStatistics) -> bool:
+        limits = self._limits
+        near = behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes
+        return near or behind.state != "ok"
+
+    def _refuse_without_progress(self, behind: WriterStatistics, began: float) -> None:
+        limits, now = self._limits, anyio.current_time()
+        if behind.committed != self._committed:
+            self._committed, self._progress_at = behind.committed, now
+        if now - max(began, self._progress_at) < limits.admit_seconds:
+            return
+        raise AdmissionError(
+            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind "
+            f"(limits: {limits.admit_events} events and {limits.admit_bytes} bytes) and has committed none for "
+            f"{limits.admit_seconds:g} s. Calls in progress are not affected."
+        )
+
+
+# --- The trace and the configuration while the engine runs ---
 
 
 async def settled_store(runtime: Runtime) -> Store | None:
@@ -159,9 +216,9 @@ T = TypeVar("T")
 
 
 async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
-    """Replace the configuration in force.
+    """Replace the current configuration.
 
-    Adapters that have changed or gone are stopped when their last turn has ended.
+    Changed and removed adapters are stopped when their last turn has ended.
 
     Returns the differences, which are published. Raises ConfigurationError.
     """
@@ -179,7 +236,7 @@ async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
 
 
 def difference(old: ModelRegistry, new: ModelRegistry) -> ConfigReloaded:
-    """The event with the differences. An entry without a change is in none of its lists."""
+    """The event with the differences between two configurations. Unchanged entries are left out."""
     added, removed, changed = _compare(old.adapters, new.adapters)
     models_added, models_removed, models_changed = _compare(old.models, new.models)
     return ConfigReloaded(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Unpack
 
-from ..conversation.context import ContextPolicy
-from ..conversation.options import TurnOptions, merged, require_in_range
+from ..conversation.options import SessionOptions, merged, session_options
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
-from ..tools import Approve, ToolLike, as_tools
+from ..tools import ToolLike, as_tools
 from .resuming import NewSession, SessionToOpen, opened, require_kept, resumed
 from .session import Session
 from .state import SessionState
@@ -30,15 +29,9 @@ class SessionMethods:
         tools: Sequence[ToolLike] = (),
         session_id: str | None = None,
         tags: dict[str, str] | None = None,
-        fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
-        approve: Approve | None = None,
-        context: ContextPolicy | None = None,
-        key: str | None = None,
         name: str | None = None,
-        temperature: float | None = None,
-        max_output_tokens: int | None = None,
-        max_tool_rounds: int | None = None,
+        **options: Unpack[SessionOptions],
     ) -> Session:
         """A new session.
 
@@ -48,32 +41,28 @@ class SessionMethods:
             tools: The tools of its turns, or plain functions with type hints and docstrings.
             session_id: An id in place of a new one.
             tags: The tags of its calls, for the trace; never sent.
-            fallback: The models to try when the first one fails; None leaves it to models.yaml.
             requires: The abilities that the model must have, in addition to the abilities that the requests show.
-            approve: A function that decides about each call of a tool before it runs.
-            context: The policy for a history that has grown too long, see `engine.conversation.context`; None
-                always sends all of it.
-            key: The name of the adapter's key with which its calls are sent, see `AdapterConfig.keys`; None leaves
-                it to the adapter.
             name: A name for people.
-            temperature: The sampling temperature of its turns, where a turn has none of its own.
-            max_output_tokens: The largest number of tokens of each reply, where a turn has none of its own.
-            max_tool_rounds: The number of times that tools are run in a turn, where a turn has none of its own; by
-                default 1.
+            options: The options of its turns, where a turn has none of its own: the fields of `SessionOptions`
+                (fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds).
 
         Raises:
             ConfigurationError: A name is unknown, or two tools have one name.
             ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
             CallboardError: A session of that id is open.
         """
-        expand(self._runtime.registry, model, fallback)
-        options = _options(fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds)
-        new_id = session_id or self._runtime.clock.new_id("ses")
-        return self._open(
-            SessionState(
-                new_id, model, system_prompt, tools, tags or {}, options=options, requires=requires, name=name
-            )
+        expand(self._runtime.registry, model, options.get("fallback"))
+        state = SessionState(
+            session_id or self._runtime.clock.new_id("ses"),
+            model,
+            system_prompt,
+            tools,
+            tags or {},
+            options=session_options(options),
+            requires=requires,
+            name=name,
         )
+        return self._open(state)
 
     async def open_session(
         self,
@@ -83,15 +72,9 @@ class SessionMethods:
         system_prompt: str | None = None,
         tools: Sequence[ToolLike] | None = None,
         tags: dict[str, str] | None = None,
-        fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
-        approve: Approve | None = None,
-        context: ContextPolicy | None = None,
-        key: str | None = None,
         name: str | None = None,
-        temperature: float | None = None,
-        max_output_tokens: int | None = None,
-        max_tool_rounds: int | None = None,
+        **options: Unpack[SessionOptions],
     ) -> Session:
         """The session of that id: the open one, else the stored one with its history, else a new one.
 
@@ -104,18 +87,11 @@ class SessionMethods:
             model: As in `session`; a new session needs one.
             system_prompt: As in `session`.
             tools: As in `session`. The code of tools is not stored, so pass them each time: without them, the
-                tools of
-                a stored session are passive.
+                tools of a stored session are passive.
             tags: As in `session`, for a new session.
-            fallback: As in `session`.
             requires: As in `session`, for a new session.
-            approve: As in `session`; it is not stored.
-            context: As in `session`; it is not stored.
-            key: As in `session`; it is not stored.
             name: As in `session`, for a new session.
-            temperature: As in `session`.
-            max_output_tokens: As in `session`.
-            max_tool_rounds: As in `session`.
+            options: As in `session`.
 
         Raises:
             CallboardError: Some content of the session is lost, or was never kept.
@@ -129,11 +105,13 @@ class SessionMethods:
         runtime = self._runtime
         require_kept(runtime)
         if model is not None:
-            expand(runtime.registry, model, fallback)
-        options = _options(fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds)
-        known = None if tools is None else as_tools(tools)
+            expand(runtime.registry, model, options.get("fallback"))
         wanted = SessionToOpen(
-            session_id=session_id, tools=known, model=model, system_prompt=system_prompt, options=options
+            session_id=session_id,
+            tools=None if tools is None else as_tools(tools),
+            model=model,
+            system_prompt=system_prompt,
+            options=session_options(options),
         )
         return Session(runtime, await opened(runtime, wanted, NewSession(tags=tags, requires=requires, name=name)))
 
@@ -148,10 +126,7 @@ class SessionMethods:
         tools: Sequence[ToolLike] | None = None,
         model: Model | None = None,
         system_prompt: str | None = None,
-        fallback: Sequence[str] | None = None,
-        approve: Approve | None = None,
-        context: ContextPolicy | None = None,
-        key: str | None = None,
+        **options: Unpack[SessionOptions],
     ) -> Session:
         """A stored session with its history. The session may belong to another process, even a killed one.
 
@@ -167,10 +142,7 @@ class SessionMethods:
                 tools.
             model: A model in place of the stored one.
             system_prompt: A system prompt in place of the stored one.
-            fallback: Fallback models in place of the stored ones.
-            approve: As in `session`.
-            context: As in `session`.
-            key: As in `session`; it is not stored.
+            options: As in `session`, in place of the stored ones.
 
         Raises:
             CallboardError: The session is open, not stored, or not stored completely.
@@ -179,9 +151,12 @@ class SessionMethods:
             StoreError: The trace can't be read.
         """
         await self._runtime.host.settle()
-        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context, "key": key}
         wanted = SessionToOpen(
-            session_id=session_id, tools=tools, model=model, system_prompt=system_prompt, options=options
+            session_id=session_id,
+            tools=tools,
+            model=model,
+            system_prompt=system_prompt,
+            options=session_options(options),
         )
         session = self._open(await resumed(self._runtime, wanted))
         state = session._state
@@ -248,26 +223,3 @@ class SessionMethods:
         await self._runtime.sessions.own(state)
         self._runtime.sessions.announce(state)
         return session
-
-
-def _options(
-    fallback: Sequence[str] | None,
-    approve: Approve | None,
-    context: ContextPolicy | None,
-    key: str | None,
-    temperature: float | None,
-    max_output_tokens: int | None,
-    max_tool_rounds: int | None,
-) -> TurnOptions:
-    """The options of a session's turns. None leaves an option out."""
-    given = {
-        "fallback": fallback,
-        "approve": approve,
-        "context": context,
-        "key": key,
-        "temperature": temperature,
-        "max_output_tokens": max_output_tokens,
-        "max_tool_rounds": max_tool_rounds,
-    }
-    require_in_range(given)
-    return merged(cast("TurnOptions", given))

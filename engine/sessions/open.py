@@ -34,11 +34,11 @@ _COMMIT_SECONDS = 2.0
 """The longest time for which the end of a turn waits for a store."""
 
 Restored: TypeAlias = Callable[[SavedSession | None], SessionState]
-"""Makes the state of a session as stored. Raises CallboardError or ConfigurationError."""
+"""A function that makes a session's state from its stored data. Raises CallboardError or ConfigurationError."""
 
 
 class TurnRight:
-    """A turn's right to act for its session. Outside of a cluster it can't be lost."""
+    """A turn's right to act for its session. It can be lost only in a cluster."""
 
     may_be_lost = False
     """Whether another node may take the session while the turn runs."""
@@ -47,15 +47,15 @@ class TurnRight:
         """Return if the turn may continue. Raises SessionTakenOver or AdmissionError."""
 
     async def confirm(self) -> None:
-        """Return if this turn may report how it ended. Raises SessionTakenOver."""
+        """Return if this turn may publish its end. Raises SessionTakenOver."""
 
     async def is_ended_elsewhere(self) -> bool:
-        """Whether another node has reported how this lost turn ended."""
+        """Whether another node has published the end of this turn after taking the session over."""
         return False
 
 
 class OpenSessions:
-    """The state of each session while the host holds the session.
+    """The states of all sessions that the host holds a reference to.
 
     Args:
         bus: The bus to publish on.
@@ -79,7 +79,7 @@ class OpenSessions:
         self._turnstiles: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, session_id: str) -> anyio.Lock:
-        """The lock for opening one session by its id."""
+        """The lock that makes concurrent attempts to open a session wait for each other."""
         return self._turnstiles.setdefault(session_id, anyio.Lock())
 
     def forget(self, state: SessionState) -> None:
@@ -150,29 +150,29 @@ class OpenSessions:
         )
 
     async def commit(self) -> None:
-        """Commit the published events, if that is possible soon. A closing engine commits them itself."""
+        """Commit the published events if that takes at most two seconds. A closing engine commits them itself."""
         with anyio.move_on_after(_COMMIT_SECONDS), contextlib.suppress(CallboardError):
             await self._host.flush()
 
     async def trace(self) -> Store | None:
-        """The trace that has the sessions. Raises StoreError."""
+        """The trace with the stored sessions. Raises StoreError."""
         return self._store
 
     async def own(self, state: SessionState) -> None:
-        """Claim a session that starts here, if other nodes could own it, and publish that it exists.
+        """Claim a new session, if it could belong to another node, and publish that it exists.
 
         Raises SessionBusy or AdmissionError.
         """
 
     async def require_own(self, state: SessionState) -> None:
-        """Return if no other run has resumed the session since. A session that was never published needs no check.
+        """Check that no other run has resumed the session. A session that was never published needs no check.
 
         Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
         await self._require_run(state)
 
     async def admit_turn(self, state: SessionState, turn_id: str) -> TurnRight:
-        """Let a turn start only if no other run has resumed the session since. A failing store does not delay it.
+        """Admit a turn if no other run has resumed the session. A failing store does not delay the turn.
 
         Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
@@ -182,7 +182,7 @@ class OpenSessions:
     async def taken_over(
         self, session_id: str, restored: Restored, fresh: Callable[[], SessionState] | None = None
     ) -> SessionState | None:
-        """A session that this engine has claimed; None if no other node could own it.
+        """Claim a session from another node, and return its state; None outside of a cluster.
 
         Args:
             session_id: The session's id.
@@ -196,14 +196,15 @@ class OpenSessions:
         return self._store is not None and await self._store.delete_session(session_id)
 
     async def _require_run(self, state: SessionState) -> None:
-        """Let a turn start only if the store has no other run as the session's owner."""
+        """Check that the store has no other run as the session's owner."""
         if not self._captures or self._store is None or state.claimed is None:
             return
         own = self._bus.run_id
         try:
             owner, committed = await self._store.session_owner(state.id, own)
         except StoreError:
-            return  # The writer reports the failure. The messages here stay apart from the other owner's.
+            # The writer reports the failure. Messages of this run are stored separately from another owner's.
+            return
         if owner is None or owner == own or committed < state.claimed:
             return
         self.forget(state)  # so that it can be resumed here, too
@@ -236,7 +237,7 @@ def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
 
 
 async def show_costs(store: Store, state: SessionState) -> None:
-    """Show the current costs in a history that was stored. Raises StoreError."""
+    """Put the current costs into a restored history. Raises StoreError."""
     if await store.current_version() is not None:
         reprice_messages(state.messages, await costs_of(store, state.id))
 
@@ -252,7 +253,7 @@ def require_nothing_lost(session_id: str, answered: bool) -> None:
 
 
 class ApplyCosts(msgspec.Struct, frozen=True):
-    """A request to the manager to show some costs in the live histories."""
+    """A message to the session manager: update the costs in the histories of open sessions."""
 
     costs: Mapping[str, Cost]
     """The costs by the request id of their calls."""

@@ -1,8 +1,8 @@
-"""A session by its id: the open one, else the stored one, else a new one.
+"""Opening a session by its id: the open one, else the stored one, else a new one.
 
-A session that has lost content is refused. Each turn of such a session ends with a commit, so any process of the
-host may open it next. A new session is claimed in the trace before its first message. If two engines open a new id
-at the same time, one creates the session and the other resumes it.
+A stored session with missing content raises CallboardError. Each turn of a session opened by id ends with a
+commit, so another process of the host can open it next. A new session is claimed in the trace before its first
+message. If two engines open a new id at the same time, one creates the session and the other resumes it.
 
 In a cluster a session can be taken over from another node, see `nodes.takeover`.
 """
@@ -42,7 +42,7 @@ _log = Log("engine.resuming")
 
 
 def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
-    """Check that the arguments about content go together. Raises ConfigurationError."""
+    """Check that the arguments about content are consistent. Raises ConfigurationError."""
     if capture_content and not trace:
         raise ConfigurationError("capture_content stores content in the trace. Leave trace=True")
     if redact is not None and not capture_content:
@@ -125,7 +125,7 @@ async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
         if not await store.claim_session(state.id, bus.run_id, bus.last_seq, len(state.messages)):
             raise CallboardError(f"session {state.id!r} is being resumed by another engine. Try again")
     except StoreUnavailable as error:
-        # The store can be read but not written. The session's messages are stored under another id later.
+        # The store can be read but not written. New messages of the session will be stored under another id.
         _log.warning("session_not_claimed", session_id=state.id, error=str(error))
     else:
         state.claimed = 0
@@ -159,7 +159,7 @@ def require_kept(runtime: Runtime) -> None:
 
 
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that only a new session takes; all others are in `SessionToOpen`."""
+    """The settings that apply only to a new session. All others are in `SessionToOpen`."""
 
     tags: dict[str, str] | None = None
     requires: Requirements | None = None
@@ -211,7 +211,8 @@ async def _created(
     """A new session of this engine; None if a part of it is stored, or another engine was faster."""
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
-    answered = await store.was_answered(settings.session_id)  # asked first, as others may start it meanwhile
+    # Queried first, because another engine may start the session meanwhile.
+    answered = await store.was_answered(settings.session_id)
     if await store.saved_session(settings.session_id) is not None:
         return None
     require_nothing_lost(settings.session_id, answered)
@@ -257,7 +258,7 @@ def _change(runtime: Runtime, state: SessionState, settings: SessionToOpen) -> N
 
 
 def _after_handoffs(settings: SessionToOpen, messages: Sequence[Message]) -> SessionToOpen:
-    """The settings of the agent that has the conversation, if the caller passed those of the first agent."""
+    """After a handoff, replace the first agent's settings by those of the agent that has the conversation."""
     agent = None if settings.tools is None else agent_now(settings.tools, messages)
     if agent is None:
         return settings

@@ -1,4 +1,4 @@
-"""The handle of one conversation, whose provider may change from turn to turn.
+"""The handle of one conversation. Its provider may change from turn to turn.
 
 `SessionState` is the conversation itself, a plain object that outlives its tasks and actors. `Session` is the
 host's handle: it sends, streams, changes the model, and cancels. The caller that starts a turn owns it. Cancelling
@@ -29,7 +29,7 @@ from .stored import exported
 
 
 def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionState:
-    """The state of another session with the same start."""
+    """The state of a new session that starts with the same messages."""
     if at is not None and not 0 <= at <= len(state.messages):
         raise CallboardError(f"session {state.id} has {len(state.messages)} messages; it can't be forked at {at}")
     fork = SessionState(
@@ -64,7 +64,7 @@ _ADVICE = {
 class Session:
     """The host's handle of a conversation, made by `Engine.session()`.
 
-    It is for the engine's event loop. Its turns run one after the other, and at most 16 wait.
+    Use it on the engine's event loop. Its turns run one after the other, and at most 16 may wait.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState) -> None:
@@ -200,8 +200,8 @@ class Session:
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
 
-        It starts when it is entered, or at its first use. The arguments are as in `send`. The exceptions of
-        `send` are raised on entering and by iterating.
+        It starts when it is entered, or at its first use. The arguments are as in `send`. Entering and iterating
+        raise the exceptions of `send`.
         """
         turn = self._new_turn((Message.user(content),), model, streamed=True, options=options)
         return TurnStream(self._runtime, turn)
@@ -318,7 +318,9 @@ class Session:
         return self.submit_stream(self._shown(calls, Denied(why)), **options)
 
     def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
-        """The answer to each of these calls. They must wait with exactly these arguments."""
+        """The answer for each call. Raises CallboardError if a call isn't waiting, or waits with other
+        arguments.
+        """
         if not calls:
             raise ValueError("pass the ids of the calls. session.pending_calls lists the waiting ones")
         waiting = {call.id: call for call in self.pending_calls}
@@ -438,7 +440,7 @@ class Session:
     ) -> Turn:
         state, asked = self._state, None
         said = options_among(options, advice=_ADVICE)
-        if answers is not None:  # an earlier turn goes on, with the options that it was asked with
+        if answers is not None:  # an earlier turn continues with its own options
             asked = state.asked.continued(state.id, state.options, model, said)
             model, said = asked.model, asked.options
         return Turn(

@@ -66,7 +66,9 @@ class SessionState:
     ) -> None:
         self.id = session_id
         self.calls_as = session_id
-        """The session of its calls in the trace. A conversation without a session may have one for its calls."""
+        """The session id of its calls in the trace. A conversation without a session may still record its calls
+        under one.
+        """
         self.model = model
         self.options = options
         self.requires = requires
@@ -80,7 +82,7 @@ class SessionState:
         """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
         self.asked: StoredTurnOptions = NOTHING
-        """The options of the last turn with tool calls, for the turn that answers them."""
+        """The options of the last turn with open tool calls, for the turn that answers the calls."""
         self.asked_stored: JsonObject | None = None
         """These options as last published for the store."""
         self.turns = LoopLock()
@@ -91,15 +93,19 @@ class SessionState:
         self.announced = False
         """Whether the session's existence was published."""
         self.resumed = False
-        """Whether it continues a stored session."""
+        """Whether the session was restored from the store."""
         self.commits = False
         """Whether each turn ends with a commit, so that other processes find its messages immediately."""
         self.epoch = 0
         """In a cluster, the epoch in which this node has the session; 0 before it has claimed it."""
         self.lost = ""
-        """In a cluster, the error text for this session's users once another node has taken it over."""
+        """In a cluster, the error text for users of this session after another node has taken it over; empty
+        before.
+        """
         self.opening: tuple[object, bytes] | None = None
-        """In a cluster, the sources of its setup, and the setup as other nodes get it."""
+        """In a cluster, a cache: the values that the setup was encoded from, and the encoded setup for other
+        nodes.
+        """
         self.claimed: int | None = None
         """The seq of the event that makes this engine the session's owner once it is stored.
 
@@ -137,7 +143,7 @@ DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")
 
 
 def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
-    """The event with everything that the store needs to restore a session, except its messages."""
+    """The event from which the store can restore the session, except for its messages."""
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 

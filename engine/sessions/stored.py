@@ -1,4 +1,4 @@
-"""Stored sessions: listed, deleted, and carried to another engine as JSON documents."""
+"""Stored sessions: listing, deletion, and JSON documents for moving a session to another engine."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def _deleted_everywhere(runtime: Runtime, session_id: str) -> bool:
         return await _deleted_from_store(runtime, session_id)
     if state.running is not None or state.waiting:
         raise SessionBusy(f"a turn of session {session_id!r} is in progress. Cancel it first")
-    async with state.turns:  # one that is asked for meanwhile starts the session again
+    async with state.turns:  # a turn that is requested meanwhile starts the session again
         await _deleted_from_store(runtime, session_id)
         if runtime.sessions.states.get(session_id) is state:
             del runtime.sessions.states[session_id]

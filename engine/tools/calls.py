@@ -1,7 +1,7 @@
-"""The calls of tools: a round that is run, and the calls that wait for an answer.
+"""Tool calls: the context and result of a round, and the calls that wait for an answer.
 
-A turn that waits for an approval or for a passive tool has ended, and only its messages are kept. So the waiting
-calls are found in the history alone. The turn can continue after a restart, and in another process.
+A turn that waits for an approval or for a passive tool has ended, and only its messages are stored. So waiting
+calls are determined from the history alone. This works after a restart and in another process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class InvalidToolCallError(CallboardError):
 RepairToolCall: TypeAlias = Callable[
     [ToolUseBlock, InvalidToolCallError, Tool], JsonObject | Awaitable[JsonObject | None] | None
 ]
-"""A function that gets a call, its error and its tool, and returns other arguments. None leaves the error to the
-model.
+"""A function that gets a call, its error and its tool, and returns other arguments. With None, the model gets the
+error.
 
 It is called once for each such call. If the model's text was no JSON object, it is in the call's `raw_arguments`.
 A plain function runs in a thread.
@@ -63,13 +63,13 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     approve: Approve | None = None
     """A function that decides about each call."""
     repair: RepairToolCall | None = None
-    """A function that mends arguments that don't fit."""
+    """A function that repairs invalid arguments."""
     cut_off: bool = False
-    """Whether the reply was cut off. If so, none of it may be repaired."""
+    """Whether the reply was cut off. Arguments of a cut-off reply are never repaired."""
     approved: frozenset[str] = frozenset()
     """The ids of calls for which `approve` is no longer called."""
     caller: Callable[[ToolUseBlock], Caller] | None = None
-    """Gives the run of each tool its place in the tree of turns."""
+    """A function that returns the place of a tool's run in the tree of turns."""
     asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
     """The lock that allows one question about approval at a time."""
 
@@ -84,7 +84,7 @@ class ToolRound(msgspec.Struct, frozen=True):
 
 
 def not_executed(call: ToolUseBlock) -> ToolResultBlock:
-    """The result of a call that its turn did not reach."""
+    """The result of a call that was not run, because its turn ended first."""
     from callboard.adapters.requests.history import NOT_EXECUTED
 
     return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
@@ -94,8 +94,9 @@ def not_executed(call: ToolUseBlock) -> ToolResultBlock:
 
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
-"""An answer to a call. `Approved()` runs the call, and `Denied(...)` does not. Any other value is its result, as a
-tool would return it."""
+"""An answer to a call. `Approved()` runs the call, and `Denied(...)` does not. Any other value is the call's
+result, like a value that a tool returns.
+"""
 
 
 def open_calls(messages: Sequence[Message]) -> tuple[ToolUseBlock, ...]:
@@ -134,14 +135,16 @@ def results_in(messages: Iterable[Message]) -> dict[str, ToolResultBlock]:
 
 
 def handoff_in(reply: Message, tools: Iterable[Tool], ran: Container[str]) -> Handoff | None:
-    """The agent that gets the conversation by the calls of a reply: that of the first handoff which has run."""
+    """The agent that takes the conversation over: that of the first handoff in the reply that has run."""
     handoffs = {tool.name: tool for tool in tools if isinstance(tool, Handoff)}
     called = (call.name for call in reply.tool_uses if call.id in ran)
     return next((handoffs[name] for name in called if name in handoffs), None)
 
 
 def agent_now(tools: Sequence[ToolLike], messages: Sequence[Message]) -> Handoff | None:
-    """The agent that has a conversation after its handoffs; None if it is the first one, which has these tools."""
+    """The agent that has the conversation after its handoffs; None if it is still the first agent. `tools` are the
+    first agent's.
+    """
     current, found = as_tools(tools), None
     if not any(isinstance(tool, Handoff) for tool in current):
         return None
@@ -162,7 +165,7 @@ def was_cut_off(message: Message) -> bool:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The answers of a host, sorted."""
+    """The answers of a host, divided into results and calls to run."""
 
     results: Mapping[str, ToolResultBlock]
     """The results that are known already, by the calls' ids."""
@@ -171,7 +174,7 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
-    """Sort a host's answers to the open calls of a conversation.
+    """Check a host's answers to open calls, and divide them into results and calls to run.
 
     Args:
         messages: The conversation.

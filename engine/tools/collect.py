@@ -20,7 +20,7 @@ _log = Log("engine.tools")
 class ToolSource(Sequence[Tool]):
     """Tools that may change, such as those of MCP servers. It is a sequence of the current tools.
 
-    A session that is given a source, alone or among its tools, reads it again before each step of a turn.
+    A session with a source among its tools reads it again before each step of a turn.
     """
 
     @property
@@ -29,7 +29,7 @@ class ToolSource(Sequence[Tool]):
         """The current tools. The tuple must be the same object until they change."""
 
     def watch(self, changed: Callable[[], object]) -> Callable[[], object]:
-        """Call a function when the tools change. Returns a function that ends this.
+        """Call a function whenever the tools change. Returns a function that stops this.
 
         A source that does not override it reports no changes.
         """
@@ -55,7 +55,7 @@ ToolLike: TypeAlias = Tool | ToolSource | Callable[..., object]
 `ToolSource` means all its tools."""
 
 _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
-"""The tools of functions. A function that is passed with every call is inspected once."""
+"""A cache of the tools made from functions, so that a function passed with every call is inspected once."""
 
 
 def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
@@ -76,7 +76,7 @@ def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSo
     own: list[Tool] = []
     sources: list[ToolSource] = []
     for each in given:
-        if isinstance(each, Tool):  # first, because it is quick
+        if isinstance(each, Tool):  # checked first, because it is fast
             own.append(each)
         elif isinstance(each, ToolSource):
             sources.append(each)
@@ -103,11 +103,11 @@ def _made_of(function: object) -> Tool:
 
     try:
         known = _made.get(function)
-    except TypeError:  # it can't be hashed, or not be referred to weakly
+    except TypeError:  # it is not hashable, or does not support weak references
         return tool(function)
     if known is None:
         known = tool(function)
-        if hasattr(function, "__code__"):  # a method is another object each time
+        if hasattr(function, "__code__"):  # a method is a new object at each access
             _made[function] = known
     return known
 

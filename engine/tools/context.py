@@ -168,13 +168,14 @@ def _part(value: object) -> ResultPart:
 def _as_json(value: object) -> str:
     try:
         return msgspec.json.encode(value, enc_hook=_plain).decode()
-    except (ValueError, RecursionError) as error:  # half a surrogate pair, an integer beyond 64 bits, a loop
+    # Half a surrogate pair, an integer beyond 64 bits, or a circular reference.
+    except (ValueError, RecursionError) as error:
         raise TypeError(f"the tool's result can't be written as JSON: {error}") from error
 
 
 def _plain(value: object) -> object:
     """Convert a value without a JSON form to a value that has one."""
-    dump = getattr(value, "model_dump", None)  # pydantic's, without depending on pydantic
+    dump = getattr(value, "model_dump", None)  # supports pydantic models without importing pydantic
     if callable(dump):
         return dump(mode="json")
     if isinstance(value, PurePath):
@@ -188,7 +189,7 @@ def _plain(value: object) -> object:
 
 
 _NAMESPACE = uuid.UUID("7d0d3b0e-58a7-5b0c-9a44-0c1f6a2f6c15")
-"""The namespace of all keys. A change of it would change the keys of calls that wait for approval."""
+"""The namespace of all keys. Never change it: that would change the keys of calls that wait for approval."""
 
 
 def idempotency_key(session_id: str | None, messages: Sequence[Message], tool_call_id: str) -> str:
@@ -221,16 +222,18 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 Approval: TypeAlias = Approved | Denied | Pending
-"""An answer to the question whether a call may run."""
+"""The decision about a call."""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is about to run. Its arguments follow the tool's schema already."""
+    """A call that is about to run. Its arguments have been checked against the tool's schema."""
 
     call: ToolUseBlock
     """The call as the model made it."""
     definition: ToolDefinition
-    """The tool's definition. Its annotations are hints. From an MCP server of others, they are only claims."""
+    """The tool's definition. Its annotations are only hints. Don't trust those of an MCP server that isn't
+    yours.
+    """
     arguments: JsonObject
     """The arguments, after a repair if there was one."""
     messages: tuple[Message, ...] = ()
@@ -242,8 +245,9 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Approve: TypeAlias = Callable[[ApprovalRequest], Approval | Awaitable[Approval]]
-"""A function that decides about a call. A plain function runs in a thread, so it may ask a person. One question is
-asked at a time."""
+"""A function that decides about a call. A plain function runs in a thread, so it may ask a person. It is called
+for one call at a time.
+"""
 
 NeedsApproval: TypeAlias = bool | Callable[[ApprovalRequest], bool | Awaitable[bool]]
 """Whether a tool's calls need approval. True: each call waits for an answer. False: it runs without one.

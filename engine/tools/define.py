@@ -95,7 +95,7 @@ def tool(
         SchemaError: A type has no JSON Schema.
         ValueError: No model accepts the name.
     """
-    caller = sys._getframe(2)  # above the function that takes old names
+    caller = sys._getframe(2)  # skips the wrapper that accepts old names
 
     def make(function: Callable[P, R_co]) -> FunctionTool[P, R_co]:
         called = name if name is not None else _name_of(function)
@@ -126,7 +126,7 @@ def _name_of(function: Callable[..., object]) -> str:
         )
     name = getattr(function, "__name__", None) or getattr(unwrapped(function), "__name__", None)
     if name is None:
-        name = getattr(function, "name", None)  # of a callable object
+        name = getattr(function, "name", None)  # a callable object may have a `name`
     if not isinstance(name, str) or name == "<lambda>":
         raise ToolDefinitionError(f"{function!r} has no name. Pass one: tool(..., name='...')")
     return name
@@ -198,6 +198,6 @@ def _described(schema: JsonObject, parameter: Parameter, described: str | None) 
         try:
             default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default, enc_hook=_plain))
         except (TypeError, ValueError):
-            return result  # Functions accept NaN and infinity, but JSON has no form for them.
+            return result  # the default is left out: JSON has no NaN or infinity
         result["default"] = default
     return result

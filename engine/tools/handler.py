@@ -1,6 +1,6 @@
 """A tool, the function that runs it, and the conversion of a call's arguments.
 
-A function takes the arguments as keywords. If its only parameter is not a property of the schema, it takes all
+A function takes the arguments as keywords. If its only parameter is not a property of the schema, it gets all
 arguments as one mapping. Each argument is converted to its type hint. Without a hint it stays the JSON value.
 """
 
@@ -44,11 +44,11 @@ class Ready(msgspec.Struct, frozen=True):
 
     keywords: dict[str, Any]
     whole: tuple[Any, ...] = ()
-    """The one mapping, if the function takes that."""
+    """All arguments as one mapping, if the function takes them so."""
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """A function, and how it is called. `handler_of` and `tool` make it."""
+    """A function and the way to call it. Made by `handler_of` and `tool`."""
 
     function: ToolHandler
     is_async: bool
@@ -157,8 +157,9 @@ class Tool:
     """Seconds for one call; None means the engine's `Timeouts.tool`. After a timeout, a plain
     function continues in its thread, unless it checks its `ToolContext`."""
     needs_approval: NeedsApproval | None = None
-    """Whether calls need approval. None asks the `approve` hook, and runs the call if there is no hook. True asks
-    the hook, and leaves the call open if there is none. False never asks."""
+    """Whether calls need approval. None: the `approve` hook decides; without a hook the call runs. True: the hook
+    decides; without a hook the call stays open. False: the hook is not called.
+    """
     handler: Handler | None = field(init=False, repr=False)
     """How `execute` is called; None for a passive tool."""
 
@@ -182,7 +183,7 @@ class Tool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Handoff(Tool):
-    """A tool whose call gives the conversation to another agent. `handoff` makes it."""
+    """A tool that hands the conversation to another agent when it is called. Made by `handoff`."""
 
     model: Any
     """The agent's model."""
@@ -203,7 +204,7 @@ def require_distinct(tools: Iterable[Tool]) -> None:
 
 
 class FunctionTool(Tool, Generic[P, R_co]):
-    """A function that `@tool` made a tool. It can still be called as before."""
+    """The tool that `@tool` makes of a function. It can still be called like the function."""
 
     def __init__(
         self,

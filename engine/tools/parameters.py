@@ -21,11 +21,11 @@ from .context import ToolContext
 
 
 class ToolDefinitionError(CallboardError, TypeError):
-    """The function can't be made a tool without changes. The text states the change."""
+    """The function can't be made a tool. The text names the needed change."""
 
 
 class Injected(Enum):
-    """The value that the engine puts into a parameter. The model does not see such a parameter.
+    """A value that the engine passes for a parameter. The model does not see such a parameter.
 
     The engine fills in a parameter that is annotated with `ToolContext`. It also fills in a parameter with one of
     the three names below, unless the tool has its own schema with a property of that name.
@@ -82,7 +82,7 @@ def parameters_of(
 ) -> Parameters:
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # a builtin without one
+    except (ValueError, TypeError):  # a builtin without a signature
         return Parameters((), {}, unnamed=True)
     filled_in: list[Parameter] = []
     injected: dict[str, Injected] = {}
@@ -131,7 +131,7 @@ def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None
     """The type hints of a function, resolved."""
     inner = unwrapped(function)
     if not inspect.isroutine(inner) and not isinstance(inner, type):
-        inner = type(inner).__call__  # For a callable object, the class has the signature.
+        inner = type(inner).__call__  # the signature of a callable object is that of its class's `__call__`
     return typing.get_type_hints(inner, localns=dict(scope) if scope else None, include_extras=True)
 
 
@@ -174,8 +174,8 @@ _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", 
 
 
 def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
-    """A Struct with one field for each parameter that the model fills in. A value that is left out is UNSET."""
-    from ..type_schema import fitted  # only programs with tools need it
+    """A Struct with a field for each parameter that the model fills in. A missing value is UNSET."""
+    from ..type_schema import fitted  # lazy: only programs with tools need it
 
     fields: list[tuple[str, typing.Any] | tuple[str, typing.Any, typing.Any]] = []
     for parameter in parameters.filled_in:
@@ -187,7 +187,7 @@ def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
 
 
 def _constrained(hint: object) -> object:
-    """A type hint with constraints of pydantic or annotated-types, also expressed for msgspec."""
+    """Add msgspec constraints to a type hint with constraints of pydantic or annotated-types."""
     metadata = getattr(hint, "__metadata__", ())
     if any(isinstance(each, msgspec.Meta) for each in metadata):
         return hint
@@ -247,7 +247,7 @@ _SPHINX_PARAMETERS = ("param", "parameter", "arg", "argument", "key", "keyword")
 
 
 def read_docstring(text: str | None) -> Documented:
-    """Read a docstring. Any text will do: text outside the sections of these styles is description. Pure."""
+    """Parse a docstring. Any text is valid: text outside of known sections is the description. Pure."""
     lines = inspect.cleandoc(text or "").splitlines()
     parameters: dict[str, str] = {}
     start = next((number for number, _ in enumerate(lines) if _begins(lines, number)), len(lines))
@@ -295,7 +295,7 @@ def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str])
 
 
 def _items(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """The lines of the least indentation, each with the lines below it that are indented further."""
+    """Yield each line with the smallest indentation, with the more indented lines below it."""
     body = [line for line in lines if line.strip()]
     least = min((_indent(line) for line in body), default=0)
     item: tuple[str, list[str]] | None = None

@@ -1,7 +1,7 @@
 """Runs a round of tool calls.
 
-All calls of a round run concurrently, and are answered in the model's order. A failed call has an error result for
-the model; it never raises an exception in the turn. A call with incomplete arguments is not run. A call of a
+All calls of a round run concurrently, and are answered in the model's order. A failed call gives the model an
+error result and never raises an exception in the turn. A call with incomplete arguments is not run. A call of a
 passive tool, or one without an approval, stays open. When the round is cancelled, every call still gets a result.
 """
 
@@ -39,7 +39,9 @@ from .parameters import is_async
 T = TypeVar("T")
 
 WORKS_IN_THREADS = True
-"""Mark of a future that waits for a thread, so that an event loop on virtual time does not advance the clock."""
+"""Marks this module for event loops on virtual time: futures made here are completed by threads, so the clock must
+stop.
+"""
 
 MAX_IDLE = 16
 """The largest number of idle threads that are kept for later calls."""
@@ -50,7 +52,7 @@ IDLE_SECONDS = 10.0
 _Job: TypeAlias = Callable[[], Callable[[], None]]
 """A function that does the work and returns a function that delivers the result.
 
-The returned function is called last, when the thread is free again.
+The returned function is called when the thread is free again.
 """
 
 _lock = threading.Lock()
@@ -75,7 +77,7 @@ class _Worker:
                 if not spare:
                     _idle.append(self)
             tell()
-            del job, tell  # Their objects must not stay alive until the next job.
+            del job, tell  # otherwise their objects would stay alive until the next job
             if spare:
                 return
 
@@ -87,7 +89,7 @@ class _Worker:
                 if self in _idle:
                     _idle.remove(self)
                     return None
-            return self._jobs.get()  # Another caller took this worker in that moment: a job is on its way.
+            return self._jobs.get()  # another caller has just taken this worker, so a job will arrive
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
@@ -99,7 +101,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
-    if "sniffio" in sys.modules:  # or anyio would think that the loop runs in the thread, too
+    if "sniffio" in sys.modules:  # otherwise anyio would assume that the loop runs in the thread
         context.run(sys.modules["sniffio"].current_async_library_cvar.set, None)
 
     def settle(result: T | None, error: Exception | None) -> None:
@@ -115,7 +117,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
         error: Exception | None = None
         try:
             result = context.run(work)
-        except StopIteration as stopped:  # no future takes it
+        except StopIteration as stopped:  # a future does not accept StopIteration
             error = RuntimeError(f"the function raised StopIteration: {stopped}")
         except Exception as raised:
             error = raised
@@ -124,7 +126,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
         return lambda: tell(result, error)
 
     def tell(result: T | None, error: Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits any more.
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(settle, result, error)
 
     with _lock:
@@ -142,7 +144,7 @@ _log = Log("engine.tools")
 
 
 MAX_NAMES = 30
-"""The number of tools that are named to a model that called an unknown tool."""
+"""The number of tool names that a model gets after calling an unknown tool."""
 
 
 class Refused(Exception):
@@ -154,7 +156,7 @@ class Waits(Exception):
 
 
 async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], shared: ToolRoundContext) -> Ready:
-    """The arguments of a call that may run, checked and converted."""
+    """Decide whether a call may run, and return its arguments, checked and converted. Raises Refused or Waits."""
     if tool is None:
         names = ", ".join(list(tools)[:MAX_NAMES])
         raise Refused(f"There is no tool named {call.name!r}. " + (f"Available tools: {names}." if names else ""))
@@ -194,7 +196,7 @@ def _read(call: ToolUseBlock, handler: Handler) -> Ready:
         return handler.read(call.input)
     except ValueError as error:
         raise InvalidToolCallError(f"The arguments of {call.name!r} are wrong: {error}") from error
-    except Exception as error:  # the tool's own schema is wrong, or its type
+    except Exception as error:  # the tool's own schema or types are wrong
         raise Refused(f"The tool can't be called: {error}") from error
 
 
@@ -227,7 +229,7 @@ async def _require_approval(
         session_id=shared.session_id,
         turn_id=shared.turn_id,
     )
-    async with shared.asking:  # A person at a terminal should get one question at a time.
+    async with shared.asking:  # A person at a terminal must get one question at a time.
         try:
             approval = await _approval(request, tool, shared)
         except Exception as error:
@@ -255,7 +257,7 @@ async def _approval(request: ApprovalRequest, tool: Tool, shared: ToolRoundConte
 
 
 async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
-    """The answer of a host's hook. A plain function runs in a thread, because it may block."""
+    """Call a host's hook. A plain function runs in a thread, because it may block."""
     answer = hook(*arguments) if is_async(hook) else await run_in_thread(lambda: hook(*arguments))
     return await answer if inspect.isawaitable(answer) else answer
 
@@ -267,7 +269,7 @@ _slots: RunVar[anyio.CapacityLimiter] = RunVar("callboard tool threads")
 
 
 INTERRUPTED = "This tool call was cancelled before it ended. It may have run in part or in full."
-"""The result of a call that ran when its turn was cancelled, or out of time."""
+"""The result of a call that was running when its turn was cancelled or timed out."""
 
 Results: TypeAlias = tuple[ToolResultBlock, ...]
 
@@ -405,7 +407,7 @@ async def _in_thread(handler: Handler, ready: Ready, context: ToolContext | None
 async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) -> object:
     try:
         return await cast("Awaitable[object]", handler.call(ready, context))
-    except SystemExit as error:  # would end the event loop
+    except SystemExit as error:  # it would end the event loop
         raise RuntimeError(f"the tool raised SystemExit: {error}") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -415,7 +417,7 @@ async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) 
 
 
 class _Slot:
-    """One of the places for plain functions. The wait for it doesn't count as the tool's time."""
+    """A slot for a plain function. Waiting for it does not count towards the tool's time limit."""
 
     def __init__(self) -> None:
         try:
@@ -427,7 +429,8 @@ class _Slot:
 
     async def wait(self) -> None:
         try:
-            self._limiter.acquire_on_behalf_of_nowait(self)  # a turn of the loop less, where one is free
+            # If a slot is free, this saves a cycle of the event loop.
+            self._limiter.acquire_on_behalf_of_nowait(self)
         except anyio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(self)
         self._held = True

@@ -55,7 +55,7 @@ def accepting(schema: Json) -> Accepts | None:
         return None
     named = schema.get("type", list(_KINDS))
     by_type: dict[type, Accepts] = {}
-    for kind in _KINDS:  # a number is an integer, too, so it comes after that
+    for kind in _KINDS:  # an integer is also a number, so `number` is checked after it
         if kind == named or (isinstance(named, list) and kind in named):
             made = _of_kind(kind, schema)
             if made is None:
@@ -285,7 +285,7 @@ def _is_pattern(value: Json) -> bool:
 def _fault_text(fault: ValidationError) -> str:
     from jsonschema.exceptions import best_match
 
-    deepest = best_match([fault]) or fault  # of alternatives, the one that came nearest
+    deepest = best_match([fault]) or fault  # the alternative that matched best
     return f"{json_path(deepest.absolute_path)}: {_shortened(deepest.message)}"
 
 
@@ -330,7 +330,7 @@ def convert(value: Json, to: object) -> Any:
             try:
                 return _converted(whole, to)
             except ValueError:
-                pass  # the first error is about the value that was given
+                pass  # the first error describes the original value
         raise ValueError(_explained(error)) from error
 
 

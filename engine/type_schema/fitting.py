@@ -39,7 +39,7 @@ class _Model(Protocol):
 
 def is_model(of: object) -> TypeGuard[_Model]:
     """Whether a type is a pydantic model, or another type with its methods."""
-    # asked for every conversion: looking the two names up is far cheaper than checking against the protocol
+    # called for every conversion: looking up two names is far cheaper than checking the protocol
     return isinstance(of, type) and hasattr(of, "model_json_schema") and hasattr(of, "model_validate_json")
 
 
@@ -47,7 +47,7 @@ def model_schema(model: _Model) -> JsonObject:
     """The model's JSON Schema. Raises SchemaError."""
     try:
         return model.model_json_schema()
-    except Exception as error:  # of pydantic's own kinds, which we don't import
+    except Exception as error:  # pydantic's own exceptions, which this module doesn't import
         raise SchemaError(str(error).partition("\n")[0]) from error
 
 
@@ -192,7 +192,7 @@ class Whole:
         """The JSON Schema. Raises SchemaError."""
         try:
             schema: JsonObject = self._adapter.json_schema()
-        except Exception as error:  # of pydantic's own kinds
+        except Exception as error:  # pydantic's own exceptions
             raise SchemaError(str(error).partition("\n")[0]) from error
         return schema
 
@@ -212,7 +212,7 @@ def _whole(hint: Any) -> Any | None:
 
         adapter = pydantic.TypeAdapter(hint)
         adapter.json_schema()
-    except Exception:  # it is not there, or the hint is not for it
+    except Exception:  # pydantic is missing, or refuses the hint
         return None
     return _stand_in(hint, Whole(adapter))
 
@@ -225,7 +225,7 @@ def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ..
             value = value[str(step)]
         elif isinstance(value, list) and isinstance(step, int) and step < len(value):
             value = value[step]
-        elif number < len(steps) - 1 or not isinstance(value, dict):  # else it is a member that is missing
+        elif number < len(steps) - 1 or not isinstance(value, dict):  # the last step may be a missing member
             continue
         found.append(step)
     return tuple(found)

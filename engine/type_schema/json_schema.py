@@ -288,7 +288,8 @@ def _custom(of: type) -> JsonObject:
     if issubclass(of, PurePath):
         return {"type": "string"}
     if of is object:
-        return {"$comment": "any value"}  # msgspec takes an empty schema for none; `_without_noise` takes this out
+        # Msgspec treats an empty schema as none; `_without_noise` removes this comment.
+        return {"$comment": "any value"}
     raise SchemaError(f"{_named(of)} has no JSON form")
 
 

@@ -27,7 +27,7 @@ from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
 from ..runtime.runtime import Runtime
 from ..stores import server_store, shipping_checks, store_to_read
-from .now import live_adapter
+from .statistics import live_adapter
 
 FILE_SECONDS = 30.0
 """The time in seconds for reading the trace file. A larger file is checked in part."""
@@ -59,7 +59,7 @@ async def examine(
 
 
 def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Check:
-    """Check that the loaded configuration is consistent and, with `again`, that its file can still be loaded."""
+    """Check the loaded configuration. With `again`, also check that its file can still be loaded."""
     name, path = "configuration", Path(registry.source)
     try:
         if again and path.is_file():
@@ -80,7 +80,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def check_key_file() -> list[Check]:
-    """The check that the keys of `callboard keys` can be read, and by their owner alone. Empty without a file."""
+    """Check that the keys of `callboard keys` can be read, by their owner only. Empty without a file."""
     stored = read_keys(keys_file())
     if stored.fault is not None:
         return [Check("keys", False, f"{stored.path} is ignored: {stored.fault}", stored.fix)]
@@ -201,7 +201,7 @@ class Providers:
             return AdapterHealth(False, said, "Check the network and base_url; try again.")
         if isinstance(answer, AdapterHealth):
             return answer
-        healthy = answer is not False  # the contract's no-op returns nothing
+        healthy = answer is not False  # the default implementation returns None
         return AdapterHealth(healthy, "its health check passed" if healthy else "its health check failed")
 
     def _masked(self, check: Check) -> Check:
@@ -211,7 +211,7 @@ class Providers:
 
 
 def _address(entry: AdapterEntry) -> list[Check]:
-    """The address, if it isn't from the configuration."""
+    """A check with the address, if the environment sets it."""
     if entry.address_from is None:
         return []
     return [Check(f"address:{entry.name}", True, f"{entry.config.base_url}, from {entry.address_from}")]

@@ -10,37 +10,24 @@ import anyio
 import msgspec
 
 from callboard.adapters import ContentBlock, Message, TokenUsage, UsageSource
-from callboard.adapters.actor import AdapterActor
-from callboard.adapters.contract import ProviderAdapter
-from callboard.adapters.health import AdapterStatistics, ReportsStatistics
 from callboard.bus import (
-    ActorRef,
     Bus,
-    BusStatistics,
     CallboardError,
     CostSum,
     DropOldest,
-    StreamChannelStatistics,
-    SupervisorStatistics,
     TextDelta,
     ThinkingDelta,
     ToolUseInputDelta,
 )
 from callboard.bus.log import warn_of_old_name
 from callboard.bus.streams.events import TurnEvent
-from callboard.tracestore import WriterStatistics
 
 from ..calls.call import Call
 from ..calls.events import CallEvents
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.turn import Turn
-from ..routing.availability import Availability
 from ..routing.model_choice import Model, model_text
-from ..routing.rate_limits import RateLimit, RateLimitQueue, RateLimits
-from ..runtime.adapters import RunningAdapter
-from ..runtime.alone import OwnershipStatistics
 from ..runtime.in_flight import InFlight
-from ..runtime.lifecycle import Life
 from ..runtime.runtime import Runtime
 from ..sessions.resuming import SessionToOpen, stored_state
 
@@ -70,10 +57,11 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """The progress: ``queued`` after a turn of its session, or ``waiting`` for a slot, a rate limit or a budget.
+    """The progress: ``queued`` behind another turn of its session, or ``waiting`` for a slot, a rate limit or a
+    budget.
 
-    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, as with tools. ``ending``
-    comes after a cancellation.
+    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, for example while tools
+    run. ``ending`` comes after a cancellation.
     """
     model: str
     """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
@@ -271,7 +259,7 @@ _LETTERS = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMN
 
 
 def made_us(identifier: str) -> int | None:
-    """The creation time of an identifier ``<prefix>_<ulid>``, in microseconds; None for any other text."""
+    """The creation time in an id ``<prefix>_<ulid>``, in microseconds; None for any other text."""
     ulid = identifier.rpartition("_")[2]
     if len(ulid) != 26:
         return None
@@ -284,7 +272,7 @@ def made_us(identifier: str) -> int | None:
     return milliseconds * 1000
 
 
-# --- Changes of the statistics ---
+# --- Changes ---
 # A watcher waits for the bus. While turns are in progress, streams may grow without an event on the bus, so it
 # checks at intervals. Otherwise it sleeps until the next event. Without a watcher there is no cost.
 
@@ -361,7 +349,7 @@ class WatchingMethods:
         Take `statistics()` or `in_progress()` at each item. It ends when the engine is closed.
 
         Args:
-            min_interval: The least time between two items, in seconds.
+            min_interval: The shortest time between two items, in seconds.
         """
         return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
 
@@ -426,116 +414,6 @@ class WatchingMethods:
             return await self.preview(session, content, model=model, **options)
 
         return host.run(shown, name="preview_sync()")
-
-
-# The snapshot of `Engine.statistics()`, made from the counters of each part.
-
-
-class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider that was needed so far."""
-
-    provider: str
-    """The provider."""
-    running: bool
-    """Whether its adapter is up."""
-    in_flight: int
-    """The number of calls that hold one of `slots`."""
-    waiting: int
-    """The number of calls that wait for a slot."""
-    slots: int
-    """The largest number of concurrent calls."""
-    adapter: AdapterStatistics | None
-    """The adapter's own counts; None while it is down, or if it doesn't count."""
-    rate_limits: tuple[RateLimit, ...] = ()
-    """The rate limits that are known, declared or learned."""
-    rate_limit_queues: tuple[RateLimitQueue, ...] = ()
-    """The calls that wait for rate limits, and the reasons."""
-
-
-class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of an engine.
-
-    Before the start there is neither supervisor nor writer. After the end, their last numbers stay.
-    """
-
-    state: Literal["new", "starting", "running", "closed"]
-    """The state of the engine."""
-    uptime_seconds: float
-    """The seconds since the start. For a closed engine, the seconds between start and end."""
-    sessions: int
-    """The number of sessions that are still referenced."""
-    turns_running: int
-    """The number of turns in progress."""
-    turns_waiting: int
-    """The number of turns that wait for an earlier turn of their session."""
-    providers: tuple[ProviderStatistics, ...]
-    """The providers with adapters that were needed so far."""
-    availability: tuple[Availability, ...]
-    """The availability of all providers and models that aren't simply available."""
-    bus: BusStatistics
-    """The numbers of the bus."""
-    streams: StreamChannelStatistics
-    """The numbers of the streams of turns."""
-    supervisor: SupervisorStatistics | None
-    """The numbers of the supervisor."""
-    writer: WriterStatistics | None
-    """The numbers of the trace's writer; None without a trace."""
-    prices_version: str
-    """The version of the price table in force."""
-    budget_waiting: int = 0
-    """The calls that wait for room in a budget."""
-    node: OwnershipStatistics | None = None
-    """In a cluster with a shared store, the node's lease and its sessions."""
-
-
-def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
-    """Ask every part."""
-    sessions = list(runtime.sessions.states.values())
-    supervisor = life.supervisor if life is not None else None
-    writer = life.writer if life is not None else None
-    return EngineStatistics(
-        state=life.state if life is not None else "new",
-        uptime_seconds=life.uptime_seconds if life is not None else 0.0,
-        sessions=len(sessions),
-        turns_running=sum(state.running is not None for state in sessions),
-        turns_waiting=sum(state.waiting for state in sessions),
-        providers=tuple(
-            _provider(name, running, runtime.rate_limits) for name, running in runtime.adapters.running.items()
-        ),
-        availability=runtime.availability.snapshot(),
-        bus=runtime.bus.statistics(),
-        streams=runtime.streams.statistics(),
-        supervisor=supervisor.statistics() if supervisor is not None else None,
-        writer=writer.statistics() if writer is not None else None,
-        prices_version=runtime.prices.version,
-        budget_waiting=runtime.budgets.waiting,
-        node=runtime.cluster.statistics(),
-    )
-
-
-def live_adapter(ref: ActorRef) -> ProviderAdapter | None:
-    """The adapter of a running actor; None while the actor is down."""
-    actor = ref.actor
-    return actor.made if ref.running and isinstance(actor, AdapterActor) else None
-
-
-def _provider(name: str, running: RunningAdapter, limits: RateLimits) -> ProviderStatistics:
-    slots = running.slots
-    adapter = live_adapter(running.ref)
-    return ProviderStatistics(
-        provider=name,
-        running=running.ref.running,
-        in_flight=slots.used,
-        waiting=slots.waiting,
-        slots=slots.total,
-        adapter=_counted(adapter),
-        rate_limits=tuple(limits.of(name)),
-        rate_limit_queues=tuple(limits.queues(name)),
-    )
-
-
-def _counted(adapter: object) -> AdapterStatistics | None:
-    return adapter.statistics() if isinstance(adapter, ReportsStatistics) else None
 
 
 # --- Renamed classes ---

@@ -25,7 +25,7 @@ from callboard.adapters import (
     UsageSource,
 )
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted import Loss, WireCall, block_type
+from callboard.adapters.requests.fitted_history import Loss, WireCall, block_type
 from callboard.adapters.requests.history import OPTIONS as HISTORY
 from callboard.bus import CallboardError
 from callboard.bus.errors import WarningCode
@@ -33,16 +33,16 @@ from callboard.bus.values.base import Json
 
 from ..conversation.options import DEFAULTS, TurnOptions, merged
 from ..conversation.step import request_for
-from ..conversation.turn_models import FirstIds, TurnContext, TurnModels
+from ..conversation.turn_context import FirstIds, TurnContext
+from ..conversation.turn_models import TurnModels
 from ..routing.candidates import Route
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 
-# --- The losses of a request ---
-# The adapters report as warnings what they leave out or change, and which settings they can't send. A loss report
-# adds the fields that a host or another provider attached to a block, a tool or a request. Calls don't warn of
-# those, because they were never meant for this model. Each loss has its place.
+# --- The losses of a request --- Adapters warn of everything that they leave out or change. A loss report adds the
+# fields that a host or another provider attached to a block, a tool or a request. Calls don't warn of these
+# fields, because they were never meant for this model. Each loss has its place.
 
 
 _OF_REQUEST = frozenset(
@@ -72,7 +72,7 @@ _DIRECT: Json = {"type": "direct"}
 Place: TypeAlias = tuple[int, int, int | None]
 """The positions of a message, of a block in it, and of a part in a block."""
 AnyPlace: TypeAlias = Place | tuple[int | None, None, None]
-"""A place of which only the message, or nothing, may be known."""
+"""A place, of which perhaps only the message is known, or nothing."""
 
 
 class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
     part: int | None = None
     """The position in the content of a tool's result, from 0, if it is in one."""
     tool: str | None = None
-    """The name of the tool that it is a field of."""
+    """The name of the tool, if it is a tool's field."""
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -258,10 +258,10 @@ class WritesRequests(Protocol):
 
 
 class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that would be sent, and is not."""
+    """A request as it would be sent."""
 
     model: str
-    """The model that would be asked, ``provider:name``."""
+    """The model that would answer, ``provider:name``."""
     provider: str
     """The adapter's name."""
     path: str
@@ -281,7 +281,7 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
     input_nano_usd: int | None
     """The cost of that input at the prices in force, in nano-USD; None if it has no price."""
     refused: str | None = None
-    """The reason why this model can't be asked; None if it can."""
+    """The reason why this model can't answer; None if it can."""
 
 
 def preview(

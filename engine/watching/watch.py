@@ -109,7 +109,7 @@ class CallsOfEngine:
                 skipped, self._skipped = self._skipped, 0
                 return _ended(envelope, end, self._operations.pop(request_id, None), skipped)
             case Gap():
-                self._skipped += envelope.data.count  # at most: starts are among them
+                self._skipped += envelope.data.count  # an upper limit, because call starts are among them
                 self._operations.clear()
                 return None
             case _:

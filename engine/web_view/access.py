@@ -24,7 +24,7 @@ from callboard.bus import CallboardError, Clock, ConfigurationError, Log
 
 from .subject import SCOPES, Scope
 
-# Access rules for a view without rules of the host
+# The default access rules, if the host has none
 
 TOKENS_KEPT = 16
 VISITORS_KEPT = 64
@@ -92,7 +92,7 @@ HEARTBEAT_SECONDS = 15.0
 """Seconds between two heartbeats on an idle stream. A lost connection is noticed by then."""
 
 LONGEST_SECONDS = 3600.0
-"""Seconds after which a stream ends, and the page asks again, so that lost access takes effect."""
+"""Seconds after which a stream ends and the page reconnects. A visitor who lost access is then refused."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
@@ -107,7 +107,7 @@ class Refused(Exception):
 
 
 def as_json(value: object) -> bytes:
-    """A value as JSON in UTF-8. Half a surrogate pair, as a broken tokenizer may yield, is escaped."""
+    """A value as JSON in UTF-8. A lone surrogate, which a broken tokenizer may produce, is escaped."""
     try:
         return _encoder.encode(value)
     except UnicodeError:
@@ -115,7 +115,7 @@ def as_json(value: object) -> bytes:
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """A value as an answer without caching."""
+    """A response with a value, which browsers must not cache."""
     return Response(as_json(value), status, {"cache-control": "no-store"}, media_type="application/json")
 
 
@@ -152,7 +152,7 @@ class EventStream(Response):
                         await self._send(send, each)
                 except OSError:
                     pass  # the connection is gone
-                except CallboardError as error:  # the page asks again by itself
+                except CallboardError as error:  # the page reconnects by itself
                     _log.warning("frames_ended", path=scope["path"], error=str(error))
                 finally:
                     self.open.discard(group.cancel_scope)
@@ -180,7 +180,7 @@ class EventStream(Response):
 async def _close(frames: AsyncIterator[bytes]) -> None:
     close = getattr(frames, "aclose", None)
     if close is not None:
-        with anyio.CancelScope(shield=True):  # its own clean-up is quick: it waits for nothing
+        with anyio.CancelScope(shield=True):  # the clean-up is quick, because it waits for nothing
             await close()
 
 
@@ -188,7 +188,7 @@ async def _close(frames: AsyncIterator[bytes]) -> None:
 
 
 Authorize: TypeAlias = Callable[[Request], "Collection[Scope] | Awaitable[Collection[Scope] | None] | None"]
-"""A host's own decision about a request: its scopes, or nothing for a refusal."""
+"""A host's own function that returns the scopes of a request; none refuses it."""
 
 CSRF_HEADER = "x-callboard-csrf"
 MOST_BYTES = 1_000_000

@@ -151,11 +151,11 @@ class WebView:
             scope.cancel()
 
     def on_sign_in(self, call: Callable[[], object]) -> None:
-        """Call a function after each sign-in by such an address."""
+        """Call a function after each sign-in by a one-time address."""
         self._access.on_sign_in = call
 
     async def _page(self, request: Request) -> Response:
-        if not request.url.path.endswith("/"):  # everything below is relative to it
+        if not request.url.path.endswith("/"):  # the page's links are relative to this path
             return RedirectResponse(f"{request.url.path}/")
         return self._assets.give(request, "index.html")
 
@@ -200,7 +200,7 @@ class WebView:
     def _answered(
         self, handler: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The handler, with its errors as answers."""
+        """The handler, with its exceptions converted to error responses."""
 
         async def handled(request: Request) -> Response:
             try:

@@ -1,7 +1,7 @@
-"""Calls, messages and turns of the trace for pages: times of each attempt, costs as text, no bytes.
+"""Calls, messages and turns of the trace in the form for pages: each attempt's times, costs as text, no bytes.
 
 A call's latency counts from the start of the call. So it includes waits and earlier attempts. Screens list
-attempts, and a user reads "Took" as the time of that attempt. Both are computed here, in one place.
+attempts, where "Took" means the time of that attempt. This module computes both.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ MOST_TURN_EVENTS = 3000
 
 
 def took_ms(row: CallRow) -> int | None:
-    """Milliseconds of the attempt itself, without waits and earlier attempts; None while it runs."""
-    if row.started_us is None or row.finished_us is None:
+    """Milliseconds of the attempt itself, without waits and earlier attempts.
+
+    None while it runs, and if the file of an imported call does not say.
+    """
+    if row.origin is not None or row.started_us is None or row.finished_us is None:
         return row.latency_ms
     return max(0, row.finished_us - row.started_us) // 1000
 
@@ -71,7 +74,7 @@ def billed(row: CallRow) -> str:
 
 
 def times_and_cost(row: CallRow) -> dict[str, object]:
-    """The fields that every screen with attempts has."""
+    """The common fields of all screens with attempts."""
     return {
         "took_ms": took_ms(row),
         "waited_ms": waited_ms(row),
@@ -187,7 +190,7 @@ async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
         if row.turn_id is None:
             continue
         calls = await store.calls(CallFilter(turn_id=row.turn_id), MOST_TURN_CALLS)
-        own = [each for each in calls if each.run_id == row.run_id]
+        own = [each for each in calls if row.origin is not None or each.run_id == row.run_id]
         if events is None or row.session_id is None:
             events = await _events_of_turns(store, row, since=None if len(rows) > 1 else _began_us(own))
         found.append(waterfall(row.turn_id, own, [each for each in events if each.turn_id == row.turn_id]))
@@ -216,7 +219,8 @@ def waterfall(turn_id: str, calls: Sequence[CallRow], events: Sequence[Envelope]
     ordered = sorted(calls, key=lambda row: (row.request_id or "", row.attempt))
     bars = [_call_bar(list(group)) for _, group in groupby(ordered, key=lambda row: row.request_id)]
     bars = sorted(bars + _tool_bars(events), key=lambda bar: bar.start_us)
-    start_us, end_us, status = bars[0].start_us, None, None
+    start_us, end_us = bars[0].start_us, None
+    status: str | None = None
     for each in events:
         match each.data:
             case SessionTurnStarted():
@@ -225,6 +229,8 @@ def waterfall(turn_id: str, calls: Sequence[CallRow], events: Sequence[Envelope]
                 end_us, status = each.ts_us, data.status
             case _:
                 pass
+    if status is None and calls[0].origin is not None:  # The trace has no end of an imported turn.
+        end_us, status = max(row.finished_us or 0 for row in calls), "imported"
     return Waterfall(turn_id, start_us, end_us, status, bars)
 
 
@@ -300,7 +306,7 @@ def _node_seen(node: TurnTree) -> dict[str, object]:
 
 
 def call_filter(request: Request) -> CallFilter:
-    """The calls that a page asks for."""
+    """The filter in a page's request."""
     asked = request.query_params
     texts = (
         "provider",
@@ -389,7 +395,7 @@ async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] 
 
 
 async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | None) -> list[PriceTable]:
-    """The tables that have priced these attempts, and then the latest other ones of the trace."""
+    """The tables that priced these attempts, then the latest other tables of the trace."""
     costs = [cost for row in attempts for cost in (row.cost, row.at_call_time) if cost is not None]
     wanted = dict.fromkeys(cost.pricing_version for cost in costs if cost.pricing_version)
     wanted |= dict.fromkeys(run.version for run in await store.reprice_runs() if run.finished_us is not None)
@@ -398,7 +404,7 @@ async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | N
         try:
             is_own = own is not None and own.version == version
             found.append(own if own is not None and is_own else await store.price_table(version))
-        except StoreError:  # a table of another engine that never repriced here
+        except StoreError:  # a table of another engine, which this trace lacks
             continue
     return found
 

@@ -167,7 +167,7 @@ async def undo(subject: Subject, request: Request) -> Response:
 
 
 async def progress(subject: Subject, request: Request) -> Response:
-    """The state of the repricing, immediately and whenever it changes, and a notice when costs have changed."""
+    """The state of the repricing, now and after each change, and a notice when costs have changed."""
     return EventStream(_states(request.state.repricings))
 
 
@@ -189,8 +189,7 @@ async def _chosen(subject: Subject, version: str) -> PriceTable | str:
     return version
 
 
-# --- A repricing in progress ---
-# There is one at a time, and it runs to its end without a page:
+# --- A repricing in progress --- There is only one at a time. It continues without a page:
 #
 #   idle ──start──▶ running ──▶ done, with its report
 #                      └──────▶ failed, with the reason
@@ -206,9 +205,9 @@ class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = True
     version: str = ""
     done: int = 0
-    """The number of the last call that is done."""
+    """The number of the latest repriced call."""
     last: int = 0
-    """The number of the last call."""
+    """The number of the last call to reprice."""
     report: RepriceReport | None = None
     """The report, once it is done."""
     error: str | None = None
@@ -258,7 +257,7 @@ class Repricings:
         return run
 
     async def changes(self) -> AsyncIterator[RepricingState]:
-        """The state immediately, and whenever it changes.
+        """The state now, and after each change.
 
         Other repricings on the engine's bus count, too.
         """

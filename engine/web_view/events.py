@@ -76,7 +76,7 @@ async def history(subject: Subject, request: Request) -> Response:
 
 
 async def _latest(store: Store, filters: EventFilters) -> list[Envelope]:
-    """The latest stored events that a page asks for, the oldest first."""
+    """The latest stored events that match a page's filters, the oldest first."""
     if filters.session_id is not None:
         own = await store.events(
             session_id=filters.session_id, since=filters.since, until=filters.until, limit=MOST_SCANNED
@@ -109,7 +109,7 @@ async def events(subject: Subject, request: Request) -> Response:
 
 
 async def dead_letters(subject: Subject, request: Request) -> Response:
-    """The latest messages to actors that had stopped or were full, the newest first."""
+    """The latest messages to actors that had stopped or had a full mailbox, the newest first."""
     if subject.engine is None:
         return answer({"total": 0, "letters": ()})
     bus = subject.engine.bus

@@ -19,7 +19,7 @@ from .subject import Subject
 
 
 LATEST = 100
-"""The number of the latest started calls that are searched for the calls that ended last."""
+"""The number of the latest calls, by start, among which the calls that ended last are searched."""
 
 RECENT = 20
 
@@ -40,7 +40,7 @@ class _Cancel(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def now(subject: Subject, request: Request) -> Response:
-    """A snapshot immediately, and then whenever it may have changed."""
+    """A snapshot now, and after each possible change."""
     return EventStream(_snapshots(subject))
 
 
@@ -135,7 +135,7 @@ CALLS_SECONDS = 5.0
 
 
 async def supervision(subject: Subject, request: Request) -> Response:
-    """The tree of supervision, immediately and whenever it may have changed."""
+    """The supervision tree, now and after each possible change."""
     return EventStream(_supervision(subject))
 
 
@@ -165,14 +165,14 @@ def _actor(envelope: Envelope) -> dict[str, object]:
 
 
 async def _latest(store: Store, topic: str, key: Callable[[Envelope], object]) -> Sequence[Envelope]:
-    """The latest event of each key, among the last events of the trace."""
+    """The latest event for each key, among the last events of the trace."""
     after = max(await store.last_event_id() - STORED_EVENTS * 20, 0)
     found = await store.events(topic=topic, after_id=after, limit=None)
     return list({key(each): each for each in found[-STORED_EVENTS:]}.values())
 
 
 async def providers(subject: Subject, request: Request) -> Response:
-    """The providers and their states, immediately and whenever they may have changed."""
+    """The providers and their states, now and after each possible change."""
     return EventStream(_providers(subject))
 
 

@@ -25,14 +25,14 @@ from callboard.bus import (
     UnknownStream,
     UserMessage,
 )
-from callboard.tracestore import CallFilter, SavedSession, SessionRow
+from callboard.tracestore import CallFilter, CallRow, SavedSession, SessionRow
 
 from .access import EventStream, Refused, Visitor, answer, as_json, body_of, frame
 from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
 from .subject import Subject
 
-# --- The screen "Session" ---
-# It shows messages and swaps of models, calls, and the request for another provider.
+# --- The screen "Session" --- It shows messages, model changes and calls, and a preview of the request for another
+# provider.
 
 
 MOST_SESSIONS = 300
@@ -70,7 +70,7 @@ def _listed(row: SessionRow) -> dict[str, object]:
 
 
 async def session(subject: Subject, request: Request) -> Response:
-    """One session: its captured content, its swaps, and its calls."""
+    """One session: its captured content, its model changes, and its calls."""
     session_id = request.path_params["id"]
     visitor: Visitor = request.state.visitor
     await subject.flush()
@@ -88,7 +88,7 @@ async def session(subject: Subject, request: Request) -> Response:
         {
             "session_id": session_id,
             "name": None if saved is None else saved.name,
-            "tags": {} if saved is None else saved.tags,
+            "tags": _tags(calls) if saved is None else saved.tags,
             "messages": _messages(saved, content),
             "shown": content,
             "system_prompt": _prompt(saved) if content else None,
@@ -101,6 +101,14 @@ async def session(subject: Subject, request: Request) -> Response:
     )
 
 
+def _tags(calls: Sequence[CallRow]) -> dict[str, str]:
+    """The tags of a session without captured content: those of its latest call, with its origin."""
+    if not calls:
+        return {}
+    origin = calls[0].origin
+    return {**({} if origin is None else {"origin": origin}), **calls[0].tags}
+
+
 def _prompt(saved: SavedSession | None) -> str | None:
     return None if saved is None or saved.setup is None else saved.setup.system_prompt
 
@@ -110,7 +118,7 @@ def _messages(saved: SavedSession | None, content: bool) -> list[object]:
 
 
 async def models(subject: Subject, request: Request) -> Response:
-    """The models that can be requested, for a choice of another model."""
+    """The models to choose from."""
     if subject.engine is None:
         return answer([])
     found = subject.engine.models()
@@ -179,7 +187,7 @@ async def _batches(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterato
         try:
             while batch := await reader.take():
                 yield frame("events", as_json(_as_seen(batch, shown)), reader.frame_id)
-        except CallboardError as error:  # in a cluster it is found out when it is read
+        except CallboardError as error:  # in a cluster, only the first read shows a missing stream
             yield frame("gone", as_json({"error": str(error)}))
         else:
             yield frame("end", b"{}", reader.frame_id)
@@ -218,7 +226,7 @@ def seen(event: TurnEvent, shown: bool) -> object:
 
 
 def _end(event: MessageComplete, shown: bool) -> dict[str, object]:
-    """The end of a message. Its deltas have the content, unless a page connects after they were folded."""
+    """The end of a message. It has the content only if the deltas were folded before the page connected."""
     content = [block_seen(block) for block in event.final_content] if shown else ()
     return {
         "type": event.type,

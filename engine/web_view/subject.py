@@ -120,7 +120,7 @@ class Subject:
             await self.engine.flush()
 
     async def changes(self, min_interval: float = 0.5) -> AsyncIterator[None]:
-        """Yield one item immediately, then one after each possible change."""
+        """Yield one item now, then one after each possible change."""
         if self.engine is not None and not self.shared:
             await self.started()
             async for _ in self.engine.changes(min_interval=min_interval):
@@ -183,7 +183,7 @@ class Tail:
 
     @property
     def running(self) -> bool:
-        """Whether it has running costs now."""
+        """Whether the tail is reading events."""
         return self._task is not None and not self._task.done()
 
     @contextmanager
@@ -241,7 +241,7 @@ class Tail:
         news.set()
 
     async def _close_when_idle(self, events: Subscription) -> None:
-        """Close the subscription when no page has listened for the time that the ring lingers."""
+        """Close the subscription when no page has listened for `LINGER_SECONDS`."""
         while True:
             self._left.clear()
             if self._pages:

@@ -1,1 +1,1 @@
-"""A host to start from: agents for several tenants, over HTTP.  python -m examples.agent_host"""
+"""A host to copy: agents for several tenants, over HTTP.  python -m examples.agent_host"""

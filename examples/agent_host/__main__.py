@@ -13,14 +13,14 @@ from .settings import Settings
 
 def main() -> None:
     settings = Settings.from_environment()
-    # Who asks while the engine starts waits for it, as the socket is there already.
+    # The socket is open already, so requests wait while the engine starts.
     with socket.create_server(("127.0.0.1", int(os.environ.get("AGENT_PORT", "8000")))) as listening:
         host, port = listening.getsockname()
         print(
             f"http://{host}:{port}/ with the key {next(iter(settings.tenants))}; {settings.model} answers",
             flush=True,
         )
-        # Pages that listen would keep a server that ends waiting for them, so there is a limit to it.
+        # Open event streams would block the shutdown, so it has a time limit.
         config = uvicorn.Config(make_app(settings), log_level="warning", timeout_graceful_shutdown=2)
         uvicorn.Server(config).run(sockets=[listening])
 

@@ -1,7 +1,7 @@
 """The agents: one engine, and the sessions of all tenants on it.
 
-A session's id is its tenant's name and its chat's. So whoever knows the tenant of a request can't reach another
-tenant's session, whatever the request says.
+A session's id begins with its tenant's name. The tenant comes from the request's key, so no request reaches
+another tenant's session.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SYSTEM_PROMPT = "You are the brief and friendly agent of a music shop."
 
 
 def make_engine(settings: Settings) -> Engine:
-    """The engine: everything is kept in the settings' folder, and each tenant has a budget."""
+    """The engine. It writes to the settings' folder, and each tenant has a budget."""
     on_this_machine = AdapterConfig(options={"protocol": "chat", "tools": "emulate"})
     return Engine(
         store=settings.folder / "trace.db",
@@ -55,7 +55,7 @@ FILES = ("list_files", "read_file")
 
 
 def researchers(model: str, servers: McpServers) -> list[Tool]:
-    """Two agents to which the shop's agent gives questions, both at the same time if it likes.
+    """Two agents that the shop's agent can ask, also both at the same time.
 
     They read the shop's files.
     """
@@ -78,7 +78,7 @@ class NoSuchChat(Exception):
 
 
 class Agents:
-    """What a request may ask of the engine, in the name of one tenant.
+    """The engine's operations for the routes, each on behalf of one tenant.
 
     Args:
         engine: The engine, running.
@@ -95,12 +95,12 @@ class Agents:
     # -- chats
 
     async def chats(self, tenant: str) -> list[str]:
-        """The names of a tenant's chats, the latest first."""
+        """The names of a tenant's chats, newest first."""
         found = await self._engine.sessions(limit=None, tags={"tenant": tenant})
         return [each.session_id.split("/", 1)[1] for each in found]
 
     async def chat(self, tenant: str, chat: str) -> Session:
-        """A chat that there is.
+        """An existing chat.
 
         Raises:
             NoSuchChat: There is none.
@@ -111,7 +111,7 @@ class Agents:
         return await self.opened(tenant, chat)
 
     async def opened(self, tenant: str, chat: str) -> Session:
-        """A chat: the one of that name, as it was before a restart, too, or else a new one."""
+        """The chat of that name, also from before a restart. A new one if there is none."""
         model = self._settings.model
         return await self._engine.open_session(
             f"{tenant}/{chat}",
@@ -134,21 +134,21 @@ class Agents:
         return await self._begun(session, session.submit_stream(answers, max_output_tokens=400, max_tool_rounds=4))
 
     async def _begun(self, session: Session, stream: TurnStream) -> str:
-        """Leave a turn to its session as soon as its first event has come; a refusal is raised here."""
+        """Start a turn in the background, after its first event. A refusal before that is raised here."""
         async with stream as turn:
             turn.detach()
             await turn.take()
             if turn.status == "failed":
-                await turn.message()  # which raises what it failed with
+                await turn.message()  # raises the turn's error
         return turn.stream_id
 
     def turn_under_way(self, session: Session) -> str | None:
-        """The stream of the session's turn, if one is under way."""
+        """The stream id of the session's running turn, if any."""
         found = (each.id for each in self._engine.in_progress().items if each.session_id == session.id)
         return next(found, None)
 
     def events(self, tenant: str, chat: str, stream_id: str, after: str | None) -> StreamReader[TurnEvent]:
-        """The events of a turn, from the first one, or from behind the one that the browser got last.
+        """The events of a turn: all of them, or those after the browser's last one.
 
         Raises:
             UnknownStream: It is not a turn of that chat, it ended too long ago, or its process has ended.
@@ -160,7 +160,7 @@ class Agents:
     # -- money
 
     async def costs(self, tenant: str, by: str, since: str) -> list[CostRow]:
-        """What a tenant's calls cost, a row for each value of a dimension."""
+        """The costs of a tenant's calls, one row for each value of a dimension."""
         where = CallFilter(tags={"tenant": tenant})
         return await costs(by=by, since=since, where=where, trace=self._engine.store)
 

@@ -1,4 +1,4 @@
-"""The web application: what lives as long as it does, and what is mounted where."""
+"""The web application: its lifetime, its routes and its mounted live view."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 def servers(engine: Engine) -> McpServers:
-    """The MCP servers of `mcp.json`. The engine starts one again that has ended."""
+    """The MCP servers of `mcp.json`. The engine restarts a server that has ended."""
     os.environ.update(AGENT_PYTHON=sys.executable, AGENT_HOST=str(HERE))
     return mcp_servers(HERE / "mcp.json", engine=engine)
 
@@ -44,7 +44,7 @@ def make_app(settings: Settings) -> FastAPI:
                 yield
 
     def operator(request: Request) -> list[Literal["view", "content", "change"]]:
-        """What whoever asks may do in the live view: everything or nothing."""
+        """The visitor's rights in the live view: all for the operator's key, else none."""
         allowed = is_same(request.cookies.get("key", ""), settings.operator_key)
         return ["view", "content", "change"] if allowed else []
 

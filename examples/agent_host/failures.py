@@ -1,4 +1,4 @@
-"""Which answer each failure has: what is left, and when to come back, where that is known."""
+"""HTTP answers for the engine's exceptions, with the rest of a budget and the time to retry where known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .agents import NoSuchChat
 
 
 def answer_failures(app: FastAPI) -> None:
-    """Have the application answer what the engine raises. The nearest class of an exception goes first."""
+    """Answer the engine's exceptions with HTTP statuses. The most specific class wins."""
     app.add_exception_handler(NoSuchChat, not_found)
     app.add_exception_handler(BudgetExceededError, payment_required)
     app.add_exception_handler(RateLimitError, too_many_requests)
@@ -52,6 +52,6 @@ def unavailable(request: Request, error: Exception) -> JSONResponse:
 
 
 def refusal(status: int, why: str, retry_after: float | None = None, **more: str) -> JSONResponse:
-    """An answer that says why, and in how many seconds to ask again."""
+    """A response with the reason, and with the seconds to wait before a retry."""
     headers = {} if retry_after is None else {"retry-after": str(max(1, math.ceil(retry_after)))}
     return JSONResponse({"error": why, **more}, status, headers)

@@ -1,6 +1,6 @@
-"""An MCP server for the text files of one folder, which speaks over stdio: python files.py FOLDER.
+"""An MCP server over stdio for the text files of one folder: python files.py FOLDER.
 
-It stands for `@modelcontextprotocol/server-filesystem`, which needs Node.
+It stands in for `@modelcontextprotocol/server-filesystem`, which needs Node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def list_files() -> list[str]:
 @server.tool()
 def read_file(name: str) -> str:
     """Read a file by its name in the list."""
-    if name not in list_files():  # so no name leads out of the folder
+    if name not in list_files():  # so no name reaches outside the folder
         raise ValueError(f"there is no file {name}")
     return (FOLDER / name).read_text()
 

@@ -1,4 +1,4 @@
-"""Refunds, which must not happen twice: a table with the key of each call, and the tool that writes to it."""
+"""Refunds that never happen twice: a table keyed by each tool call, and the tool that writes to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Refunds:
             )
 
     def make(self, key: str, tenant: str, receipt: str) -> None:
-        """Make a refund, unless the one of that key was made."""
+        """Make a refund, unless there is one with this key already."""
         with closing(self._connected()) as database, database:
             database.execute("INSERT OR IGNORE INTO refunds VALUES (?, ?, ?)", (key, tenant, receipt))
 
@@ -36,7 +36,7 @@ class Refunds:
 
 
 def refund_tool(refunds: Refunds, tenant: str) -> Tool:
-    """The tool of one tenant: which tenant that is, is not for the model to say."""
+    """The refund tool of one tenant. The model can't choose the tenant."""
 
     @tool(needs_approval=True)
     def refund(order: str, cents: int, context: ToolContext) -> str:

@@ -1,4 +1,4 @@
-"""What a browser may ask, each time in the name of the tenant whose key it has."""
+"""The routes of the browser. Each request acts for the tenant of its key."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .settings import Settings, is_same
 routes = APIRouter(prefix="/api")
 
 
-# -- who asks
+# -- tenants
 
 
 def tenant_of(
     request: Request, key: Annotated[str, Cookie()] = "", authorization: Annotated[str, Header()] = ""
 ) -> str:
-    """The tenant of whoever asks: programs send their key as a bearer token, browsers as a cookie."""
+    """The tenant of a request. Programs send their key as a bearer token, browsers as a cookie."""
     settings: Settings = request.app.state.settings
     tenant = settings.tenant_of(authorization.removeprefix("Bearer ") or key)
     if tenant is None:
@@ -51,7 +51,7 @@ class SignIn(BaseModel):
 
 @routes.post("/sign-in", status_code=204)
 async def sign_in(given: SignIn, request: Request, response: Response) -> None:
-    """Have a browser send its key with each request, of the page's own origin alone. A wrong key gets 401."""
+    """Store the key in a cookie, for requests from the page's own origin only. A wrong key gets 401."""
     settings: Settings = request.app.state.settings
     if settings.tenant_of(given.key) is None and not is_same(given.key, settings.operator_key):
         raise HTTPException(401, "no tenant has this key")
@@ -68,7 +68,7 @@ class Said(BaseModel):
 
 
 class Decision(BaseModel):
-    """What the user says to a call that waits. It repeats the call, so that nothing runs that nobody saw."""
+    """The user's decision on pending calls. It repeats the calls, so only calls that the user saw can run."""
 
     id: str
     input: dict[str, object]
@@ -78,13 +78,13 @@ class Decision(BaseModel):
 
 @routes.get("/chats")
 async def chats(tenant: Tenant, agents: TheAgents) -> list[str]:
-    """The tenant's chats, the latest first."""
+    """The tenant's chats, newest first."""
     return await agents.chats(tenant)
 
 
 @routes.get("/chats/{chat}")
 async def show(tenant: Tenant, chat: Chat, agents: TheAgents) -> dict[str, object]:
-    """What was said, what waits for an approval, and the stream of the turn that is under way."""
+    """A chat's messages, its calls that wait for an approval, and the stream of its running turn."""
     session = await agents.chat(tenant, chat)
     return {
         "messages": [{"role": message.role, "text": message.text} for message in session.messages],
@@ -95,14 +95,14 @@ async def show(tenant: Tenant, chat: Chat, agents: TheAgents) -> dict[str, objec
 
 @routes.post("/chats/{chat}/turns", status_code=202)
 async def say(tenant: Tenant, chat: Chat, said: Said, agents: TheAgents) -> dict[str, str]:
-    """Begin a turn. The answer comes when the model has begun to speak, so that a refusal is one of HTTP."""
+    """Begin a turn. The response waits for the model's first event, so a refusal has its own HTTP status."""
     session = await agents.opened(tenant, chat)
     return {"turn": await agents.say(session, said.text)}
 
 
 @routes.post("/chats/{chat}/decisions", status_code=202)
 async def decide(tenant: Tenant, chat: Chat, decision: Decision, agents: TheAgents) -> dict[str, str]:
-    """Approve a call that waits, or deny it; the turn goes on."""
+    """Approve or deny the pending calls. The turn continues."""
     session = await agents.chat(tenant, chat)
     shown = [call for call in session.pending_calls if (call.id, call.input) == (decision.id, decision.input)]
     if not shown:
@@ -112,7 +112,7 @@ async def decide(tenant: Tenant, chat: Chat, decision: Decision, agents: TheAgen
 
 @routes.delete("/chats/{chat}/turns", status_code=204)
 async def stop(tenant: Tenant, chat: Chat, agents: TheAgents) -> None:
-    """Cancel the turn that is under way."""
+    """Cancel the running turn."""
     session: Session = await agents.chat(tenant, chat)
     await session.cancel()
 
@@ -123,7 +123,7 @@ async def stop(tenant: Tenant, chat: Chat, agents: TheAgents) -> None:
 def reader_of(
     tenant: Tenant, chat: Chat, turn: str, agents: TheAgents, last_event_id: Annotated[str, Header()] = ""
 ) -> StreamReader[TurnEvent]:
-    """A reader of a turn's events behind the last one that the browser has."""
+    """A reader of a turn's events after the browser's last one."""
     try:
         return agents.events(tenant, chat, turn, last_event_id)
     except ValueError:
@@ -132,7 +132,7 @@ def reader_of(
 
 @routes.get("/chats/{chat}/turns/{turn}", response_class=EventSourceResponse)
 async def events(reader: Annotated[StreamReader[TurnEvent], Depends(reader_of)]) -> AsyncIterator[ServerSentEvent]:
-    """The events of a turn. FastAPI sends a comment every 15 seconds while there is none, so that proxies wait."""
+    """The events of a turn. FastAPI sends a comment every 15 quiet seconds, so proxies stay connected."""
     async with reader:
         async for event in reader:
             data = msgspec.json.encode(event).decode()
@@ -152,7 +152,7 @@ async def costs(
     by: Dimension = "model",
     since: Annotated[str, Query(pattern=r"^\d{1,4}[mhdw]$")] = "30d",
 ) -> list[dict[str, Json]]:
-    """What the tenant's calls cost, a row for each value of a dimension, the dearest first."""
+    """The costs of the tenant's calls, one row for each value of a dimension, the largest first."""
     rows = await agents.costs(tenant, by, since)
     return [
         {
@@ -168,5 +168,5 @@ async def costs(
 
 @routes.get("/account")
 async def account(tenant: Tenant, agents: TheAgents) -> dict[str, object]:
-    """What the tenant may still spend today, and what was refunded in its name."""
+    """The rest of the tenant's budget today, and its refunds."""
     return {"tenant": tenant, "left_usd": await agents.left_usd(tenant), "refunds": agents.refunds(tenant)}

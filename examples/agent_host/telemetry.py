@@ -1,6 +1,6 @@
-"""OpenTelemetry: a span for each request, and the engine's spans below it.
+"""OpenTelemetry: one span for each request, with the engine's spans below it.
 
-A host that has instrumentation and a provider of tracers already leaves this file out, but for `engine_spans`.
+A host that has OpenTelemetry set up already needs only `engine_spans`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from callboard import Engine, Lossless, OtelExporter
 
 @contextmanager
 def spans_in(path: Path) -> Iterator[None]:
-    """Write spans to a file, one to a line. An exporter for OTLP takes the same place."""
+    """Write spans to a file, one to a line. Put an OTLP exporter here instead."""
     provider = TracerProvider()
     with path.open("a") as file:
         lines = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")
@@ -31,7 +31,7 @@ def spans_in(path: Path) -> Iterator[None]:
 
 
 async def engine_spans(engine: Engine) -> None:
-    """Turn the engine's events into spans. A turn that a request began is below the request's span."""
+    """Turn the engine's events into spans. The span of a turn is below the span of its request."""
     exporter = OtelExporter()
     async with engine.bus.subscribe(*exporter.topics, policy=Lossless(), name="otel") as events:
         await exporter.run(events)

@@ -1,4 +1,4 @@
-"""A model for machines without one, and for tests: it knows three lines by heart."""
+"""A scripted model for tests, and for machines without a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from callboard import (
 
 
 class Understudy(ScriptedAdapter):
-    """Looks orders up, refunds them, asks researchers to compare, breaks off, and else repeats what was said.
+    """It looks up orders, refunds them, asks researchers, breaks off, or repeats the user's text.
 
     As a researcher it reads the file of its subject.
     """

@@ -1,4 +1,4 @@
-# A tool that waits for somebody; run it again to answer, tomorrow or on another host.
+# A tool call that waits for an approval. Run the program again to answer, tomorrow or on another host.
 from callboard import Engine, run_sync, tool
 
 

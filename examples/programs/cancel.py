@@ -1,4 +1,4 @@
-# Leave a reply early, and see what it cost.
+# Cancel a reply early, and print its cost.
 from callboard import stream_sync
 
 with stream_sync("anthropic:claude-haiku-4-5", "Write a novel.") as novel:

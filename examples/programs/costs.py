@@ -1,4 +1,4 @@
-# What the last hour cost, by model; no engine is started.
+# The cost of the last hour by model, without an engine.
 from callboard import costs_sync
 
 for row in costs_sync(by="model", since="1h"):

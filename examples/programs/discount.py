@@ -1,4 +1,4 @@
-# The last month, if Anthropic had been 20 % cheaper; nothing is changed.
+# The last month at Anthropic prices 20 % lower. Nothing stored changes.
 from callboard import reprice_sync
 
 report = reprice_sync(discount={"anthropic:*": "0.8"}, since="30d", dry_run=True)

@@ -1,4 +1,4 @@
-# A thousand vectors, and how far it is.
+# A thousand vectors, with progress.
 from callboard import embed_sync
 
 texts = [f"Note {number}" for number in range(1000)]

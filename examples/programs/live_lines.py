@@ -1,4 +1,4 @@
-# A line for each call of the process, as it ends.
+# One line for each call of the process, as it ends.
 from callboard import generate_sync, watch_sync
 
 with watch_sync().each(print):

@@ -1,4 +1,4 @@
-# Data instead of text; a reply that doesn't fit is mended, or asked for again.
+# Data instead of text. A malformed reply is repaired, or the model is asked again.
 from typing import TypedDict
 
 from callboard import generate_object_sync

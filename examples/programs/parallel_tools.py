@@ -1,4 +1,4 @@
-# A plain function as a tool; the calls of one reply run side by side.
+# A plain function as a tool. The calls of one reply run in parallel.
 from callboard import generate_sync
 
 

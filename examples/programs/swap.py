@@ -1,4 +1,4 @@
-# Another provider in the middle of a conversation with tools and thinking.
+# Switch providers in the middle of a conversation with tools and thinking.
 from callboard import Engine
 
 

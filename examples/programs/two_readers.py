@@ -1,4 +1,4 @@
-# One reply, two readers; the late one has all of it, too.
+# One reply, two readers. The late reader gets all of it, too.
 import asyncio
 
 from callboard import ViewReader, stream

@@ -32,7 +32,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     ),
     "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
-    "sqlite3": ("tracestore/foreign.py", "tracestore/sqlite/", "tracestore/collections.py"),
+    "sqlite3": ("tracestore/foreign_rows.py", "tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
@@ -81,7 +81,7 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("http.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reading"),
+        *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"),
         *("replay", "sql.listing"),
         *("sqlite.store", "sqlite.database", "writing.writer"),
     ),

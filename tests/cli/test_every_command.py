@@ -8,13 +8,17 @@ Commands and forms come from the parser, so that none can be forgotten: a comman
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
+import inspect
 import io
 import json
 import re
 import shutil
 import stat
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -183,6 +187,27 @@ def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[
 
 
 PARSERS = dict(commands(build_parser()))
+
+
+def test_each_command_that_draws_says_so() -> None:
+    """So that a missing package is found before its work."""
+    silent = [name for name, parser in PARSERS.items() if _draws(parser) and not parser.get_default("draws")]
+    assert silent == []
+
+
+def _draws(parser: argparse.ArgumentParser) -> bool:
+    """Whether the function of a command, or one of its module that it uses, draws with rich."""
+    run = parser.get_default("run")
+    module = sys.modules[run.__module__]
+    used, fresh = set[str](), {run.__name__}
+    while fresh:
+        name = fresh.pop()
+        used.add(name)
+        own = getattr(module, name, None)
+        if (inspect.isfunction(own) or inspect.isclass(own)) and own.__module__ == module.__name__:
+            found = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(own))))
+            fresh |= {each.id for each in found if isinstance(each, ast.Name)} - used
+    return bool(used & {"make_console", "write_rows", "progress_bar"})
 
 
 def forms(parser: argparse.ArgumentParser) -> Iterator[tuple[str, ...]]:

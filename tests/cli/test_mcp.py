@@ -197,6 +197,10 @@ def test_a_model_is_served_by_the_tool_ask(talkative: Path) -> None:
         assert "heard 3 messages" in client.read()["result"]["content"][0]["text"]
         client.call("ask", message="new")
         assert "heard 1 messages" in client.read()["result"]["content"][0]["text"]
+        client.call("ask", message="two", conversation="other")
+        result = client.read()["result"]
+        assert result["isError"]
+        assert "there is no conversation 'other'" in result["content"][0]["text"]
         process.communicate(timeout=20)
 
 

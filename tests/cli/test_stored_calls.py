@@ -235,6 +235,16 @@ def test_without_rich_the_error_says_what_to_install(traced: Path) -> None:
     call("traces", "--json", home=traced, without="rich", exits=0)
 
 
+def test_without_rich_a_command_changes_nothing(traced: Path, tmp_path: Path) -> None:
+    """The package is missed before the work, not at the table that would follow it."""
+    before = (traced / "trace.db").read_bytes()
+    copy = tmp_path / "copy.db"
+    for words in (("reprice", "--prices", str(PRICES)), ("backup", str(copy))):
+        assert "callboard[cli]" in call(*words, home=traced, without="rich", exits=2).stderr
+    assert (traced / "trace.db").read_bytes() == before
+    assert not copy.exists()
+
+
 def costs(home: Path) -> list[int | None]:
     """The current costs in nano-USD, newest call first."""
     done = call("traces", "--json", home=home)

@@ -50,7 +50,7 @@ from callboard.engine.conversation.context import (
     Summarise,
     Truncate,
 )
-from callboard.engine.conversation.turn_models import SteeringQueue, provider_waits, steering_message
+from callboard.engine.conversation.turn_context import SteeringQueue, provider_waits, steering_message
 from callboard.engine.middleware import Cache, Middleware, Next
 
 from ..support.engines import keeping, registry, requests_of, running, said, serving

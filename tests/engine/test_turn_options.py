@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,17 @@ def test_a_session_refuses_a_negative_limit() -> None:
     """Its default would hold for each turn."""
     with pytest.raises(ValueError, match="max_output_tokens=0: must be at least 1"):
         Engine(trace=False).session("local-chat", max_output_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("temprature", "did you mean temperature=?"), ("seed", "pass it with each turn")]
+)
+def test_a_session_refuses_an_option_that_it_does_not_have(name: str, hint: str) -> None:
+    """A misspelt one and one that is only a turn's, each with a hint."""
+    options: dict[str, Any] = {name: 1}
+    engine = Engine(trace=False)
+    with pytest.raises(TypeError, match=re.escape(f"{name}= is not an argument of a session: {hint}")):
+        engine.session("local-chat", **options)
 
 
 def test_a_tool_takes_its_time_limit_by_both_names() -> None:

@@ -25,7 +25,7 @@ from callboard.engine import (
     Tool,
     tool,
 )
-from callboard.engine.runtime.lifecycle import Admission
+from callboard.engine.runtime.runtime import Admission
 from callboard.engine.tools import ApprovalRequest, Pending
 from callboard.tracestore import StoreState, TraceStore, WriterStatistics
 from callboard.tracestore.sql.batches import made_at_once

@@ -14,8 +14,8 @@ from callboard import PostgresStore, TraceStore, costs
 from callboard.engine.stores import existing_store
 from callboard.engine.web_view.subject import Subject
 from callboard.tracestore import TraceShipper
+from callboard.tracestore.writing.journal import Journal, Waiting
 from callboard.tracestore.writing.overflow import SpillFile, journal_paths, leftovers, spill_path, waiting_files
-from callboard.tracestore.writing.waiting import Journal, Waiting
 from tests.cli.running import call
 from tests.support.depth import first_is_quick
 from tests.support.disks import Medium, medium

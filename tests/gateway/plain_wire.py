@@ -26,6 +26,8 @@ STATUS = {
     "budget": 402,
     "permission": 403,
     "not_found": 404,
+    "missing": 404,
+    "wrong_method": 405,
     "too_large": 413,
     "rate_limit": 429,
     "server": 500,

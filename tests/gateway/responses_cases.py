@@ -187,3 +187,9 @@ def plain(reply: CanonicalResponse, *, opaque: bool = True, links: bool = True) 
             data = {}
         found.append((short, data))
     return found
+
+
+def output_of(body: JsonObject) -> list[JsonObject]:
+    found = body["output"]
+    assert isinstance(found, list)
+    return [item for item in found if isinstance(item, dict)]

@@ -13,7 +13,8 @@ from callboard.adapters.conformance import CALLS
 from tests.support.wires import WIRES, Wire
 
 from .scripted_providers import EVENTS, Scripted, stream, whole
-from .vendors_sdks import CLIENTS, PICTURE, City, Client, client_of
+from .sdk_client import PICTURE, City, Client
+from .vendors_sdks import CLIENTS, client_of
 
 PROVIDERS = {wire.name: wire for wire in WIRES[:4]}
 FINISHES = {

@@ -16,17 +16,9 @@ from tests.support.wires import WIRES, Wire, anthropic, chat, gemini
 
 from .responses_cases import APPLY_PATCH, PATCH
 from .scripted_providers import stream, whole
+from .sdk_client import PICTURE, City, picture
 from .test_across_wires import both_ways, image_of
-from .vendors_sdks import (
-    PICTURE,
-    ChatClient,
-    City,
-    GeminiClient,
-    MessagesClient,
-    ResponsesClient,
-    client_of,
-    picture,
-)
+from .vendors_sdks import ChatClient, GeminiClient, MessagesClient, ResponsesClient, client_of
 
 ANTHROPIC, RESPONSES, CHAT, GEMINI = WIRES[:4]
 
@@ -127,13 +119,6 @@ async def test_images_by_their_own_endpoint(streamed: bool) -> None:
         else:
             assert [image.b64_json for image in (await found.sdk.images.generate(**asked)).data] == [PICTURE]
     assert "A cat." in str(found.sent)
-
-
-async def test_tokens_in_place_of_text_are_refused_with_a_reason() -> None:
-    async with client_of(ChatClient, GEMINI, "gemini-embedding-001") as found:
-        with pytest.raises(openai.BadRequestError, match="Send the text itself"):
-            await found.sdk.embeddings.create(model=found.model, input=[1, 2, 3])
-    assert found.provider.asked == []
 
 
 # --- Responses ---

@@ -294,27 +294,6 @@ async def test_a_keyless_gateway_refuses_pages_and_foreign_names(headers: dict[s
         assert (await post(app, asked_for(), headers=headers)).status == status
 
 
-async def test_an_unknown_address_is_not_found() -> None:
-    async with serving() as app:
-        for method, path in [("GET", "/v1/nothing"), ("GET", "/v1/chat/completions"), ("POST", "/v1/models")]:
-            assert (await ask(app, method, path, b"{}")).status == 404
-
-
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/v1/messages", "/v1/messages"),
-        ("/models/s:m:generateContent", "/v1/models/s:m:generateContent"),
-    ],
-)
-async def test_a_wrong_base_url_is_told_what_it_should_be(path: str, meant: str) -> None:
-    async with serving() as app:
-        answer = await post(app, asked_for(), path=path)
-    assert answer.status == 404
-    assert f"Did you mean {meant}?" in answer.json["message"]
-
-
 async def test_a_gateway_can_be_mounted_below_a_path() -> None:
     async with serving(Say("Hi")) as app:
         assert (await post(app, asked_for(), root="/llm")).status == 200

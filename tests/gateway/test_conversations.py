@@ -444,7 +444,7 @@ async def test_a_stored_response_is_found_by_its_client_alone(stores: Stores) ->
             for work in (there.stored, there.delete, there.earlier):
                 with pytest.raises(ClientRefused) as caught:
                     await work(name, wanted)
-                assert caught.value.failure.kind == "not_found"
+                assert caught.value.failure.kind == "missing"
         await here.delete("acme", "resp_1")
         for each in (here, Conversations(other)):
             with pytest.raises(ClientRefused, match="resp_1"):

@@ -106,7 +106,7 @@ BLANK_BEFORE_A_TEXT = CanonicalRequest(
 
 @pytest.mark.deep
 @pytest.mark.timeout(200)
-@settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @example(BLANK_BEFORE_A_TEXT)
 @given(canonical_requests([f"gemini:{MODEL}", "gemini:gemini-2.5-flash"]))
 def test_the_adapters_requests_are_read_as_they_were(request: CanonicalRequest) -> None:

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from callboard.adapters import AdapterConfig, ImageBlock, ProviderAdapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
-from callboard.adapters.embeddings import EmbeddingRequest
+from callboard.adapters.embeddings import EmbeddingInput, EmbeddingRequest
 from callboard.adapters.images import GeneratedImage, ImageRequest
 from callboard.adapters.operations.openai_media import OpenAIImages
 from callboard.adapters.operations.openai_wires import OpenAIEmbeddings
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.requests.content import write_data_url
-from callboard.adapters.requests.fitted import WireCall
+from callboard.adapters.requests.fitted_history import WireCall
 from callboard.bus import Clock
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
-from callboard.engine import Engine
+from callboard.engine import Engine, ModelRegistry
 from callboard.engine.gateway import gateway
 from callboard.engine.gateway.http import FormField, form_fields
 from callboard.engine.gateway.openai_extras import (
@@ -40,7 +40,7 @@ from callboard.engine.gateway.openai_extras import (
 )
 from callboard.engine.gateway.wire import BadRequest
 
-from ..support.engines import model, serving
+from ..support.engines import entry, model, serving
 from ..support.recordings import FOLDER, needs_recordings
 from ..support.scripted import adapter_type
 
@@ -63,6 +63,23 @@ def sdk(answer: Callable[[JsonObject], bytes], content_type: str = "application/
     )  # fmt: skip
 
 
+def openai_on(transport: FakeTransport) -> str:
+    """The type of an OpenAI adapter with this network."""
+
+    def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+        return OpenAIAdapter(AdapterConfig(api_key="k"), name=name, transport=transport, clock=clock)
+
+    return adapter_type(make)
+
+
+def client_of(engine: Engine) -> openai.AsyncOpenAI:
+    """The SDK in front of a gateway without keys."""
+    return openai.AsyncOpenAI(
+        api_key="k", base_url="http://localhost/v1", max_retries=0,
+        http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway(engine, keyless=True))),
+    )  # fmt: skip
+
+
 def refusal(read: Callable[[JsonObject], object], body: JsonObject) -> str:
     with pytest.raises(BadRequest) as caught:
         read(body)
@@ -75,12 +92,13 @@ _VECTORS = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=2)
 
 
 @given(
-    inputs=st.lists(st.text(min_size=1), min_size=1, max_size=3),
+    inputs=st.lists(st.text(min_size=1), min_size=1, max_size=3)
+    | st.lists(st.lists(st.integers(0, 10**5), min_size=1, max_size=3).map(tuple), min_size=1, max_size=3),
     dimensions=st.none() | st.integers(1, 9),
     encoding=st.sampled_from([None, "base64", "float"]),
 )
 def test_an_embedding_request_of_the_adapter_is_read_as_itself(
-    inputs: list[str], dimensions: int | None, encoding: Any
+    inputs: list[EmbeddingInput], dimensions: int | None, encoding: Any
 ) -> None:
     request = EmbeddingRequest(
         request_id="", model=MODEL, inputs=tuple(inputs), dimensions=dimensions, encoding=encoding
@@ -126,8 +144,12 @@ def test_a_purpose_and_other_fields_go_to_the_providers_that_know_them() -> None
         ({"model": "m"}, "Missing required parameter: 'input'."),
         ({"model": "m", "input": []}, "input cannot be an empty array"),
         ({"model": "m", "input": ""}, "input cannot be an empty string"),
-        ({"model": "m", "input": [1, 2]}, "got tokens"),
-        ({"model": "m", "input": [[1, 2]]}, "got tokens"),
+        ({"model": "m", "input": [1, "two"]}, "a token is not a valid integer"),
+        ({"model": "m", "input": [True]}, "a token is not a valid integer"),
+        ({"model": "m", "input": [[1, -2]]}, "a token is not a valid integer"),
+        ({"model": "m", "input": [[1], "two"]}, "but got a string"),
+        ({"model": "m", "input": ["two", [1]]}, "but got an array"),
+        ({"model": "m", "input": [[]]}, "input cannot be an empty array"),
         ({"model": "m", "input": {}}, "expected an array"),
         ({"model": "m", "input": [None]}, "but got null"),
         ({"model": "m", "input": "Hi", "dimensions": 0}, "Expected a value >= 1"),
@@ -144,18 +166,41 @@ def test_recorded_requests_for_embeddings_are_written_again_as_they_were() -> No
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for case in cases:
         body: dict[str, Any] = {name: value for name, value in case["request_body"].items() if value is not None}
-        if not _is_of_texts(body.get("input")):
-            continue
         asked = read_embeddings(body)
         request = msgspec.structs.replace(asked.request, encoding=asked.encoding)
         sent = json.loads(OpenAIEmbeddings().write(request, "openai").body)
-        if isinstance(body["input"], str):
+        if isinstance(body["input"], str) or isinstance(body["input"][0], int):
             body["input"] = [body["input"]]
         assert sent == {"encoding_format": "float", **body}
 
 
-def _is_of_texts(inputs: Json) -> bool:
-    return isinstance(inputs, str) or (isinstance(inputs, list) and all(isinstance(text, str) for text in inputs))
+@pytest.mark.parametrize(("tokens", "sent"), [([5, 6, 7], [[5, 6, 7]]), ([[5], [6, 7]], [[5], [6, 7]])])
+async def test_the_sdk_sends_tokens_to_a_provider_that_accepts_them(tokens: Any, sent: Json) -> None:
+    vectors = [{"index": at, "embedding": [0.5, at]} for at in range(2 if tokens == [[5], [6, 7]] else 1)]
+    reply = {"data": vectors, "model": MODEL, "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+    transport = FakeTransport(FakeReply(json.dumps(reply).encode()))
+    models = serving(model(f"a:{MODEL}", kind="embedding"), a=openai_on(transport))
+    async with Engine(models=models, trace=False) as engine:
+        found = await client_of(engine).embeddings.create(model=f"a:{MODEL}", input=tokens)
+    assert [item.embedding for item in found.data] == [item["embedding"] for item in vectors]
+    assert found.usage.prompt_tokens == 3
+    assert json.loads(transport.requests[0].body)["input"] == sent
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("a:voyage-4", "a:voyage-4 embeds only texts"), (MODEL, "'voyage-4', which may have other tokens")],
+)
+async def test_tokens_that_the_serving_model_would_misread_are_refused(name: str, said: str) -> None:
+    """One provider accepts texts only. The other name stands for a model with a vocabulary of its own."""
+    models = ModelRegistry(
+        {"a": entry("a", "voyage", AdapterConfig(api_key="k"))},
+        {"a:voyage-4": model("a:voyage-4", kind="embedding")},
+        client_names={MODEL: ["a:voyage-4"]},
+    )
+    async with Engine(models=models, trace=False) as engine:
+        with pytest.raises(openai.BadRequestError, match=said):
+            await client_of(engine).embeddings.create(model=name, input=[5, 6, 7])
 
 
 # --- Images ---
@@ -272,15 +317,9 @@ async def test_the_sdk_edits_an_image_through_the_gateway() -> None:
     reply = {"data": [{"b64_json": "iVBORw0KGgo="}], "usage": {"input_tokens": 5, "output_tokens": 7}}
     transport = FakeTransport(*[FakeReply(json.dumps(reply).encode()) for _ in range(2)])
 
-    def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
-        return OpenAIAdapter(AdapterConfig(api_key="k"), name=name, transport=transport, clock=clock)
-
-    models = serving(model("a:gpt-image-2", kind="image"), a=adapter_type(make))
+    models = serving(model("a:gpt-image-2", kind="image"), a=openai_on(transport))
     async with Engine(models=models, trace=False) as engine:
-        client = openai.AsyncOpenAI(
-            api_key="k", base_url="http://localhost/v1", max_retries=0,
-            http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway(engine, keyless=True))),
-        )  # fmt: skip
+        client = client_of(engine)
         edited = await client.images.edit(model="a:gpt-image-2", prompt="A hat", image=("a.png", PNG, "image/png"))
         made = await client.images.generate(model="a:gpt-image-2", prompt="A cat")
     for images in (edited, made):

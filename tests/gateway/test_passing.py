@@ -268,6 +268,29 @@ async def test_the_key_of_the_provider_is_in_no_answer(wire: Wire) -> None:
     assert "sk-of" not in str(answer.headers)
 
 
+@each_wire
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("status", [400, 200])
+async def test_further_fields_of_the_providers_error_reach_a_client_of_the_same_wire(
+    wire: Wire, streamed: bool, status: int
+) -> None:
+    """Groq's text that is no valid call, for example. Gemini's details are of the gateway's own account."""
+    error = {
+        "message": "Failed", "type": "invalid_request_error", "code": "tool_use_failed",
+        "failed_generation": "<function=f>",
+    }  # fmt: skip
+    body = msgspec.json.encode({"type": "error", "error": error})
+    provider = Provider(wire, FakeReply(body, status=status, headers={"content-type": "application/json"}))
+    path = PATHS[wire.type_name]
+    if streamed:
+        path = path.replace("generateContent", "streamGenerateContent")
+    async with provider.gateway() as app:
+        answer = await post(app, {"model": "mine", **BODIES[wire.type_name], "stream": streamed}, path=path)
+    assert answer.status == 400
+    assert answer.json["error"]["message"] == "Failed"
+    assert answer.json["error"].get("failed_generation") == (None if wire.name == "gemini" else "<function=f>")
+
+
 # --- Limits ---
 
 LIMITS = {
@@ -289,6 +312,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("status", [200, 429])
 @pytest.mark.parametrize(
     ("kind", "asked", "expected"),
     [
@@ -307,17 +331,20 @@ LIMITS = {
     ],
 )  # fmt: skip
 async def test_the_providers_limits_are_told_in_the_clients_words(
-    kind: str, asked: str, expected: Mapping[str, str], streamed: bool
+    kind: str, asked: str, expected: Mapping[str, str], streamed: bool, status: int
 ) -> None:
+    """A failed reply states them as a good one does, and when to retry."""
     wire = next(each for each in WIRES if each.type_name == kind)
     provider = Provider(wire, wire.streamed("Hello") if streamed else wire.whole("Hello"))
     (reply,) = provider.transport.replies
-    reply.headers = {**reply.headers, **LIMITS[kind], "x-ratelimit-key": provider.key}
+    reply.headers = {**reply.headers, **LIMITS[kind], "x-ratelimit-key": provider.key, "retry-after": "7"}
+    reply.status = status
     body = {"model": "mine", **BODIES[asked], "stream": streamed}
     path = PATHS[asked].replace("generateContent", "streamGenerateContent") if streamed else PATHS[asked]
     async with provider.gateway() as app:
         answer = await post(app, body, path=path)
-    assert answer.status == 200
+    assert answer.status == status
+    assert answer.headers.get("retry-after") == ("7" if status == 429 else None)
     told = {name: value for name, value in answer.headers.items() if "ratelimit" in name}
     assert provider.key not in str(told)
     told.pop("x-ratelimit-key", None)

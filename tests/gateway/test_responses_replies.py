@@ -16,9 +16,6 @@ from callboard.bus.streams.events import (
     StreamEvent,
     TextDelta,
     ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
 )
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -43,6 +40,7 @@ from .responses_cases import (
     USAGE,
     events_of,
     last_response,
+    output_of,
     read,
     read_stream,
     response,
@@ -61,12 +59,6 @@ def grown(data: bytes) -> Response:
 def created(body: JsonObject) -> Response:
     """The response that the SDK makes of a whole reply."""
     return sdk_of(msgspec.json.encode(body)).responses.create(model="gpt-5", input="Hi")
-
-
-def output_of(body: JsonObject) -> list[JsonObject]:
-    found = body["output"]
-    assert isinstance(found, list)
-    return [item for item in found if isinstance(item, dict)]
 
 
 # --- Both forms ---
@@ -216,128 +208,6 @@ def test_a_waiting_stream_has_a_comment_that_no_client_reads() -> None:
 def test_half_a_surrogate_pair_is_replaced() -> None:
     data = streamed(response(TextBlock("a\ufffd")), [TextDelta("a\ud800")])
     assert grown(data).output_text == "a\ufffd"
-
-
-# --- Custom tools ---
-
-
-def custom_call(fragments: list[str], final: JsonObject, *, incomplete: bool = False) -> list[StreamEvent]:
-    return [
-        ToolUseStart("tu_1", "apply_patch"),
-        *(ToolUseInputDelta("tu_1", fragment) for fragment in fragments),
-        ToolUseEnd("tu_1", final, incomplete),
-    ]
-
-
-def deltas_of(data: bytes) -> list[Json]:
-    return [
-        event["delta"] for event in events_of(data) if event["type"] == "response.custom_tool_call_input.delta"
-    ]
-
-
-ESCAPED = '{"input": "' + "".join(f"\\u{unit:04x}" for unit in (0xD83D, 0xDE00, 0x22, 0x5C, 0x0A)) + ' end"}'
-AS_JSON = msgspec.json.encode({"input": PATCH}).decode()
-
-
-@pytest.mark.parametrize(("arguments", "text"), [(AS_JSON, PATCH), (ESCAPED, '😀"\\\n end')])
-def test_the_text_of_a_custom_tool_grows_with_its_json_wherever_that_is_cut(arguments: str, text: str) -> None:
-    asked = read(tools=[APPLY_PATCH])
-    call = ToolUseBlock("tu_1", "apply_patch", {"input": text})
-    for size in (1, 2, 3, 7, len(arguments)):
-        fragments = [arguments[start : start + size] for start in range(0, len(arguments), size)]
-        data = streamed(response(call), custom_call(fragments, {"input": text}), asked)
-        assert "".join(map(str, deltas_of(data))) == text
-        [item] = output_of(last_response(data))
-        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", text)
-    assert len(deltas_of(streamed(response(call), custom_call(list(arguments), {"input": text}), asked))) > 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "final", "text"),
-    [
-        ('{"patch": "x"}', {"patch": "x"}, "x"),
-        ('{"a": 1, "b": 2}', {"a": 1, "b": 2}, '{"a":1,"b":2}'),
-        ("{}", {}, ""),
-        ("", {"input": "x"}, "x"),
-        ('{"input": "x", "more": 1}', {"input": "x", "more": 1}, "x"),
-        ('{"input": 5}', {"input": 5}, '{"input":5}'),
-        ('{"input": "a\nb"}', {"input": "a\nb"}, "a\nb"),
-    ],
-)
-def test_a_model_that_gets_the_form_of_a_custom_tool_wrong_is_still_understood(
-    arguments: str, final: JsonObject, text: str
-) -> None:
-    asked = read(tools=[APPLY_PATCH])
-    reply = response(ToolUseBlock("tu_1", "apply_patch", final))
-    data = streamed(reply, custom_call(list(arguments), final), asked)
-    for body in (whole(reply, asked), last_response(data)):
-        [item] = output_of(body)
-        assert (item["type"], item["input"]) == ("custom_tool_call", text)
-    assert "".join(map(str, deltas_of(data))) == text
-
-
-def test_a_custom_tool_that_is_cut_off_has_the_text_so_far() -> None:
-    asked = read(tools=[APPLY_PATCH])
-    reply = response(ToolUseBlock("tu_1", "apply_patch", {}, incomplete=True), stop_reason=StopReason.MAX_TOKENS)
-    [item] = output_of(
-        last_response(streamed(reply, custom_call(['{"input": "*** Be'], {}, incomplete=True), asked))
-    )
-    assert (item["input"], item["status"]) == ("*** Be", "incomplete")
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "fields"),
-    [
-        (
-            {"type": "local_shell"},
-            {"command": ["ls"], "timeout_ms": 5},
-            {
-                "type": "local_shell_call",
-                "action": {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5},
-            },
-        ),
-        (
-            {"type": "local_shell"},
-            {"command": "ls -l"},
-            {
-                "type": "local_shell_call",
-                "action": {"type": "exec", "command": ["bash", "-lc", "ls -l"], "env": {}},
-            },
-        ),
-        (
-            {"type": "shell"},
-            {"commands": ["pwd"]},
-            {
-                "type": "shell_call",
-                "action": {"commands": ["pwd"], "timeout_ms": None, "max_output_length": None},
-            },
-        ),
-        (
-            {"type": "apply_patch"},
-            {"type": "update_file", "path": "a", "diff": "+b"},
-            {"type": "apply_patch_call", "operation": {"type": "update_file", "path": "a", "diff": "+b"}},
-        ),
-        (
-            {"type": "tool_search", "execution": "client"},
-            {"query": "x"},
-            {"type": "tool_search_call", "execution": "client", "arguments": {"query": "x"}},
-        ),
-        (
-            {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "go.now"}]},
-            {"a": 1},
-            {"type": "function_call", "namespace": "ns", "name": "go.now", "arguments": '{"a":1}'},
-        ),
-    ],
-)
-def test_a_call_comes_back_in_the_form_of_the_clients_tool(
-    tool: JsonObject, arguments: JsonObject, fields: JsonObject
-) -> None:
-    asked = read(tools=[tool])
-    reply = response(ToolUseBlock("tu_1", asked.request.tools[0].name, arguments), stop_reason=StopReason.TOOL_USE)
-    for body in (whole(reply, asked), last_response(streamed(reply, asked=asked))):
-        [item] = output_of(body)
-        assert item.items() >= {"call_id": "tu_1", "status": "completed"}.items()
-        assert {name: item[name] for name in fields} == fields
 
 
 # --- Content of other providers ---

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from callboard.bus.streams.events import (
+    StreamEvent,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ToolResultBlock
+from callboard.bus.values.content import (
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.messages import ToolChoice
+from callboard.bus.values.usage import StopReason
 from callboard.engine.gateway.responses_requests import with_tools_of
 
-from .responses_cases import APPLY_PATCH, call, function, output, read
+from .responses_cases import (
+    APPLY_PATCH,
+    PATCH,
+    call,
+    events_of,
+    function,
+    last_response,
+    output,
+    output_of,
+    read,
+    response,
+    streamed,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -200,3 +224,125 @@ def test_each_choice_of_tools_is_read(choice: Json, read_as: ToolChoice | None, 
     request = read(tools=tools, tool_choice=choice).request
     assert request.tool_choice == read_as
     assert [tool.name for tool in request.tools] == names
+
+
+# --- Custom tools ---
+
+
+def custom_call(fragments: list[str], final: JsonObject, *, incomplete: bool = False) -> list[StreamEvent]:
+    return [
+        ToolUseStart("tu_1", "apply_patch"),
+        *(ToolUseInputDelta("tu_1", fragment) for fragment in fragments),
+        ToolUseEnd("tu_1", final, incomplete),
+    ]
+
+
+def deltas_of(data: bytes) -> list[Json]:
+    return [
+        event["delta"] for event in events_of(data) if event["type"] == "response.custom_tool_call_input.delta"
+    ]
+
+
+ESCAPED = '{"input": "' + "".join(f"\\u{unit:04x}" for unit in (0xD83D, 0xDE00, 0x22, 0x5C, 0x0A)) + ' end"}'
+AS_JSON = msgspec.json.encode({"input": PATCH}).decode()
+
+
+@pytest.mark.parametrize(("arguments", "text"), [(AS_JSON, PATCH), (ESCAPED, '😀"\\\n end')])
+def test_the_text_of_a_custom_tool_grows_with_its_json_wherever_that_is_cut(arguments: str, text: str) -> None:
+    asked = read(tools=[APPLY_PATCH])
+    call = ToolUseBlock("tu_1", "apply_patch", {"input": text})
+    for size in (1, 2, 3, 7, len(arguments)):
+        fragments = [arguments[start : start + size] for start in range(0, len(arguments), size)]
+        data = streamed(response(call), custom_call(fragments, {"input": text}), asked)
+        assert "".join(map(str, deltas_of(data))) == text
+        [item] = output_of(last_response(data))
+        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", text)
+    assert len(deltas_of(streamed(response(call), custom_call(list(arguments), {"input": text}), asked))) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "final", "text"),
+    [
+        ('{"patch": "x"}', {"patch": "x"}, "x"),
+        ('{"a": 1, "b": 2}', {"a": 1, "b": 2}, '{"a":1,"b":2}'),
+        ("{}", {}, ""),
+        ("", {"input": "x"}, "x"),
+        ('{"input": "x", "more": 1}', {"input": "x", "more": 1}, "x"),
+        ('{"input": 5}', {"input": 5}, '{"input":5}'),
+        ('{"input": "a\nb"}', {"input": "a\nb"}, "a\nb"),
+    ],
+)
+def test_a_model_that_gets_the_form_of_a_custom_tool_wrong_is_still_understood(
+    arguments: str, final: JsonObject, text: str
+) -> None:
+    asked = read(tools=[APPLY_PATCH])
+    reply = response(ToolUseBlock("tu_1", "apply_patch", final))
+    data = streamed(reply, custom_call(list(arguments), final), asked)
+    for body in (whole(reply, asked), last_response(data)):
+        [item] = output_of(body)
+        assert (item["type"], item["input"]) == ("custom_tool_call", text)
+    assert "".join(map(str, deltas_of(data))) == text
+
+
+def test_a_custom_tool_that_is_cut_off_has_the_text_so_far() -> None:
+    asked = read(tools=[APPLY_PATCH])
+    reply = response(ToolUseBlock("tu_1", "apply_patch", {}, incomplete=True), stop_reason=StopReason.MAX_TOKENS)
+    [item] = output_of(
+        last_response(streamed(reply, custom_call(['{"input": "*** Be'], {}, incomplete=True), asked))
+    )
+    assert (item["input"], item["status"]) == ("*** Be", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "fields"),
+    [
+        (
+            {"type": "local_shell"},
+            {"command": ["ls"], "timeout_ms": 5},
+            {
+                "type": "local_shell_call",
+                "action": {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5},
+            },
+        ),
+        (
+            {"type": "local_shell"},
+            {"command": "ls -l"},
+            {
+                "type": "local_shell_call",
+                "action": {"type": "exec", "command": ["bash", "-lc", "ls -l"], "env": {}},
+            },
+        ),
+        (
+            {"type": "shell"},
+            {"commands": ["pwd"]},
+            {
+                "type": "shell_call",
+                "action": {"commands": ["pwd"], "timeout_ms": None, "max_output_length": None},
+            },
+        ),
+        (
+            {"type": "apply_patch"},
+            {"type": "update_file", "path": "a", "diff": "+b"},
+            {"type": "apply_patch_call", "operation": {"type": "update_file", "path": "a", "diff": "+b"}},
+        ),
+        (
+            {"type": "tool_search", "execution": "client"},
+            {"query": "x"},
+            {"type": "tool_search_call", "execution": "client", "arguments": {"query": "x"}},
+        ),
+        (
+            {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "go.now"}]},
+            {"a": 1},
+            {"type": "function_call", "namespace": "ns", "name": "go.now", "arguments": '{"a":1}'},
+        ),
+    ],
+)
+def test_a_call_comes_back_in_the_form_of_the_clients_tool(
+    tool: JsonObject, arguments: JsonObject, fields: JsonObject
+) -> None:
+    asked = read(tools=[tool])
+    reply = response(ToolUseBlock("tu_1", asked.request.tools[0].name, arguments), stop_reason=StopReason.TOOL_USE)
+    for body in (whole(reply, asked), last_response(streamed(reply, asked=asked))):
+        [item] = output_of(body)
+        assert item.items() >= {"call_id": "tu_1", "status": "completed"}.items()
+        assert {name: item[name] for name in fields} == fields

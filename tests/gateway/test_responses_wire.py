@@ -90,7 +90,7 @@ def read_again(body: JsonObject) -> CanonicalRequest:
     return read_request(body, {}).request
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(canonical_requests(["openai:gpt-5", "openai:gpt-4o"]))
 def test_what_is_read_of_what_the_adapter_writes_is_written_the_same_again(request: CanonicalRequest) -> None:
     try:
@@ -131,7 +131,7 @@ def read_or_refused(*items: Json, tools: Json) -> ClientRequest | str:
         return error.failure.message
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=150)
 @given(_ITEMS, _TOOLS)
 def test_whatever_the_sdk_can_send_is_read_and_written_the_same_again(
     items: list[Json], tools: list[Json]
@@ -203,7 +203,7 @@ def counts(usage: TokenUsage) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(_CONTENTS, _CUTS, _CUTS, st.booleans())
 def test_the_adapter_reads_a_reply_the_same_whole_and_streamed_at_any_cut(
     content: list[ContentBlock], deltas: list[int], cuts: list[int], cut: bool
@@ -224,7 +224,7 @@ def test_a_stream_cut_at_every_byte_is_the_same_reply() -> None:
     assert plain(read_stream(pieces(data, range(len(data))))[0]) == plain(read_stream([data])[0])
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=150)
 @given(bodies("openai"))
 def test_a_reply_of_openai_is_written_as_it_was_read(body: JsonObject) -> None:
     try:

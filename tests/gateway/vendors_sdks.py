@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import anthropic
-import msgspec
 import openai
-import pydantic
 from google import genai
 from google.genai import errors as genai_errors
 from google.genai import types
@@ -21,111 +18,8 @@ from callboard.adapters.conformance import CALLS
 from tests.support.canonical_requests import PNG
 from tests.support.wires import Wire
 
-from .scripted_providers import ScriptedProvider, serving, stream, whole
-
-PICTURE = b64encode(PNG).decode()
-
-
-class City(pydantic.BaseModel):
-    """The form of a structured output."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-    name: str
-    people: int | None
-
-
-class Said(NamedTuple):
-    """A reply, as an SDK has it."""
-
-    text: str
-    calls: Sequence[tuple[str, str, Any]]
-    """The id, the name and the arguments of each call."""
-    thoughts: str
-    finish: str
-    usage: tuple[int, int, int]
-    """The input tokens with those from the cache, those from the cache, and the output tokens."""
-    images: Sequence[str]
-    again: list[Any]
-    """What the client adds to its history."""
-    native: Any
-
-
-class Client(ABC):
-    """An SDK over a gateway, and the provider behind that.
-
-    Args:
-        url: The gateway's address.
-        provider: The provider.
-        wire: Its protocol.
-    """
-
-    protocol: ClassVar[str]
-    model: ClassVar[str]
-    tools: ClassVar[Mapping[str, Any]]
-    """The fields that declare the tools in CALLS."""
-    thinks: ClassVar[Mapping[str, Any]]
-    """The fields that ask for reasoning."""
-    structured: ClassVar[Mapping[str, Any]]
-    """The fields that ask for a City."""
-    brief: ClassVar[Mapping[str, Any]] = {}
-    """The fields with the system text "Be brief."."""
-    error: ClassVar[type[Exception]]
-    sdk: Any
-
-    def __init__(self, url: str, provider: ScriptedProvider, wire: Wire) -> None:
-        self.url = url
-        self.provider = provider
-        self.wire = wire
-        self.warnings = ""
-        """The header with the warnings of the last reply."""
-        self.kinds: list[str] = []
-        """The types of the events of the last stream."""
-
-    def says(self, text: str, calls: int, stop: str, thought: str = "", *, streamed: bool) -> None:
-        """Script the provider's next reply."""
-        if streamed:
-            more = (thought,) if thought else ()
-            events = self.wire.events(text, calls, stop, *more)
-            self.provider.says(stream(self.wire, *(event for _, event in events)))
-        else:
-            self.provider.says(whole(self.wire.body(text, calls, stop, thought)))
-
-    @property
-    def sent(self) -> Any:
-        """The body of the provider's last request."""
-        return self.provider.asked[-1]
-
-    def check_sent(self) -> None:
-        """The provider would take the last request, if that is not the client's own body."""
-        if self.wire.name == self.protocol:
-            return
-        body = msgspec.json.encode(self.sent)
-        assert self.wire.faults(body) == self.wire.judged(body) == []
-
-    @abstractmethod
-    def user(self, text: str) -> Any:
-        """A message of the user."""
-
-    @abstractmethod
-    def media(self, page: bytes, media_type: str) -> Any:
-        """A message with a picture and a document."""
-
-    @abstractmethod
-    def results(self, said: Said, text: str) -> list[Any]:
-        """The results of a reply's calls."""
-
-    @abstractmethod
-    async def ask(self, history: Any, *, streamed: bool = False, **fields: Any) -> Said:
-        """A reply."""
-
-    @abstractmethod
-    def deltas(self, history: Any) -> AsyncIterator[str]:
-        """The text of a stream as it comes. Closing it leaves the stream."""
-
-    @abstractmethod
-    def facts(self, error: Any) -> tuple[int, str, str | None]:
-        """The status, the code and the wait in seconds of an error."""
-
+from .scripted_providers import ScriptedProvider, serving
+from .sdk_client import PICTURE, City, Client, Said, picture
 
 # --- OpenAI ---
 
@@ -401,10 +295,6 @@ class MessagesClient(Client):
 
     def facts(self, error: Any) -> tuple[int, str, str | None]:
         return error.status_code, error.type, error.response.headers.get("retry-after")
-
-
-def picture() -> dict[str, Any]:
-    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
 
 
 # --- Gemini ---

@@ -1,7 +1,8 @@
 """Random stories of files that are written, grown, rewritten, forked and moved, beside a plain dict.
 
 The dict knows no positions, chunks or ledgers: an import takes the largest revision of each call that is in any
-file. After each act the trace must have the same calls with the same costs.
+file, each message, and each tool call that started a sub-agent. After each act the trace must have the same calls
+with the same costs, the same messages, and nothing of a deleted session.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from callboard.engine.imports.importer import Importer, request_id
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.postgres.store import PostgresStore
 from tests.support.postgres_server import PostgresServer
-from tests.support.session_files import Claude, Record, stamp, usage
+from tests.support.session_files import Claude, Record, stamp, usage, write
 from tests.tracestore.test_trace_reprice_model import Opener, Ticking
 
 MODELS = ("claude-sonnet-4-5-20250929", "claude-haiku-4-5-20251001")
@@ -45,6 +46,8 @@ class Call(msgspec.Struct):
     model: str
     began_us: int
     out: int
+    session: str
+    agent: str | None = None
 
     def price(self, table: PriceTable) -> int | None:
         return table.price(f"anthropic:{self.model}", TokenUsage(3, self.out), self.began_us).nano_usd
@@ -91,7 +94,7 @@ class Story:
         self.folder = folder
         self.clock = clock
         self.stores = (opener(clock), opener(clock))
-        self.importers = [self.importer(store) for store in self.stores]
+        self.open_importers()
         self.sessions = [Claude(f"{number}1111111-0000-4000-8000-000000000001") for number in range(3)]
         self.paths = [session.file(folder / "projects") for session in self.sessions]
         self.texts: list[list[str]] = [[], [], []]
@@ -104,9 +107,19 @@ class Story:
         self.pruned: set[str] = set()
         self.acts: list[Act] = []
         self.current: list[Act] = []
+        self.waiting: dict[int, list[Record]] = defaultdict(list)  # results of tasks that are not written yet
+        self.parents: dict[tuple[str, str], str] = {}  # of each sub-agent, the call whose tool started it
+        self.known: dict[str, set[str]] = defaultdict(set)  # messages that were imported, by session
+        self.gone: dict[str, set[str]] = defaultdict(set)  # messages that were pruned
+        self.deleted: set[str] = set()
 
-    def importer(self, store: Any) -> Importer:
-        return Importer(store, "claude-code", self.folder / "projects", prices=PRICES, clock=self.clock)
+    def importer(self, store: Any, *, content: bool = False) -> Importer:
+        folder = self.folder / "projects"
+        return Importer(store, "claude-code", folder, prices=PRICES, content=content, clock=self.clock)
+
+    def open_importers(self) -> None:
+        self.importers = [self.importer(store) for store in self.stores]
+        self.reader = self.importer(self.stores[0], content=True)
 
     # --- Files ---
 
@@ -138,6 +151,23 @@ class Story:
             self.last[file] = (number, out + more, model)
             self.append(file, self.line(file, number, out + more, model))
 
+    def task(self, file: int, out: int) -> None:
+        """A reply that starts a sub-agent, whose file is there before the session's file names it."""
+        self.count += 2
+        session, task, tool = self.sessions[file], self.count - 1, f"toolu_{self.count}"
+        started = session.task(task, tool, usage(3, out), timestamp=stamp(task * 600))
+        self.append(file, json.dumps(started) + "\n")
+        agent = {"isSidechain": True, "agentId": f"a{self.count}", "timestamp": stamp(self.count * 600)}
+        path = session.file(self.folder / "projects", f"{session.session}/subagents/agent-a{self.count}")
+        self._touch(write(path, [session.reply(self.count, usage(3, out), model=MODELS[1], **agent)]))
+        self.waiting[file].append(session.result(tool, toolUseResult={"agentId": f"a{self.count}"}))
+        self.last.pop(file, None)
+
+    def result(self, file: int) -> None:
+        """The line that says which sub-agent a tool call started."""
+        if self.waiting[file]:
+            self.append(file, json.dumps(self.waiting[file].pop(0)) + "\n")
+
     def half(self, file: int, out: int) -> None:
         """A line of which only the first part is written yet."""
         self.count += 1
@@ -162,7 +192,7 @@ class Story:
             return
         lines = path.read_text().splitlines(keepends=True)
         place = len(lines) // 2
-        with suppress(ValueError):
+        with suppress(ValueError, KeyError, IndexError):
             record = json.loads(lines[place])
             counts = record["message"]["usage"]
             counts["output_tokens"] = min(99, counts["output_tokens"] + more)
@@ -186,21 +216,40 @@ class Story:
             self.moves += 1
             self.paths[file] = self.paths[file].rename(self.paths[file].with_name(f"moved-{self.moves}.jsonl"))
 
+    def records(self) -> list[list[Record]]:
+        """The records of each file."""
+        found: list[list[Record]] = []
+        for path in (self.folder / "projects").rglob("*.jsonl"):
+            found.append([])
+            for line in path.read_text().splitlines():
+                with suppress(ValueError):
+                    found[-1].append(json.loads(line))
+        return found
+
     def in_files(self) -> dict[str, Call]:
         found: dict[str, Call] = {}
-        for path in (self.folder / "projects").rglob("*.jsonl"):
-            for line in path.read_text().splitlines():
-                try:
-                    record: Record = json.loads(line)
-                except ValueError:
-                    continue
-                message = record["message"]
-                number = int(message["id"].removeprefix("msg_"))
-                name = request_id("claude-code", f"msg_{number}:req_{number}")
-                out = message["usage"]["output_tokens"]
-                if name not in found or found[name].out < out:
-                    found[name] = Call(message["model"], T0_US + number * 600_000_000, out)
+        for record in (record for file in self.records() for record in file if record["type"] == "assistant"):
+            message = record["message"]
+            name, number = name_of(record), int(message["id"].removeprefix("msg_"))
+            out = message["usage"]["output_tokens"]
+            if name not in found or found[name].out < out:
+                began = T0_US + number * 600_000_000
+                found[name] = Call(message["model"], began, out, record["sessionId"], record.get("agentId"))
         return found
+
+    def took_links(self) -> None:
+        for file in self.records():
+            tasks = {record["message"]["content"][0].get("id"): name_of(record) for record in file}
+            for record in file:
+                agent = record.get("toolUseResult", {}).get("agentId")
+                task = tasks.get(record["message"]["content"][0].get("tool_use_id"))
+                if agent and task and record["sessionId"] not in self.deleted:
+                    self.parents.setdefault((record["sessionId"], agent), task)
+
+    def took_messages(self) -> None:
+        for record in (record for file in self.records() for record in file if not record["isSidechain"]):
+            if record["sessionId"] not in self.deleted:
+                self.known[record["sessionId"]].add(record["uuid"])
 
     # --- The trace ---
 
@@ -214,14 +263,32 @@ class Story:
                 tasks.start_soon(importer.run)
         self.took_all()
 
-    async def killed(self, at: int) -> None:
+    async def killed(self, at: int, content: bool = False) -> None:
         """An importer dies, and another one goes on."""
         with suppress(KeyboardInterrupt):
-            await self.importer(Dying(self.stores[0], at)).run()
-        self.importers = [self.importer(store) for store in self.stores]
-        await self.imported(1)
+            await self.importer(Dying(self.stores[0], at), content=content).run()
+        self.open_importers()
+        await (self.read() if content else self.imported(1))
+
+    async def read(self) -> None:
+        """Import with content."""
+        await self.reader.run()
+        self.took_messages()
+        self.took_all()
+
+    async def delete(self, session: str) -> None:
+        if await self.stores[0].delete_session(session):
+            self.deleted.add(session)
+            self.known[session].clear()
+
+    async def delete_one(self, file: int) -> None:
+        await self.delete(self.sessions[file].session)
+
+    async def delete_fork(self, file: int) -> None:
+        await self.delete(f"fork{file}")
 
     def took_all(self) -> None:
+        self.took_links()
         for name, call in self.in_files().items():
             before = self.calls.get(name)
             if name in self.pruned or (before is not None and before.out >= call.out):
@@ -258,6 +325,14 @@ class Story:
         self.pruned |= gone
         for name in gone:
             del self.calls[name]
+        for session, known in self.known.items():
+            self.gone[session] |= known - await self.messages(session)
+
+    async def messages(self, session: str) -> set[str]:
+        """The ids of a session's messages in the trace."""
+        stored = [str(message.id) for message in await self.stores[1].messages(session)]
+        assert len(stored) == len({*stored})
+        return {*stored}
 
     def cost(self, name: str) -> int | None:
         call = self.calls[name]
@@ -278,6 +353,16 @@ class Story:
             )
             for row in rows
         } == {name: (call.out, self.cost(name), call.price(PRICES)) for name, call in self.calls.items()}
+        for row in rows:
+            call, session = self.calls[row.request_id], str(row.session_id)
+            if row.session_id in self.deleted:
+                assert not row.tags
+                assert not row.origin_file
+            elif call.agent is not None and row.session_id is not None:
+                assert row.parent_call_id == self.parents.get((session, call.agent))
+        assert not self.deleted & {row.session_id for row in await store.sessions(limit=None)}
+        for session in {*self.known, *self.deleted}:
+            assert await self.messages(session) == self.known[session] - self.gone[session]
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         for name, call in self.calls.items():
             for place, more in enumerate((1, call.out, self.cost(name) or 0)):
@@ -289,6 +374,12 @@ class Story:
         for event in await store.events(topic="llm.call_imported", limit=None):
             told[str(event.request_id)].append(event.data.revision)  # type: ignore[attr-defined]
         assert all(len({*revisions}) == len(revisions) for revisions in told.values())
+
+
+def name_of(record: Record) -> str:
+    """The name of a reply in the trace."""
+    number = str(record["message"].get("id", "")).removeprefix("msg_")
+    return request_id("claude-code", f"msg_{number}:req_{number}")
 
 
 async def told(opener: Opener, folder: Path, story: list[tuple[Any, ...]]) -> None:
@@ -318,7 +409,12 @@ ACTS = st.one_of(
     st.tuples(st.just("move"), FILES),
     st.tuples(st.just("imported"), st.integers(0, 1)),
     st.tuples(st.just("both")),
-    st.tuples(st.just("killed"), st.integers(1, 4)),
+    st.tuples(st.just("killed"), st.integers(1, 4), st.booleans()),
+    st.tuples(st.just("task"), FILES, OUT),
+    st.tuples(st.just("result"), FILES),
+    st.tuples(st.just("read")),
+    st.tuples(st.just("delete_one"), FILES),
+    st.tuples(st.just("delete_fork"), FILES),
     st.tuples(st.just("reprice"), st.integers(0, 1), st.integers(0, 1)),
     st.tuples(st.just("undo")),
     st.tuples(st.just("prune"), st.integers(0, 3)),
@@ -328,6 +424,7 @@ ACTS = st.one_of(
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CALLS_AT_ONCE", 2)
+    monkeypatch.setattr(reading, "MESSAGES_AT_ONCE", 2)
 
 
 @given(story=st.lists(ACTS, min_size=4, max_size=24))
@@ -368,6 +465,8 @@ def test_a_trace_on_a_server_has_it_too(
 
 
 STORIES = [
+    [("new", 0, 5, 0), ("task", 0, 5), ("imported", 0), ("result", 0), ("rewrite", 0, 1), ("killed", 1, False)],
+    [("task", 0, 5), ("imported", 0), ("result", 0), ("read",), ("delete_one", 0), ("new", 0, 5, 0), ("read",)],
     [("new", 0, 5, 0), ("imported", 0), ("reprice", 0, 0), ("grow", 0, 7), ("imported", 0), ("undo",)],
     [
         *(("new", n, 5, 0) for n in range(3)),

@@ -223,39 +223,21 @@ async def test_a_session_of_codex_has_its_place_also_in_another_process(store: S
     assert [row.session_id for row in tree.children[0].calls] == [child.session]
 
 
-async def test_a_deleted_session_does_not_come_back(place: Place, tmp_path: Path, session: Claude) -> None:
-    """Neither its name, its file, its tags nor its messages. The figures of further calls count."""
-    top = write(session.file(tmp_path), [session.prompt("Hidden"), session.reply(1, usage(3, 5), stop=None)])
-    side = [session.reply(2, isSidechain=True, agentId="a1")]
-    write(top.with_suffix("") / "subagents" / "agent-a1.jsonl", side)
-    async with place.store() as store:
-        await import_calls(store, "claude-code", tmp_path, prices=PRICES, content=True)
-        await store.delete_session(session.session)
-        more = [session.reply(1, usage(3, 9)), session.prompt("Hidden"), session.task(3, "toolu_1")]
-        write(top, [*more, session.result("toolu_1", toolUseResult={"agentId": "a1"})], append=True)
-        report = await import_calls(store, "claude-code", tmp_path, prices=PRICES, content=True)
-        assert (report.new, report.corrected) == (1, 2)
-        rows = await store.calls()
-        assert [row.origin for row in rows] == ["claude-code"] * 3
-        assert {row.response_id: row.usage and row.usage.output_tokens for row in rows}["msg_1"] == 9
-        assert not [row for row in rows if row.origin_file or row.tags]
-        assert await store.sessions() == []
-        assert not await store.messages(session.session)
-        for table in ("events", "calls", "call_tags", "sessions", "session_messages", "content"):
-            told = repr((await store.sql(f"SELECT * FROM {table}")).rows)
-            assert not [word for word in ("Hidden", "/src/shop", tmp_path.name, "main'") if word in told]
-
-
-async def test_the_place_of_a_deleted_sessions_file_is_forgotten(
+async def test_replies_whose_lines_alternate_are_calls_that_began_with_their_first_lines(
     store: Store, tmp_path: Path, session: Claude
 ) -> None:
-    path = write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    await store.delete_session(session.session)
-    assert await store.imported_files("claude-code") == {}
-    path.unlink()
-    await run(store, tmp_path)
-    assert await store.imported_files("claude-code") == {}
+    """As those of two sub-agents in one file. A later import of the last line corrects the figures only."""
+    lines = [session.reply(number, usage(3, out)) for out in (5, 9, 20) for number in (1, 2)]
+    path = write(session.file(tmp_path), lines[:4])
+    assert await run(store, tmp_path) == (2, 2, 0, 0)
+    write(path, lines[4:], append=True)
+    assert await run(store, tmp_path) == (0, 0, 2, 0)
+    rows = {row.response_id: row for row in await store.calls()}
+    assert [rows[f"msg_{number}"].usage for number in (1, 2)] == [TokenUsage(3, 20)] * 2
+    assert [rows[f"msg_{number}"].started_us for number in (1, 2)] == [
+        1_772_355_601_000_000,
+        1_772_355_602_000_000,
+    ]
 
 
 async def test_old_calls_are_left_out_and_come_with_a_later_import(
@@ -383,7 +365,7 @@ async def test_an_importer_that_never_gets_its_turn_gives_up(tmp_path: Path, ses
             return False
 
     async with Contended(tmp_path / "trace.db") as store:
-        with pytest.raises(StoreError, match="other importers"):
+        with pytest.raises(StoreError, match="conflicts"):
             await run(store, tmp_path)
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from callboard.bus import ConfigurationError, TokenUsage
-from callboard.engine.imports.importer import ImportReport, import_calls
+from callboard.engine.imports.importer import ImportReport, import_calls, request_id
 from callboard.tracestore import PriceTable, Store, TraceStore
 from tests.support.postgres_server import PostgresServer
 
@@ -20,16 +20,25 @@ from .test_content import all_of, told
 
 pytestmark = pytest.mark.anyio
 PRICES = PriceTable.default()
+REAL = Path(__file__).parent / "real" / "litellm.jsonl"
 TABLE = """
 CREATE TABLE "LiteLLM_SpendLogs" (
-    request_id text PRIMARY KEY, call_type text, api_key text, spend double precision DEFAULT 0,
-    total_tokens int, prompt_tokens int, completion_tokens int, "startTime" timestamp(3), "endTime" timestamp(3),
-    "completionStartTime" timestamp(3), model text, model_id text, model_group text, custom_llm_provider text,
-    "user" text, metadata jsonb, cache_hit text, cache_key text, request_tags jsonb, team_id text, end_user text,
-    requester_ip_address text, messages jsonb, response jsonb, session_id text, status text,
-    proxy_server_request jsonb
+    request_id text PRIMARY KEY, call_type text NOT NULL DEFAULT '', api_key text NOT NULL DEFAULT '',
+    spend double precision NOT NULL DEFAULT 0, total_tokens integer NOT NULL DEFAULT 0,
+    prompt_tokens integer NOT NULL DEFAULT 0, completion_tokens integer NOT NULL DEFAULT 0,
+    "startTime" timestamp(3) NOT NULL, "endTime" timestamp(3) NOT NULL, "completionStartTime" timestamp(3),
+    model text NOT NULL DEFAULT '', model_id text DEFAULT '', model_group text DEFAULT '',
+    api_base text DEFAULT '', custom_llm_provider text DEFAULT '', "user" text DEFAULT '',
+    metadata jsonb DEFAULT '{}',
+    cache_hit text DEFAULT '', cache_key text DEFAULT '', request_tags jsonb DEFAULT '[]', team_id text,
+    end_user text, requester_ip_address text, messages jsonb DEFAULT '{}', response jsonb DEFAULT '{}',
+    proxy_server_request jsonb DEFAULT '{}', session_id text, status text, mcp_namespaced_tool_name text,
+    organization_id text, agent_id text, request_duration_ms integer, litellm_call_id text, billing_agent_id text,
+    created_at timestamp(3) NOT NULL DEFAULT now(), updated_at timestamp(3) NOT NULL DEFAULT now()
 )
 """
+"""The table as the migrations of LiteLLM 1.108.7 leave it."""
+ERRORS = ["invalid_request", "invalid_request", "rate_limit"]
 USAGE = {"usage_object": {"prompt_tokens_details": {"cached_tokens": 700}}, "user_api_key_alias": "shop"}
 
 
@@ -52,6 +61,10 @@ def add(dsn: str, name: str, minute: int, **more: Any) -> None:
         },
         **more,
     }
+    insert(dsn, row)
+
+
+def insert(dsn: str, row: dict[str, Any]) -> None:
     names = ", ".join(f'"{column}"' for column in row)
     places = ", ".join(["%s"] * len(row))
     with psycopg.connect(dsn) as connection:
@@ -73,6 +86,28 @@ async def test_the_rows_are_calls_and_new_ones_come_with_the_next_import(server:
         add(server, "late", 5)  # It ended before, but was written later.
         report = await imported(store, server)
         assert (report.new, report.known, report.unread) == (2, 1, 0)
+
+
+async def test_the_rows_that_litellm_wrote_cost_what_it_states(server: str, tmp_path: Path) -> None:
+    """Plain and streamed calls of four providers, three tiers, a search, a cache hit, failures and cut streams."""
+    rows = [json.loads(line) for line in REAL.read_text().splitlines()]
+    for row in rows:
+        times = {name: value[:23] for name, value in row.items() if name.endswith("Time")}  # UTC, as Prisma writes
+        texts = {name: json.dumps(value) for name, value in row.items() if isinstance(value, dict | list)}
+        insert(server, {**row, **times, **texts})
+    async with TraceStore(tmp_path / "trace.db") as store:
+        report = await imported(store, server, content=True)
+        assert (report.new, report.unread) == (len(rows), 0)
+        calls = {call.request_id: call for call in await store.calls()}
+        for row in rows:
+            call = calls[request_id("litellm", row["request_id"])]
+            assert (0 if call.cost is None else call.cost.nano_usd or 0) == round(row["spend"] * 10**9)
+            if row["status"] == "success" and row["cache_hit"] != "True":
+                assert call.usage is not None
+                assert call.usage.total_input_tokens == row["prompt_tokens"]
+                assert call.usage.output_tokens == row["completion_tokens"]
+        assert [call.error_class for call in calls.values() if call.error_class] == ERRORS
+        assert told(list(await store.messages("s-1"))) == [("user", "plain session"), ("assistant", "Hello")]
 
 
 async def test_rows_from_long_ago_are_not_read_again(server: str, tmp_path: Path) -> None:

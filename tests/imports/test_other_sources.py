@@ -192,9 +192,23 @@ def test_a_hit_in_litellms_own_cache_has_no_tokens(tmp_path: Path) -> None:
 
 
 def test_a_failed_request_has_no_usage(tmp_path: Path) -> None:
-    failed = {**SPEND, "metadata": {"status": "failure", "error_information": {"error_class": "RateLimitError"}}}
-    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [failed]))
+    about = {"status": "failure", "error_information": {"error_class": "RateLimitError"}}
+    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [{**SPEND, "spend": 0.0, "metadata": about}]))
     assert (call.usage, call.error_class, call.error_type) == (None, "rate_limit", "RateLimitError")
+
+
+def test_a_stream_that_failed_has_the_usage_that_litellm_billed(tmp_path: Path) -> None:
+    """Without a spend, the tokens of a failed request are LiteLLM's estimate of its prompt."""
+    failed = {**SPEND, "status": "failure"}
+    billed, estimated = calls("litellm", write(tmp_path / "a.jsonl", [failed, {**failed, "spend": 0.0}]))
+    assert (billed.error_class, billed.usage) == ("other", TokenUsage(100, 60, 700, 200, reasoning_tokens=15))
+    assert (estimated.error_class, estimated.usage) == ("other", None)
+
+
+def test_requests_to_mcp_servers_are_no_calls_unless_they_cost(tmp_path: Path) -> None:
+    tool = {**SPEND, "call_type": "call_mcp_tool", "model": "MCP: search"}
+    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [{**tool, "spend": 0.0}, tool]))
+    assert call.stated_cost_nano_usd == 2_100_000
 
 
 @pytest.mark.parametrize("line", ["[1]\n", "{\n", '{"request_id": "x"}\n', '"x"\n'])

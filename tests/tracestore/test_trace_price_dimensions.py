@@ -50,6 +50,7 @@ def usage_of(**counts: object) -> TokenUsage:
         ),
         ("openai:gpt-5", usage_of(input_tokens=86, cached_input_tokens=1920, output_tokens=300), "0.0033475"),
         ("openai:gpt-5", usage_of(input_tokens=1000, output_tokens=1000, service_tier="batch"), "0.005625"),
+        ("anthropic:claude-sonnet-5", usage_of(input_tokens=1000, service_tier="geo-us"), "0.0022"),
         ("ollama:anything", usage_of(input_tokens=1000), "0"),
     ],
 )
@@ -248,6 +249,20 @@ def test_published_dates_tiers_and_hours_are_taken_over() -> None:
     assert rates("gemini:n-20260101", 10 * DAY, 11) == (4_000_000, None)
     assert rates("gemini:m", 10 * DAY + hour) == (9_000_000, None)
     assert rates("gemini:m", 0, tier="batch") == (1_000_000, 5_000_000)
+
+
+@pytest.mark.parametrize(("model", "premium"), [
+    ("claude-opus-4-6", True), ("claude-mythos-5-2", True), ("claude-opus-4-5", False), ("claude-3-haiku", False),
+])  # fmt: skip
+def test_inference_in_the_us_only_costs_a_tenth_more_at_anthropic(model: str, premium: bool) -> None:
+    """The rates of tokens are higher, and searches cost the same. Older models can't be limited to the US."""
+    rates = {"input_mtok": 5, "output_mtok": 25, "web_searches_kcount": 10}
+    source = [{"id": "anthropic", "models": [{"id": model, "match": {"equals": model}, "prices": rates}]}]
+    rows = PriceTable.of(convert(source, source="test", day="2026-01-01").prices()).rows  # type: ignore[arg-type]
+    found = [(row.service_tier, row.input, row.output, row.extra) for row in rows if row.input]
+    searches = {"web_search": 10_000_000_000}
+    expected = [("", 5_000_000, 25_000_000, searches), ("geo-us", 5_500_000, 27_500_000, searches)]
+    assert found == expected[: 1 + premium]
 
 
 async def test_both_costs_of_a_call_are_kept(store: TraceStore, make: Maker) -> None:

@@ -35,6 +35,7 @@ from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions, codec
 from callboard.tracestore.reports import after_failure, retry_delay
 from callboard.tracestore.writing.content import CapturedMessage
+from callboard.tracestore.writing.journal import Waiting
 from callboard.tracestore.writing.overflow import (
     SpillFile,
     adopt_leftovers,
@@ -43,7 +44,6 @@ from callboard.tracestore.writing.overflow import (
     read_leftover,
     spill_path,
 )
-from callboard.tracestore.writing.waiting import Waiting
 
 from .trace_making import Maker
 from .writer_rig import DISK_FULL, QUICK, FakeSink, FakeSource, Rig, until

@@ -28,6 +28,7 @@ from callboard import (
     web,
 )
 from callboard.engine.gateway.clients import issue_key
+from callboard.engine.imports.importer import import_calls
 from callboard.engine.web_view import subject as web_tail
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.calls import billed, first_ms, took_ms, waited_ms
@@ -38,6 +39,7 @@ from callboard.tracestore.gateway import Client
 from tests.support.engines import keeping, registry, running
 from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import ADD, Say
+from tests.support.session_files import Claude, write
 
 from .serving import first, listening, served, sign_in, subscriptions
 
@@ -625,6 +627,23 @@ async def test_a_session_shows_its_messages_its_swaps_and_what_another_model_wou
             assert wrong.status_code == 409
             assert "s:m" in [each["id"] for each in (await client.get("api/models")).json()]
             assert (await client.get("api/sessions/ses_other")).status_code == 404
+
+
+async def test_an_imported_session_shows_its_origin_and_no_invented_times(tmp_path: Path) -> None:
+    """Two imports brought one turn. Its file gives no latencies, and its end is no event of the trace."""
+    made = Claude()
+    path = write(made.file(tmp_path / "projects"), [made.prompt(), made.reply(1)])
+    engine = keeping(tmp_path / "t.db", models=registry(Say("x")), prices=CHEAP)
+    async with engine, looking(web(engine)) as page:
+        async with TraceStore(tmp_path / "t.db") as store:
+            await import_calls(store, "claude-code", tmp_path / "projects", prices=CHEAP)
+            write(path, [made.reply(2)], append=True)
+            await import_calls(store, "claude-code", tmp_path / "projects", prices=CHEAP)
+        shown = (await page.get(f"api/sessions/{made.session}")).json()
+        assert shown["tags"] == {"origin": "claude-code", "project": "/src/shop", "branch": "main"}
+        (turn,) = shown["turns"]
+        assert (turn["status"], len(turn["bars"])) == ("imported", 2)
+        assert {call["took_ms"] for call in shown["calls"]} == {None}
 
 
 async def test_the_screen_supervision_shows_the_tree_and_the_last_crash() -> None:

@@ -39,7 +39,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 """The formats of `export_calls`."""
 
 PAGE = 250
-_ROW_GROUP = 10_000  # of Parquet: smaller ones are slow to read
+_ROW_GROUP = 10_000  # rows in a Parquet row group; smaller groups are slow to read
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 Cell: TypeAlias = str | int | float | bool | None
@@ -60,7 +60,7 @@ _FIRST = (
     *("at_call_time_nano_usd", "at_call_time_usd", "at_call_time_source", "at_call_time_pricing_version"),
     *("at_call_time_reason", "tags", "warnings"),
 )
-"""The columns of the first release, in the order that they keep. All later columns follow them."""
+"""The columns of the first release, in their fixed order. Later columns follow them."""
 
 _OTHERS: dict[str, tuple[Kind, str]] = {
     "call_id": ("int", "call_id"),
@@ -90,7 +90,7 @@ def _column(name: str) -> Column:
 
 
 def _at(path: str) -> Callable[[CallRow], Cell]:
-    """The function that reads a field of the row, or of its usage or costs if it has them."""
+    """A function that reads a value from a row by its path. It returns None if a part of the path is missing."""
     outer, _, inner = path.partition(".")
     if not inner:
         return attrgetter(outer)
@@ -140,7 +140,7 @@ async def export_calls(
     with _opened(target) as file, _writer(format, file) as writer:
         after = 0
         while found := await store.calls_after(after, where, page, under=under):
-            # In a thread, because a page takes longer than an event loop should stand still.
+            # In a thread, because writing a page would block the event loop too long.
             await anyio.to_thread.run_sync(_write, writer, found)
             rows += len(found)
             after = found[-1].call_id
@@ -204,7 +204,7 @@ class _Csv:
 
 
 def _csv_cell(cell: Cell) -> Cell:
-    """Text that a spreadsheet would read as a formula gets a leading apostrophe."""
+    """Put an apostrophe before text that a spreadsheet would read as a formula."""
     match cell:
         case bool():
             return "true" if cell else "false"
@@ -221,7 +221,7 @@ def _csv(file: IO[bytes]) -> Iterator[_Csv]:
         yield _Csv(text)
         text.flush()
     finally:
-        text.detach()  # the file is its opener's to close
+        text.detach()  # leave the file open: the caller closes it
 
 
 class _JsonLines:
@@ -259,7 +259,8 @@ def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
         "seconds": pyarrow.float64(),
         "bool": pyarrow.bool_(),
         "moment": pyarrow.timestamp("us", tz="UTC"),
-        "usd": pyarrow.decimal128(28, 9),  # all of a 64-bit number of nano-USD, and sums of a billion of them
+        # Room for any 64-bit number of nano-USD, and for sums of a billion of them.
+        "usd": pyarrow.decimal128(28, 9),
     }
     schema = pyarrow.schema([(name, types[kind]) for name, kind, _ in COLUMNS])
 

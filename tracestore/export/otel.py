@@ -4,11 +4,11 @@
     async with engine.bus.subscribe(*exporter.topics, policy=Lossless(), name="otel") as events:
         await exporter.run(events)
 
-A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a
-tool (`execute_tool NAME`) is a span. A turn or call that a tool makes is below the span of that run of the tool.
-Otherwise its parent is the host's current span at its start. A session is the `gen_ai.conversation.id`. An
-attempt links to the one before it, with a reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A
-cancelled call is not an error. Metrics carry the current time, so leave them out of a replay.
+A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a tool
+(`execute_tool NAME`) is a span. If a tool makes a turn or call, the parent is the span of the tool's run.
+Otherwise it is the host's current span at the start. A session is the `gen_ai.conversation.id`. An attempt has a
+link to the previous one, with the reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A cancelled
+call is not an error. Metrics have the current time, so turn them off for a replay.
 
 Content is left out unless `content` is set. A replay has none, because events are stored without it.
 """
@@ -148,7 +148,7 @@ class OtelExporter:
 
     def _call_ended(self, envelope: Envelope, data: LlmCallCompleted | LlmCallFailed) -> None:
         found = self._open.pop(_call_key(envelope), None)
-        if found is None:  # its start was not for us, or dropped
+        if found is None:  # its start was not received, or was dropped
             attributes = otel_names.of_call(envelope, data, self._names)
             span = self._span(
                 envelope, attributes, (), start_ns=envelope.ts_us * 1000 - data.latency_ms * 1_000_000
@@ -174,7 +174,7 @@ class OtelExporter:
                 self._ended.popitem(last=False)
 
     def _instruct_turn(self, envelope: Envelope, attributes: otel_names.Attributes) -> None:
-        """Copy the call's system text to its turn, because no event of the turn has it."""
+        """Copy the call's system text to the turn's span, because no event of the turn contains it."""
         turn = self._open.get(_turn_key(envelope))
         if turn is not None and (said := attributes.get(otel_names.SYSTEM_INSTRUCTIONS)) is not None:
             turn.span.set_attribute(otel_names.SYSTEM_INSTRUCTIONS, said)
@@ -266,7 +266,7 @@ class OtelExporter:
             self._open.pop(key).span.end(found.end_ns)
 
     def _answered(self, envelope: Envelope, result: ToolResultBlock) -> None:
-        """End the span of a tool's run, now that its result is known."""
+        """End the span of a tool's run with its result."""
         found = self._open.pop(_tool_key(envelope, result.tool_use_id), None)
         if found is not None:
             found.span.set_attribute(
@@ -320,7 +320,7 @@ class OtelExporter:
         if turn is None and below is not None and below.parent_turn_id is not None:
             tool = ("tool", below.parent_turn_id, below.parent_tool_use_id or "")
             turn = self._open.get(tool) or self._open.get(("turn", below.parent_turn_id))
-        # A context of its own: the one around is the exporter's task's, and has nothing to do with the event.
+        # An empty context: the current one belongs to the exporter's task, not to the event.
         context = _host_context(parent) if turn is None else set_span_in_context(turn.span, Context())
         return self._tracer.start_span(
             name if is_turn else f"{name} {subject}",
@@ -344,7 +344,7 @@ class OtelExporter:
     def _mark_failed(self, span: Span, text: str) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        # A provider's error may quote what it was sent, so its text counts as content.
+        # A provider's error may quote the request, so its text counts as content.
         span.set_status(Status(StatusCode.ERROR, text if self._content and text else None))
 
 
@@ -365,7 +365,8 @@ def _call_key(envelope: Envelope) -> _Key:
 
 
 def _turn_key(envelope: Envelope) -> _Key:
-    return ("turn", envelope.turn_id or "")  # without the run: a tool in a thread has another engine
+    # The run id is left out, because a tool in a thread may use another engine.
+    return ("turn", envelope.turn_id or "")
 
 
 def _tool_key(envelope: Envelope, tool_use_id: str) -> _Key:
@@ -412,7 +413,7 @@ class Metrics:
         if usage is not None and usage.source is not UsageSource.ESTIMATED:
             counts = {"input": usage.total_input_tokens, "output": usage.output_tokens}
             if span["gen_ai.operation.name"] == otel_names.EMBEDDINGS:
-                del counts["output"]  # there is none to count
+                del counts["output"]  # the operation has no output tokens
             for kind, count in counts.items():
                 self._tokens.record(count, {**attributes, "gen_ai.token.type": kind})
         if span.get("gen_ai.request.stream") and data.first_token_ms is not None:

@@ -1,8 +1,8 @@
 """The names and attributes of OpenTelemetry's GenAI conventions for our events.
 
 The names are those of the conventions' own repository (semantic-conventions-genai) in autumn 2026. At that time
-all of them were "Development", and some were renamed within the year. So only this module uses them. Facts without
-a name there, such as the cost of a call, are under ``callboard.``.
+all of them were "Development", and some were renamed within the year. So all of them are in this module. Data
+without a conventional name, such as the cost of a call, is under ``callboard.``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def provider_name(provider: str, names: Mapping[str, str]) -> str:
 def of_call(
     envelope: Envelope, data: LlmCallStarted | LlmCallCompleted | LlmCallFailed, names: Mapping[str, str]
 ) -> Attributes:
-    """The facts of an attempt from its first event on."""
+    """The attributes of an attempt that every event of it has."""
     provider = provider_name(data.provider, names)
     attributes: Attributes = {
         "gen_ai.operation.name": operation(provider),
@@ -96,7 +96,7 @@ def of_call(
 
 
 def of_start(data: LlmCallStarted) -> Attributes:
-    """The facts in an attempt's start. For calls other than conversations, some of them replace those of
+    """The attributes from an attempt's start. For calls other than conversations, some replace those of
     `of_call`.
     """
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
@@ -195,7 +195,7 @@ def of_cost(cost: Cost) -> Attributes:
 
 
 def for_metrics(attributes: Attributes) -> Attributes:
-    """The few attributes of a span with few values, for metrics."""
+    """The attributes for metrics: only those with few different values."""
     kept = (
         "gen_ai.operation.name",
         "gen_ai.provider.name",
@@ -307,7 +307,7 @@ def _part(block: object) -> Json:
 
 
 def _medium(block: ImageBlock | AudioBlock | DocumentBlock) -> JsonObject:
-    """The address of a medium, or only its kind and size, because bytes must not be in a span."""
+    """Describe a medium by its address, or else by its kind and size. Its bytes must not be in a span."""
     modality = type(block).__name__.removesuffix("Block").lower()
     about: JsonObject = {"modality": modality, "mime_type": block.media_type}
     if block.url is not None:

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: addresses, types, errors, the thread of one, and tables of other programs."""
+"""Connections to PostgreSQL: addresses, types, errors, threads, and tables of other programs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
 
 
-# --- Addresses and types ---
-# An address may have two parameters of Callboard's own, the schema of the tables and a pooler:
+# --- Addresses and types --- An address may have two parameters of Callboard's own, the schema of the tables and a
+# pooler:
 #
-#   postgresql://user@host/database?schema=team_a
-#   postgresql://user@pooler:6432/database?pooler=transaction
+#   postgresql://user@host/database?schema=team_a postgresql://user@pooler:6432/database?pooler=transaction
 #
-# libpq rejects both, so they are removed first. In libpq's other form they are words as well: ``host=… dbname=…
-# schema=team_a``. Every whole number is sent as a bigint, a flag among them as 0 or 1, so that a statement is
-# prepared once. The sum of bigints is numeric; it is read as an int if it is whole, else as a float.
+# libpq rejects both, so they are removed first. They may also be in libpq's key-value form: ``host=… dbname=…
+# schema=team_a``. Every integer is sent as a bigint, and flags as 0 or 1, so that a statement is prepared only
+# once. A sum of bigints is a numeric. It is read as an int if it is whole, otherwise as a float.
 
 
 _IN_URL = re.compile(r"(?<=[?&])(schema|pooler)=([^&#]*)&?")
@@ -74,7 +73,9 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Parameters of a connection that a DSN may replace. A vanished server is noticed in half a minute."""
+"""Connection parameters, which a DSN may override. With them, a vanished server is detected within half a
+minute.
+"""
 
 _LOCK_TIMEOUT_MS = 30_000
 """The longest wait for a lock, in milliseconds. Then the work is undone, and may be tried again."""
@@ -87,8 +88,9 @@ _SERVER_SIDE = (
 )
 """The server's settings.
 
-The server then notices in half a minute that this host has vanished with locks. It notices in ten seconds that
-this process was suspended in the middle of a transaction."""
+With them, the server detects within half a minute that a host which holds locks has vanished. It detects within
+ten seconds that this process was suspended during a transaction.
+"""
 
 
 def connect(
@@ -104,7 +106,8 @@ def connect(
     made(connection)
     try:
         if address.pooled:
-            connection.prepare_threshold = None  # it would be prepared on one of the server's connections only
+            # Behind a pooler it would be prepared on only one of the server's connections.
+            connection.prepare_threshold = None
             _check_role(connection, schema)
         else:
             _set_up(connection, schema)
@@ -155,7 +158,7 @@ def name_of(dsn: str, schema: str | None = None) -> str:
 
 
 class _Context:
-    """The types of a new connection, as psycopg requests them."""
+    """The type conversions of a new connection, in the form that psycopg requires."""
 
     def __init__(self, adapters: AdaptersMap, connection: Any) -> None:
         self.adapters = adapters
@@ -199,8 +202,8 @@ def _adapters() -> AdaptersMap:
 _MAY_PASS = ("08", "25006", "40", "53", "55P03", "57P", "58")
 """The first characters of the SQLSTATEs of temporary errors.
 
-They are: the connection, a read-only server (a standby), a conflict of transactions, no room or memory, a lock
-that was not available, a stopping server, and its disk.
+They mean: connection errors, a read-only server (a standby), a transaction conflict, no disk space or memory, an
+unavailable lock, a stopping server, a disk error.
 """
 
 
@@ -223,7 +226,7 @@ def may_pass(error: psycopg.Error) -> bool:
     import psycopg
 
     state = error.sqlstate
-    if state is None:  # psycopg's own: no connection, or a connection that broke
+    if state is None:  # an error of psycopg itself: no connection, or a broken one
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return state.startswith(_MAY_PASS)
 
@@ -244,14 +247,13 @@ def unstorable() -> Iterator[None]:
         raise Unstorable(str(error)) from error
     except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
         if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is not None:
-            raise  # a fault of the statement or of the schema, and not of a value
+            raise  # the statement or the schema is wrong, not a value
         raise Unstorable(error_text(error)) from error
 
 
-# --- The thread of a connection ---
-# It runs one function after the other, in order of arrival. It is a daemon, so an open database never keeps the
-# interpreter alive; the server undoes the work in progress. An executor's thread would refuse work while the
-# host's own threads still close their engines.
+# --- The thread of a connection --- It runs one function after the other, in order of arrival. It is a daemon, so
+# an open database does not keep the interpreter alive; the server rolls back the work in progress. A thread of an
+# executor is not used: at exit it would refuse work while the host's threads still close their engines.
 
 
 _T = TypeVar("_T")
@@ -286,7 +288,7 @@ class WorkThread:
                 result = work()
             except BaseException as error:
                 failed = error
-            with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits any more.
+            with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits.
                 loop.call_soon_threadsafe(finish, result, failed)
 
         if self._thread is None:
@@ -296,7 +298,7 @@ class WorkThread:
         return await done
 
     def stop(self) -> None:
-        """End the thread after the work that is waiting. The next work starts another."""
+        """End the thread after the waiting work. Later work starts another thread."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread, self._waiting = None, queue.SimpleQueue()

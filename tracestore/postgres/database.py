@@ -1,13 +1,13 @@
 """One PostgreSQL database, for one event loop: a connection that writes, and connections that read.
 
-- **One transaction writes at a time**, among all processes, under an advisory lock. So rows are numbered in
-  commit order, a reader that remembers its place misses nothing, and there are no deadlocks.
+- **One transaction writes at a time**, among all processes, under an advisory lock. So rows are numbered in commit
+  order, a reader that continues from a number misses nothing, and there are no deadlocks.
 - **A transaction happens as a whole or not at all.** A thread runs it, and a cancelled caller waits for its end.
-- **A hanging server blocks no caller forever.** Work of a cancelled caller has a few more seconds, and work with
-  a time limit has that limit. Then its connection is cut.
-- **A broken connection is replaced.** Reading, and work that has only started, is repeated. A transaction in
-  progress raises StoreUnavailable. If the connection broke during COMMIT, it may be committed. So writers must be
-  able to write the same twice.
+- **A hanging server blocks no caller forever.** Work of a cancelled caller gets a few more seconds, and other work
+  may have a time limit. After that, its connection is cut.
+- **A broken connection is replaced.** Reading, and work that has just started, is repeated. A transaction in
+  progress raises StoreUnavailable. If the connection broke during COMMIT, the transaction may be committed, so
+  writing the same rows twice must be harmless.
 - **One `look` sees one state of the database**, with any number of statements.
 
 Every failure is a `StoreError` that names the database. A temporary failure is a `StoreUnavailable`.
@@ -41,7 +41,7 @@ SCHEMA = "callboard"
 """The schema of the tables, unless a store names another."""
 
 EVER_US = (1 << 63) - 1
-"""A time later than any other, in microseconds. Hosts' clocks differ, so a time may be in the future."""
+"""A time later than all others, in microseconds. The current time would not do, because hosts' clocks differ."""
 
 PATIENCE = Patience(cancelled=5.0)
 """Statements have no time limit, unless their caller was cancelled."""
@@ -92,7 +92,7 @@ class Database:
         """Called before each query, if it is set."""
 
     async def open(self) -> None:
-        """Let the database be used. Raises StoreError if it can't be reached."""
+        """Open the database for use. Raises StoreError if it can't be reached."""
         with translated_errors(self.name):
             link = self._readers[0]
             await self._bounded(link, link.statement(lambda statements: statements.run("SELECT 1")))
@@ -182,22 +182,24 @@ def _named(dsn: str, schema: str | None) -> str:
     try:
         return name_of(dsn, schema)
     except psycopg.Error:
-        # The error's own words quote the DSN, and with it a password.
+        # The error's own text quotes the DSN, which may contain a password.
         raise StoreError("this is not a PostgreSQL address, such as postgresql://user@host/database") from None
 
 
-# --- One connection ---
-# It has a thread of its own. It is made when it is needed, replaced when it broke, and cut when it hangs.
+# --- One connection --- It has its own thread. It is opened when needed, replaced if it breaks, and cut if it
+# hangs.
 
 
 WRITERS_LOCK = 0x43414C42_57524954
 """The advisory lock (``CALBWRIT``) of the writer. It is held to the end of the transaction."""
 
 _SLOW_SECONDS = 1.0
-"""If a failed attempt to connect took this long, the server did not answer. A refusal is faster."""
+"""If a failed connection took at least this long, the server did not answer. A refused connection fails faster."""
 
 _ASKED_AGAIN = 3.0
-"""The wait before a silent server is tried again: a multiple of that time, or seconds after unanswered work."""
+"""The wait before a silent server is tried again: this multiple of the time that the connection took, or this many
+seconds after unanswered work.
+"""
 
 _NO_ANSWER = "the server does not answer"
 
@@ -250,10 +252,10 @@ class Link:
         self._thread = WorkThread(name)
         self._connection: psycopg.Connection | None = None
         self._types: dict[str, dict[str, str]] = {}
-        self._changing = threading.Lock()  # of the connection: held to close it, and to cut it
-        self._is_cut = False  # the work in progress; only another connects again
+        self._changing = threading.Lock()  # held while the connection is closed or cut
+        self._is_cut = False  # whether the work in progress was cut; later work connects again
         self.waiting = 0
-        """Functions that wait for their turn, and the running one."""
+        """The number of functions that wait or run."""
 
     async def statement(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which is one statement that only reads. If the connection broke, it is tried once again."""
@@ -350,12 +352,13 @@ class Link:
                 result = work(self._statements(connection))
                 connection.execute("COMMIT")
         except psycopg.errors.ReadOnlySqlTransaction:
-            self._close()  # a primary that became a standby: a DSN of several hosts leads to the next one
+            # The primary became a standby: with a DSN of several hosts, reconnecting finds the new primary.
+            self._close()
             raise
         return result
 
     def _twice(self, work: Callable[[psycopg.Connection], _T]) -> _T:
-        """Run `work` on the connection, and if that proves to be broken, on another."""
+        """Run `work` on the connection. If that is broken, run it once more on a new one."""
         import psycopg
 
         if self._connection is not None:

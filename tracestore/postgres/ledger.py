@@ -25,7 +25,7 @@ from .nodes import SharedDatabase
 from .statements import SECONDS_LEFT
 
 WANTED_SECONDS = 5.0
-"""Seconds for which a refusal makes other nodes return unused amounts."""
+"""Seconds after a refused request during which other nodes return unused amounts."""
 
 _NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)"
 _MAKE = "INSERT INTO ledger_accounts (budget, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -226,7 +226,9 @@ def _settle(statements: Statements, node: str, scope: AccountScope, now_us: int)
 def _size(
     statements: Statements, account: int, request: SliceRequest, node: str, number: int, now_us: int
 ) -> Allotment | None:
-    """The size of a requested slice; None if it is refused. Other nodes then see the need."""
+    """The size of a requested slice; None if it is refused. The refusal is recorded, so that other nodes return
+    unused amounts.
+    """
     balance, own, last = _balance(statements, account, request.slot, node, now_us)
     if last >= number:
         return balance.granted

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# --- Owners of sessions ---
-# This is `tracestore.nodes.OwnershipTables`. A decision about a node's lease locks the node's row, and so does the
-# node's renewal. Either the renewal comes first, and the node lives, or it comes later and sees the loss. All
-# transactions lock a session before a node, and a renewal locks no session, so there are no deadlocks.
+# --- Owners of sessions --- This is `tracestore.nodes.OwnershipTables`. A decision about a node's lease and the
+# node's renewal both lock the node's row. If the renewal is first, the node keeps its sessions. Otherwise the
+# renewal reports the loss. All transactions lock a session before a node, and a renewal locks no session, so there
+# are no deadlocks.
 #
-# After a start of the server no lease expires before its node had time to renew it. Unneeded rows are deleted: a
-# node after a day of silence, and a cluster's rows of a session with the session.
+# After a start of the server, no lease expires before its node has had time to renew it. Unneeded rows are
+# deleted: a node after a day without renewal, and a cluster's rows of a session with the session.
 
 
 WANTED_SECONDS = 30.0
@@ -49,8 +49,8 @@ _RENEW = """
 """
 """An expired lease gets a new number.
 
-The grace after a restart of the server doesn't count here, because sessions may have been taken before it. The
-second column is True for an unknown node.
+The extra time after a restart of the server is ignored here, because sessions may have been taken over before the
+restart. The second column is True for an unknown node.
 """
 _OWNED = "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0"
 _FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
@@ -107,7 +107,7 @@ class PostgresOwnership:
             if lease == known:
                 return Renewed(lease=lease, wanted=wanted)
             statements.run(_FORGET, (FORGOTTEN_SECONDS,))
-            # A takeover from a forgotten node has no row of that node to lock, so it is waited for here.
+            # If a node was removed, a takeover from it has no row of the node to lock. So wait for it here.
             owned = statements.run(f"{_OWNED} FOR SHARE" if is_new else _OWNED, (node.node,))
             return Renewed(lease=lease, owned=dict(owned), wanted=wanted)
 
@@ -120,7 +120,7 @@ class PostgresOwnership:
         def work(statements: Statements) -> Claimed | HeldSession | None:
             owner = _owner(statements, session_id, lock=True)
             if owner is None:
-                return None  # it was deleted a moment ago
+                return None  # it has just been deleted
             if owner.node != node and owner.lives and not owner.released:
                 if request_takeover:
                     statements.run(_WANT, (session_id,))
@@ -142,7 +142,7 @@ class PostgresOwnership:
         for (
             session_id,
             epoch,
-        ) in sessions.items():  # One at a time, because a writer of messages locks several in any order.
+        ) in sessions.items():  # Session by session, because a writer of messages may lock several in any order.
             await self._database.statement(_RELEASE, (session_id, node, epoch))
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
@@ -236,8 +236,7 @@ def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> b
     return True
 
 
-# --- A shared database ---
-# The parts of a node use it for short transactions, whenever it is reachable.
+# --- A shared database --- A node uses it for short transactions, if it is reachable.
 
 
 _T = TypeVar("_T")
@@ -253,7 +252,7 @@ class SharedDatabase:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
         self._clock = clock
         self._opening = anyio.Lock()
-        self._ready = False  # Whether it is open with the tables of this version.
+        self._ready = False  # Whether it is open and its schema is current.
 
     @property
     def name(self) -> str:
@@ -320,8 +319,8 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
         connection.execute("ROLLBACK")
         return False
 
-    # It is asked for again and again: a statement that waits would meet the time limits that a role may have, and
-    # keep a pooler's connection.
+    # The lock is tried repeatedly. A waiting statement could exceed the role's time limit, and would occupy a
+    # connection of a pooler.
     link = Link(database.dsn, database.schema, "callboard-postgres-lock", ServerReachability())
     try:
         with translated_errors(database.name):
@@ -347,7 +346,7 @@ _LEFT = """
 _RELEASE_PROBE = "DELETE FROM provider_probes WHERE cluster = ? AND provider = ? AND model = ? AND node = ?"
 
 _LEAST_SECONDS = 0.05
-"""The least reported time of a lease that is about to end."""
+"""The shortest time that is reported for a lease that is about to end."""
 
 
 class PostgresProbes:

@@ -24,13 +24,13 @@ from ..sql.gateway import forget_kept_before
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 
-# --- Erasing received content ---
-# Deletions in a trace file are repeated here, and later shipments don't bring the content back.
+# --- Erasing received content --- Deletions in a trace file are repeated here, and later shipments don't bring the
+# content back.
 #
-# - A file sends its deletions before later events. Each is done once, also if it is sent again or the file was
-# renamed. It affects only content from that file. A session of the same name from another file stays.
-# - A session that was deleted here is rejected until a session of that name starts again. From then on it is
-# accepted, and so are messages of other runs (``SESSION.RUN``) from after the deletion.
+# - A file sends its deletions before later events. Each is executed once, even if it is sent again or the file was
+#   renamed. It affects only content from that file. A session of the same name from another file stays.
+# - A session that was deleted here is rejected until a session of that name starts again. From then on the session
+#   is accepted again. So are messages of other runs (``SESSION.RUN``) that are later than the deletion.
 # - If a shipment was read before a deletion in its file and arrives after it, the deleted content is left out.
 
 
@@ -50,7 +50,7 @@ class Barrier(msgspec.Struct, frozen=True):
 
 
 OPEN = Barrier()
-"""Nothing was deleted."""
+"""The barrier if nothing was deleted."""
 
 
 # --- Deletions of a file ---
@@ -78,7 +78,7 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
             while after := erase_old_words(statements, erasure.before_us, after, origin.name):
                 pass
             forget_names(statements, erasure.before_us, origin.name)
-            forget_kept_before(statements, erasure.before_us)  # the nodes of a cluster keep it here
+            forget_kept_before(statements, erasure.before_us)  # a cluster's gateways store this content here
             for table in ("session_messages", "session_setups"):
                 statements.run(
                     f"DELETE FROM {table} WHERE ts_us < ? AND run IN (SELECT id FROM runs WHERE shipped_from = ?)",
@@ -112,7 +112,7 @@ def _delete_session(statements: Statements, origin: Origin, session_id: str, run
     erase_words(statements, session_id, origin.name)
     if owners.get(session_id, True):
         delete_sessions(statements, [session_id])
-    else:  # another file's is called so
+    else:  # the name here belongs to another file's session
         delete_sessions(statements, [name for name, is_ours in owners.items() if is_ours])
         statements.run(
             "DELETE FROM session_messages WHERE session_id = ?"

@@ -109,7 +109,7 @@ def was_sent(statements: Statements, shipment: Shipment) -> bool:
 
 
 def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> dict[int, int]:
-    """Insert the runs of a shipment, all without an end."""
+    """Insert the runs of a shipment as runs in progress. Returns their numbers in this store."""
     spans = shipment.runs
     values = flat((run.run_id, run.first_us, run.last_us, run.seq, origin.name) for run in spans.values())
     there: dict[str, int] = dict(statements.insert_returning(_ENTER_RUNS, values))
@@ -159,11 +159,10 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
     return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=True)
 
 
-# --- Storing a shipment ---
-# The direct way writes straight into the tables, because events behind the file's position are new. They may not
-# be new if the file is a copy of another, was renamed, or its events were stored otherwise. Then a unique index
-# fails, and the whole transaction is undone. `staged` repeats it into a temporary table, and copies from there
-# every row that is new by (run, seq).
+# --- Storing a shipment --- The direct way writes straight into the tables, because events after the file's
+# position are usually new. They are not new if the file is a copy, was renamed, or its events were stored in
+# another way. Then a unique index fails, and the transaction is rolled back. The staged way writes to a temporary
+# table and copies each row from there that is new by (run, seq).
 
 
 _NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
@@ -228,11 +227,10 @@ def _array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-# --- The target of shippers ---
-# A shipment is one transaction: its events, the rows that follow from them, and its end position in the file. It
-# goes the direct way, and the staged way if that has failed. If some of it was here before, the next shipments of
-# the file are staged, too, until one is all new. Costs of repricings are not shipped: the shared store has its
-# own.
+# --- The target of shippers --- A shipment is one transaction: its events, the rows that follow from them, and its
+# end position in the file. The direct way is tried first, and then the staged way. If some events were here
+# before, the next shipments of the file are staged, too, until one is completely new. Costs of repricings are not
+# shipped: the shared store has its own.
 
 
 _Store: TypeAlias = Callable[[Statements, Origin, Shipment, ExistingRows], Stored]
@@ -259,7 +257,7 @@ class Receiver:
         return self._database.name
 
     async def open(self) -> None:
-        """Reach the database, and bring its schema up to date. Raises StoreError."""
+        """Connect to the database and upgrade its schema. Raises StoreError."""
         if self._database.is_open:
             return
         await self._database.open()
@@ -287,7 +285,7 @@ class Receiver:
             try:
                 return await self._take(origin, shipment, store_new)
             except Unstorable:
-                self._days.clear()  # The cause may be a month that was dropped by hand.
+                self._days.clear()  # The cause may be a partition that was dropped by hand.
         try:
             return await self._take(origin, shipment, partial(store_staged, clean=False), stage)
         except Unstorable:
@@ -307,7 +305,7 @@ class Receiver:
                 if is_ahead(shipment, present):
                     return Stored(present.mark or START, all_new=True)
                 stored = store(statements, origin, shipment, present)
-                # events come as they were read, which may have been before their session was deleted
+                # the shipment may have been read before its session was deleted
                 for session_id in {*present.barrier.sessions, *shipment.dead}:
                     erase_words(statements, session_id, origin.name)
                 return stored

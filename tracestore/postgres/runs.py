@@ -1,13 +1,13 @@
 """The runs of a trace in PostgreSQL: their leases, and the end of lost ones.
 
-A run in progress has a lease, a row in `run_leases`. It is inserted with the run's first events, and renewed by
-the process that holds the run, all by the database's clock. A run without an end and with an expired lease is
-lost, and the next writer ends it as in `tracestore.sql.batches`. Writers check at their start, and then every
+A run in progress has a lease, a row in `run_leases`. It is inserted with the run's first events and renewed by the
+run's process. All times are of the database's clock. A run without an end and with an expired lease is lost. The
+next writer ends it as in `tracestore.sql.batches`. Writers look for lost runs at their start, and then every
 minute.
 
-After a start of the server, each process has time to renew its lease before it expires. If a process is cut off
-for longer, its runs are ended. Its next events reopen them, and the ended calls continue to their own end. A run
-from a shipper (`shipped_from`) is ended in its own file, never here.
+After a start of the server, each process has time to renew its lease before it expires. If a process is
+disconnected for longer, its runs are ended. Its next events reopen them, and the calls get their real end later. A
+run from a shipper (`shipped_from`) is ended in its own file, never here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sql.batches import END_IN_ORDER, Delivered, close_run, delivered_of
+from ..reports import Delivered
+from ..sql.batches import END_IN_ORDER, close_run, delivered_of
 from ..sql.connection import SqlValue, Statements
 from ..writing.overflow import is_unwritten
 from .database import Database
@@ -69,7 +70,7 @@ class Runs:
         self._leased: set[str] = set()  # The runs with leases in the database.
         self._prices: PriceTable | None = None
         self._delivered: Delivered | None = None
-        self._looks = False  # whether lost runs are looked for
+        self._looks = False  # whether this store looks for lost runs
         self._keeper: asyncio.Task[None] | None = None
 
     def hold(self, run_id: str) -> None:
@@ -85,7 +86,7 @@ class Runs:
         return lambda: self._leased.update(new)
 
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
-        """End the runs of dead processes, now and from now on."""
+        """End the runs of dead processes now, and regularly from now on."""
         self._prices, self._delivered, self._looks = prices, delivered, True
         self._keep()
         closed = []
@@ -114,7 +115,7 @@ class Runs:
     async def end_all(self) -> None:
         """Mark the held runs as ended, and release them.
 
-        The next writer ends runs with open calls or with events in their spill file.
+        Runs with open calls, or with events in their spill file, are left to the next writer.
         """
         if self._keeper is not None:
             self._keeper.cancel()

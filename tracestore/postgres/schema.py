@@ -1,9 +1,9 @@
 """The schema as numbered steps. Missing steps run in one transaction, under an advisory lock.
 
 The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` is the schema's name as a literal. A
-released step is never changed: a correction is a further step. A step only adds: tables, indexes, columns that
-may be NULL or have a default, functions. So a process of the previous version continues to write during an
-upgrade. A database of a newer version is refused.
+released step is never changed: a correction is a further step. A step only adds: tables, indexes, functions, and
+columns that may be NULL or have a default. So a process of the previous version can write during an upgrade. A
+database of a newer version raises StoreError.
 
 `schema_history` lists the steps of a database. A schema with other tables but without this one isn't Callboard's.
 """
@@ -66,7 +66,7 @@ def _migrate(connection: psycopg.Connection, database: Database, now_us: int) ->
     with connection.transaction():
         for lock in (_MIGRATIONS_LOCK, WRITERS_LOCK):
             connection.execute(_text(f"SELECT pg_advisory_xact_lock({lock})"))
-        # Another process may have been quicker.
+        # Another process may have migrated it meanwhile.
         version = _checked(database, _found(connection, database.schema))
         if version == 0:
             _make_schema(connection, database.schema)
@@ -128,11 +128,10 @@ def _text(sql: str) -> Any:
     return sql
 
 
-# --- Partitions of events ---
-# There is one for each month (UTC), made before its first event. It is made as a separate table and attached,
-# which waits for no reader. Writers need no right for that: a function of the tables' owner does it. Moments
-# before the year 2000 and after 2099, from wrong clocks, have one partition on either side. There is no DEFAULT
-# partition, because each new month would have to scan it.
+# --- Partitions of events --- There is one for each month (UTC), made before its first event. It is made as a
+# separate table and attached, which waits for no reader. Writers need no permission for that: a function of the
+# tables' owner does it. Moments before the year 2000 and after 2099, from wrong clocks, have one partition on
+# either side. There is no DEFAULT partition, because creating a month would have to scan it.
 
 
 FIRST_US = to_us(datetime(2000, 1, 1, tzinfo=UTC))

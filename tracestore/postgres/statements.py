@@ -69,10 +69,9 @@ def _one(token: re.Match[str]) -> str:
     return token[0].replace("%", "%%")
 
 
-# --- Many rows in one statement ---
-# Each column is sent as one array. The text of such a statement never changes, so the server prepares it once. An
-# INSERT that updates existing rows can't touch a row twice, so rows of the same key go into statements of their
-# own, in order.
+# --- Many rows in one statement --- Each column is sent as one array. The text of such a statement never changes,
+# so the server prepares it once. An INSERT that updates existing rows can't change a row twice, so rows with the
+# same key are put into separate statements, in order.
 
 
 _UPDATED_KEY = re.compile(r"\s*ON CONFLICT \(([^)]*)\) DO UPDATE")
@@ -97,7 +96,7 @@ def _picked(values: list[SqlValue], rows: Sequence[int], width: int) -> list[lis
 
 
 def _rounds(insert: Insert, values: list[SqlValue]) -> Iterable[Sequence[int] | None]:
-    """The rows of each statement by their places; None means all of them."""
+    """For each statement, the indexes of its rows; None means all rows."""
     key = _updated_key(insert)
     if not key:
         return (None,)
@@ -179,10 +178,10 @@ _EXACT = 1 << 53
 
 
 class PostgresPricing:
-    """PostgreSQL's answers to `tracestore.sql.connection.PricingDialect`.
+    """PostgreSQL's SQL for pricing; see `tracestore.sql.connection.PricingDialect`.
 
     An integer product of more than 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
-    precision, which is exact up to a bound, and the few very expensive or unusual ones in numeric.
+    precision, which is exact up to a bound. The few very expensive or unusual calls are priced with numeric.
     """
 
     unknown_rate = 1e17
@@ -254,7 +253,8 @@ class PostgresDialect:
     pricing = PostgresPricing()
     moment = "CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text)"
     untouched_since = "age(xmin) > age(CAST(CAST(CAST(? AS text) AS xid8) AS xid))"
-    # All transactions before that number had ended then. `age` counts from the latest one back.
+    # The number of the oldest open transaction: all earlier ones have ended. `age` counts back from the latest
+    # one.
 
     latest_claim: str | None = "SELECT epoch FROM session_owners WHERE session_id = ? FOR SHARE"
     with_sessions: tuple[str, ...] = WITH_SESSIONS
@@ -357,7 +357,7 @@ class Statements:
         except psycopg.DataError as error:
             if error.sqlstate is not None:
                 raise
-            # psycopg refuses NUL. Such a text was stored cleaned, so it is found by its cleaned form.
+            # psycopg rejects NUL. Stored text has it replaced, so the same replacement finds it.
             cursor = self._execute(query, _cleaned(parameters))
         return [] if cursor.description is None else cursor.fetchall()
 
@@ -409,7 +409,7 @@ class Statements:
         return found
 
     def script(self, statements: Iterable[str]) -> None:
-        """Execute statements without parameters, as they stand."""
+        """Execute statements without parameters, unchanged."""
         for statement in statements:
             self.connection.execute(_query(statement))
 

@@ -21,9 +21,9 @@ from ..gateway import GatewayTables
 from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
-from ..reports import Check, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..reports import Check, Delivered, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage, ImportedFile, Revision
-from ..sql.batches import Batch, Delivered, batch_of
+from ..sql.batches import Batch, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.events import RunNumbers, RunSpan, claim
 from ..sql.gateway import SqlGateway
@@ -93,8 +93,8 @@ class PostgresStore(SqlStore):
         self._living = Runs(self._database, clock, self._path, lease_seconds)
         self._sums = SumKeeper(self._database)
         self._opening = anyio.Lock()
-        self._repricing = anyio.Lock()  # two of one host go one after the other, and the later one is current
-        self._wanted = False  # between `open` and `close`, whether the database could be opened or not
+        self._repricing = anyio.Lock()  # repricings of one host run one after the other; the later one is current
+        self._wanted = False  # True between `open` and `close`, even if the database could not be opened
         self._months: set[int] = set()  # Days with existing partitions.
         self._takes_in = take_in
         self._waiting = NOTHING_WAITS
@@ -164,8 +164,8 @@ class PostgresStore(SqlStore):
         """Store the events that dead processes left. On failure, raise StoreError if it is `needed`, or else
         warn.
 
-        Rows of a database can't be merged in memory. So a reader that may not write shows the trace without these
-        events.
+        A reader that may not write shows the trace without these events, because they can't be merged into a
+        database in memory.
         """
         async with self._looking:
             found = await waiting_events(self._path) if waiting_files(self._path) else NOTHING_WAITS
@@ -191,7 +191,7 @@ class PostgresStore(SqlStore):
             finally:
                 await writer.close()
         except StoreError:
-            return  # the caller finds the files where they were
+            return  # the files stay in place for the caller
 
     async def open(self) -> None:
         self._wanted = True
@@ -240,8 +240,9 @@ class PostgresStore(SqlStore):
     ) -> bool:
         await self._open_at_last()
         try:
-            first = partial(_note_import, revisions, files)
-            await shielded(self._store(envelopes, first))
+            await shielded(
+                self._store(envelopes, lambda statements: note_import(statements, envelopes, revisions, files))
+            )
         except ImportConflict:
             return False
         await self._sums.stored(len(envelopes))
@@ -251,7 +252,7 @@ class PostgresStore(SqlStore):
         return named_lock(self._database, name)
 
     async def _open_at_last(self) -> None:
-        """Open the database, if it could not be reached when the store was opened."""
+        """Open the database now, if it could not be reached when the store was opened."""
         if self._wanted and not self._database.is_open:
             await self.open()
 
@@ -261,7 +262,7 @@ class PostgresStore(SqlStore):
         try:
             await self._write(await batch_of(envelopes), envelopes, first)
         except Unstorable:
-            # The cause is a character that text can't have, a number beyond 64 bits, or a month dropped by hand.
+            # The cause is an invalid character, a number beyond 64 bits, or a partition that was dropped by hand.
             self._months.clear()
             cleaned = [clean_envelope(envelope) for envelope in envelopes]
             await self._write(await batch_of(cleaned, clean_text), cleaned, first)
@@ -370,7 +371,7 @@ class PostgresStore(SqlStore):
             return [unread, *checks_of(facts, None, ())[1:]]
 
     async def journal_mode(self) -> str:
-        return "wal"  # PostgreSQL has no other
+        return "wal"  # PostgreSQL always uses a write-ahead log
 
     async def prune(
         self,
@@ -424,10 +425,6 @@ class PostgresStore(SqlStore):
 
         async with self._repricing, own_connection(self._database) as database:
             return await resume_reprice(database, self._clock, run_id, progress)
-
-
-def _note_import(revisions: Sequence[Revision], files: Sequence[ImportedFile], statements: Statements) -> None:
-    note_import(statements, revisions, files)
 
 
 def _default_path(database: Database) -> Path:
@@ -493,10 +490,10 @@ def _rows(
     """The columns and the first rows of one statement."""
     query = cast("Any", translated(sql) if parameters else sql)
     if sql.split(maxsplit=1)[:1] and sql.split(maxsplit=1)[0].lower() in ("explain", "show"):
-        cursor: Any = connection.cursor(binary=True)  # binary: so that it may be one statement only
+        cursor: Any = connection.cursor(binary=True)  # the binary protocol allows only one statement
         cursor.execute(query, parameters or None, prepare=False)
         return [column.name for column in cursor.description or ()], cursor.fetchmany(limit)
-    with connection.cursor(name="typed") as several:  # a cursor of the server: a SELECT, and nothing else
+    with connection.cursor(name="typed") as several:  # a server-side cursor accepts only a SELECT
         several.execute(query, parameters or None)
         return [column.name for column in several.description or ()], several.fetchmany(limit)
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# --- Retention ---
-# See `tracestore.sql.pruning`. Calls are deleted first, with their tags and costs, in short transactions. Then
-# each whole month before the cutoff is dropped with its events, which is quick for any number. The rest of it,
-# such as the events of calls without an end, is put back into a new partition in the same transaction. If much of
-# a month has to stay, or it is read for long, and in the month of the cutoff, rows are deleted instead.
+# --- Retention --- See `tracestore.sql.pruning`. Calls are deleted first, with their tags and costs, in short
+# transactions. Then each whole month before the cutoff is dropped with its events, which is quick for any number.
+# Rows that must stay, such as events of calls without an end, are put into a new partition in the same
+# transaction. Rows are deleted one by one if much of a month must stay, if readers block the drop, and in the
+# month of the cutoff.
 #
-# To drop a month takes the role that owns the tables. Deleted rows leave space for later rows, but it stays on the
-# disk until ``vacuum``, which rewrites the tables while writers wait. A dropped month frees its space immediately.
+# Only the owner of the tables can drop a month. Space of deleted rows is reused for later rows. Only ``vacuum``
+# returns it to the disk; it rewrites the tables while writers wait. A dropped month frees its space immediately.
 
 
 _log = Log("tracestore.pruning")
@@ -65,7 +65,7 @@ _ENDINGS = "DELETE FROM turn_endings WHERE decided_at < to_timestamp(? / 1000000
 class ServerPruning(pruning.Pruning):
     _delete_tags = "DELETE FROM call_tags WHERE call_id IN ({calls})"
     _events_with_calls = False
-    _old_runs = f"{pruning.OLD_RUNS} AND r.shipped_from IS NULL"  # The files of other runs record their ends.
+    _old_runs = f"{pruning.OLD_RUNS} AND r.shipped_from IS NULL"  # Shipped runs are ended in their own files.
 
     def __init__(self, database: Database, progress: pruning.Progress | None) -> None:
         super().__init__(database, progress)
@@ -93,7 +93,9 @@ class ServerPruning(pruning.Pruning):
         return size, size
 
     async def _shrink_to(self, max_bytes: int) -> None:
-        """Shrink once, by the share of the size, because deletions don't make the tables smaller."""
+        """Delete once, as large a share of the rows as the size must shrink by. The result can't be measured,
+        because deletions don't make the tables smaller.
+        """
         used, _ = await self._sizes()
         if used > max_bytes:
             cutoff = await self._cutoff(1 - max_bytes / used)
@@ -364,7 +366,7 @@ def _server_writable(facts: ServerFacts) -> Check:
 
 
 def _way(facts: ServerFacts) -> Check:
-    """The check whether others on the network could read the traffic, or impersonate the server."""
+    """Check whether others on the network could read the traffic or impersonate the server."""
     name = "store:tls"
     if facts.local:
         return Check(name, True, f"{facts.encrypted or 'not encrypted'}, on this machine")

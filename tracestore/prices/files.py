@@ -92,13 +92,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The licence of the source."""
     models: tuple[SnapshotModel, ...]
     aliases: tuple[tuple[str, str], ...] = ()
-    """Pairs of pattern and target that belong to no single model. For example, a provider that resells another's
-    models is such a pair."""
+    """Aliases that belong to no single model, as pairs of pattern and target. An example is a provider that
+    resells another's models.
+    """
     left_out: dict[str, int] = {}
-    """The number of models with facts in the source that the table lacks, by reason."""
+    """Why prices of the source are missing in the table, with the number of affected models."""
 
     def prices(self) -> PriceList:
-        """Its rows and aliases, as a reference, with local models free. Raises ConfigurationError."""
+        """Its rows and aliases, marked as a reference table, and zero prices for local models. Raises
+        ConfigurationError.
+        """
         try:
             rows = [
                 msgspec.convert({"model": model.id, "reference": True, **fields}, PriceRow)
@@ -230,7 +233,7 @@ def _parse(path: Path) -> Node:
 
 
 class _Reader:
-    """The conversion of a file's nodes to rows. Every error names the file, the key and the expected value."""
+    """Converts a file's YAML nodes to rows. Every error names the file, the key and the expected value."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -306,7 +309,7 @@ class _Reader:
         ]
 
     def _extra(self, node: Node | None, where: str) -> dict[str, int]:
-        """The rates: for a million tokens, and for one of everything else."""
+        """The extra rates. A rate is for a million tokens, or for one piece of anything else."""
         rates = {
             name: self._rate(value, f"{where}.{name}", 6 if name in USAGE_PARTS else 12)
             for name, value in self._mapping(node or {}, where).items()

@@ -17,7 +17,7 @@ MAX_INT64 = 2**63 - 1
 US_PER_SECOND = 1_000_000
 DAY_SECONDS = 86_400
 ANY_TIER = "*"
-_MAX_RATE = 10**15  # pico-USD: 1,000 USD for one; beyond that it is a mistake in the unit
+_MAX_RATE = 10**15  # pico-USD, equal to 1,000 USD; a larger rate is probably in the wrong unit
 
 BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h")
 """The buckets that are counted and priced separately, in the order of `explain()`. Rates have the same names."""
@@ -95,8 +95,8 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         """The name of the rate that `rate()` gives. If the row bills the bucket as another one, it is the other
         one's name.
 
-        A part of a bucket that has no rate is billed as the bucket. Reasoning is billed as output. Tokens of a
-        cache without a rate are billed as if there were no cache: cached audio as audio.
+        A part of a bucket without a rate is billed as the bucket. Reasoning without a rate is billed as output.
+        Cached tokens without a rate are billed as uncached ones; for example, cached audio as audio.
 
         Args:
             name: One of `BUCKETS`, or a name of `TokenUsage.details`.
@@ -167,7 +167,7 @@ class PriceAlias(msgspec.Struct, frozen=True):
 
 
 class PriceList(NamedTuple):
-    """The contents of a price table from a file or a snapshot. They are not checked yet."""
+    """The unchecked contents of a price table, from a file or a snapshot."""
 
     rows: Sequence[PriceRow]
     label: str
@@ -187,7 +187,8 @@ def sorted_rows(rows: Iterable[PriceRow]) -> tuple[PriceRow, ...]:
 
 
 def _order(row: PriceRow) -> tuple[str, bool, str, bool, int, int, int]:
-    # Within a model, the last row that covers a call is the right one: for its own tier, its hours, its size.
+    # Of a model's rows that cover a call, the last one applies: rows for a tier, for hours or for larger sizes are
+    # sorted last.
     return (
         row.model,
         row.service_tier != ANY_TIER,
@@ -276,9 +277,9 @@ def hash_of(rows: tuple[PriceRow, ...], aliases: tuple[PriceAlias, ...]) -> str:
 _HASHED = sorted(name for name in PriceRow.__struct_fields__ if name != "note")
 
 
-# --- Finding the rows of a model ---
-# A model has up to four names: the requested one and the served one, each under the adapter and under the provider
-# with the prices (`priced_as`). For each name, the rows are tried in this order:
+# --- Finding the rows of a model --- A model has up to four names: the requested one and the served one, each
+# under the adapter and under the provider with the prices (`priced_as`). For each name, the rows are tried in this
+# order:
 #
 #   1. rows for exactly this ``provider:name``
 #   2. rows for the target of the first matching alias (an alias without ``*`` before those with it)
@@ -286,14 +287,14 @@ _HASHED = sorted(name for name in PriceRow.__struct_fields__ if name != "note")
 #   4. if there are none so far: rows for the targets of aliases of whole providers (``azure:*`` is ``openai:*``)
 #   5. rows with ``*``, the one with more literal characters first
 #
-# A user's rows go before the rows of a reference table, under any rule. Among the user's rows, the adapter's own
-# name goes first. Among the reference's rows, the provider's name goes first, because an adapter may have any
-# name.
+# A user's rows always take precedence over a reference table's. Among the user's rows, rows for the adapter's own
+# name come first. Among the reference's rows, rows for the provider's name come first, because an adapter may have
+# any name.
 
 
 _DATED = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8})$")
 _CACHE_SIZE = 4096
-_MOST_NAMES = 12  # that aliases may lead to from one name; more is a circle
+_MOST_NAMES = 12  # the longest chain of aliases from one name; a longer chain is circular
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -317,7 +318,7 @@ class Matcher:
             (pattern.split("*"), patterns[pattern]) for pattern in sorted(patterns, key=_specificity)
         ]
         self._plain: dict[str, str] = {}
-        self._starred: dict[str, list[tuple[list[str], PriceAlias]]] = {}  # by provider; "" is for any
+        self._starred: dict[str, list[tuple[list[str], PriceAlias]]] = {}  # by provider; "" means any provider
         for alias in aliases:
             pattern = alias.pattern.lower()
             if "*" in pattern:
@@ -349,7 +350,7 @@ class Matcher:
         return sorted(listed, key=lambda match: match.row.reference)
 
     def _search(self, name: str) -> Iterator[Match]:
-        # Within a group the last row goes first: that for the tier itself, for its hours, for the larger size.
+        # Within a group, the last row comes first: the one for the exact tier, for hours, or for the larger size.
         chain = self._all_names(name)
         for step, how in chain.items():
             for row in reversed(self._exact.get(step, ())):
@@ -361,7 +362,9 @@ class Matcher:
                     yield from (Match(row, f"{how}, pattern".removeprefix(", ")) for row in reversed(rows))
 
     def _all_names(self, name: str) -> dict[str, str]:
-        """A name and the names that it leads to, each with how it was reached, until one of them has rows."""
+        """A name and the names that its aliases lead to, until one has rows. Each has a text about how it was
+        reached.
+        """
         names: dict[str, str] = {}
         waiting = [(name, "")]
         while waiting and len(names) < _MOST_NAMES:
@@ -377,7 +380,7 @@ class Matcher:
         return names
 
     def _chain(self, name: str, how: str, seen: set[str]) -> Iterator[tuple[str, str]]:
-        """The names that the aliases of one model lead to, and the names without a date."""
+        """Yield the names that a model's aliases lead to, and the same names without a date."""
         if name in seen or len(seen) >= _MOST_NAMES:
             return
         seen.add(name)

@@ -4,8 +4,8 @@ The data needs care in these points:
 
 - A price applies from its start date until the next price's start. Before the first date, the first price
   applies.
-- Hours of the day are in the same list as dates, and have no date of their own. They are assumed to apply since
-  the last date in the list, not always.
+- Hours of the day are in the same list as dates, and have no date of their own. They are assumed to apply only
+  from the last date in the list on.
 - Tiers are cliffs above a number of input tokens, and each rate has its own tiers. A row here has all rates of one
   size.
 - A variant (batch, or a service tier) holds only the rates that differ from the standard price.
@@ -27,9 +27,10 @@ from callboard.adapters.provider import published_vendor
 from callboard.bus.clock import to_us
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import tier_in
 
 from .files import FORMAT, Snapshot, SnapshotModel
-from .rows import DAY_SECONDS
+from .rows import BUCKETS, DAY_SECONDS
 
 _Fields: TypeAlias = dict[str, int | str | dict[str, int]]
 _Rates: TypeAlias = dict[str, Decimal | list[tuple[int, Decimal]]]
@@ -45,7 +46,7 @@ _BUCKETS = {
     "cache_write_1h_mtok": "cache_write_1h",
     "output_reasoning_mtok": "reasoning",
 }
-_EXTRA = {  # our name, and how many of our units their price is for
+_EXTRA = {  # Callboard's name, and the number of Callboard's units that the published price is for
     "input_audio_mtok": ("audio_input", 10**6),
     "input_image_mtok": ("image_input", 10**6),
     "input_video_mtok": ("video_input", 10**6),
@@ -73,6 +74,8 @@ _TIERS = {
 }
 _DATE_AT_END = re.compile(r"(?:\[-@\]|-)(?:\\d\{8\}|\\d\{4\}-\\d\{2\}-\\d\{2\})\$$")
 _PLAIN = re.compile(r"(?:[\w/@:=-]|\\\W)+")
+_RUNS_ANYWHERE = re.compile(r"claude-(?:v?[123]\b|(?:opus|sonnet|haiku)-4-[015]\b)")
+"""Anthropic's models before Claude Opus 4.6. They can't be limited to one geography."""
 _NOT_SPEECH = "^(?!.*-[tT][tT][sS](?:$|-))"
 
 
@@ -81,7 +84,7 @@ def convert(data: Json, *, source: str, day: str) -> Snapshot:
     providers = data.get("providers") if isinstance(data, dict) else data
     if not isinstance(providers, list) or not providers:
         raise ConfigurationError(f"{source}: expected genai-prices' list of providers")
-    left_out: Counter[str] = Counter()  # by the number of models
+    left_out: Counter[str] = Counter()  # reasons, each with the number of models
     try:
         models = [model for provider in providers for model in _provider(_object(provider), left_out)]
         aliases = tuple(alias for provider in providers for alias in _general_aliases(_object(provider)))
@@ -119,7 +122,8 @@ def _general_aliases(provider: JsonObject) -> Iterator[tuple[str, str]]:
         yield f"{name}:*", f"{published_vendor(str(other))}:*"
     for model in _objects(provider["models"]):
         for text in _without_speech(_object(model["match"])):
-            yield f"{name}:{text}*-tts*", f"{name}:{model['id']}-tts"  # before the pattern, and to no price
+            # This comes before the pattern and leads to no price.
+            yield f"{name}:{text}*-tts*", f"{name}:{model['id']}-tts"
 
 
 def _without_speech(clause: JsonObject) -> Iterator[str]:
@@ -138,6 +142,8 @@ def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[Snapshot
     for model in _objects(provider["models"]):
         notes: set[str] = set()
         rows = list(_model_rows(model, notes))
+        if name == "anthropic" and not _RUNS_ANYWHERE.match(str(model["id"])):
+            rows += [_in_the_us(row) for row in rows]
         names = dict.fromkeys(_patterns(_object(model["match"]), notes))
         left_out.update(notes)
         if not rows:
@@ -185,7 +191,7 @@ def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
 def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
     """The names that a simple expression matches: one text, a text with any digit after it, or a text with a date.
 
-    Matching itself ignores dates, so a text is returned without its date.
+    A date is left out of the result, because matching ignores dates.
     """
     text = _DATE_AT_END.sub("", regex).removesuffix("$")
     digit = text.endswith(r"\d")
@@ -243,6 +249,19 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
         elif tier:
             found.append((tier, _start(variant), _rates(_object(variant["prices"]), left_out)))
     return found
+
+
+def _in_the_us(row: _Fields) -> _Fields:
+    """The rates of inference in the US only, which the data does not have: 1.1 times all rates of tokens.
+
+    The source is Anthropic's page on data residency.
+    """
+    rates = {
+        name: value * 11 // 10 if name in BUCKETS and isinstance(value, int) else value
+        for name, value in row.items()
+    }
+    tier = row.get("service_tier")
+    return {**rates, "service_tier": tier_in(tier if isinstance(tier, str) else None, "us") or ""}
 
 
 def _in_force(dated: list[JsonObject], at: int) -> JsonObject:
@@ -337,7 +356,7 @@ def _pico(dollars: Decimal, units: int, left_out: set[str]) -> int:
 
 
 def parse(data: bytes, source: str) -> Json:
-    """JSON with its numbers as written."""
+    """Parse JSON. Decimal fractions become Decimal, so that no digit is lost."""
     try:
         value: Json = json.loads(data, parse_float=Decimal)
     except (ValueError, RecursionError) as error:

@@ -3,11 +3,12 @@
 - **Units.** A rate is in whole pico-USD per token, which equals micro-USD per million tokens. A cost is in whole
   nano-USD: products are summed exactly in pico-USD and rounded once, half up.
 - **Buckets.** The counts of `TokenUsage` are disjoint. Reasoning has the `reasoning` rate, or else the output
-  rate. Tokens in `TokenUsage.details` are taken out of their bucket. Pieces are added.
-- **Rows.** In the order of `tracestore.prices.rows`, the first row applies that is valid for time, size and
-  service tier. Above a threshold (`above`) of total input, all tokens pay the rates of that row.
+  rate. Tokens in `TokenUsage.details` are subtracted from their bucket and billed at their own rate. Pieces are
+  billed additionally.
+- **Rows.** The first row that is valid for the time, size and service tier applies; `tracestore.prices.rows` has
+  the order. If the total input exceeds a row's threshold (`above`), all tokens are billed at that row's rates.
 - **Unknown is not zero.** Without a row or a rate, or with contradictory counts, the cost is None with a reason.
-  Only caches without a rate are billed as input, and the reason mentions it.
+  The only exception is a cache without a rate: its tokens are billed as input, and the reason says so.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ from .rows import (
 )
 
 MOST_PICO = 9 * 10**18
-"""The largest cost of one call in pico-USD: 9 million USD. So 64 bits hold every sum within a call."""
+"""The largest cost of one call in pico-USD: 9 million USD. With this limit, every sum within a call fits into 64
+bits.
+"""
 
 TOO_LARGE = "cost too large"
 INCONSISTENT = "usage inconsistent"
-"""A reason without a cost. `TOO_LARGE` is another. The SQL of repricing returns the same texts."""
+"""A reason for a missing cost, like `TOO_LARGE`. The SQL of repricing returns the same texts."""
 
 
 class Component(msgspec.Struct, frozen=True):
@@ -185,7 +188,7 @@ class PriceTable:
         )
 
     def discounted(self, factors: Mapping[str, Decimal | int | str], *, label: str | None = None) -> PriceTable:
-        """A table of the same rows at other rates: tiers, dates, sizes, hours and missing rates stay.
+        """A table of the same rows with all rates multiplied. Tiers, dates, sizes, hours and missing rates stay.
 
         Args:
             factors: The factor on all rates of a model's rows, by ``provider:name``; ``*`` matches any text.
@@ -193,8 +196,8 @@ class PriceTable:
             label: The label of the new table; None names the factors and this table.
 
         Raises:
-            ConfigurationError: A factor is negative, not a number, or a float, which wouldn't be exact. Or a name
-                matches no row: a model that an alias prices as another has no rows of its own.
+            ConfigurationError: A factor is negative, not a number, or a float, which wouldn't be exact. It is also
+                raised if a name matches no row. A model that is priced through an alias has no rows of its own.
         """
         pass
 
@@ -325,10 +328,9 @@ class PriceTable:
         priced_as: str | None = None,
         service_tier: str | None = None,
     ) -> Iterator[Segment]:
-        """The table's answers for one model, as disjoint ranges of time, hours and size. SQL can join with them.
+        """The rows that apply to one model, as disjoint ranges of time, hours and size, for joins in SQL.
 
-        The table is evaluated at each point where the answer can change. So the ranges give the same answers as
-        `find`.
+        The table is evaluated at each point where the result can change, so the ranges agree with `find`.
 
         Args:
             model: The model as ``provider:name``.
@@ -391,7 +393,7 @@ def round_to_nano(pico_usd: int) -> int:
 
 
 def tier_words(service_tier: str | None) -> str:
-    """The text that a reason adds for a service tier; empty for the default one."""
+    """The part of a reason about the service tier; empty for the default tier."""
     tier = tier_name(service_tier)
     return f" at service tier {tier}" if tier else ""
 

@@ -1,8 +1,8 @@
 """A machine's record of shipping: a small file next to the trace file.
 
-It has the name of the file in the shared store, and the store's last known position. Only reports depend on it.
-The shared store itself has the true position. If the mark is lost, the file gets a new name in the store and is
-sent again, which changes nothing.
+It contains the name of the file in the shared store, and the store's last known position. Only reports use that
+position: the true one is in the shared store. If the mark is lost, the file gets a new name in the store and is
+sent again, which is harmless.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError
 
 from ..prices.table import PriceTable
-from ..reports import Check
-from ..sql.batches import Delivered
+from ..reports import Check, Delivered
 from ..sqlite.files import HeldFile, escaped, remove_quietly
 from ..sqlite.store import TraceStore
 from ..store import Store
@@ -81,7 +80,7 @@ def first_mark(trace: Path, target: str, clock: Clock) -> Mark:
     draft.write_bytes(msgspec.json.encode(mark))
     draft.chmod(0o600)
     try:
-        if path.exists():  # damaged, or of another target with the same short name
+        if path.exists():  # the mark is damaged, or belongs to another target with the same short name
             os.replace(draft, path)
             return mark
         with contextlib.suppress(FileExistsError):
@@ -114,7 +113,7 @@ def forget_mark(trace: Path, target: str) -> bool:
 class Turn:
     """The lock for shipping a trace file to a target. Others wait, so that the work is not done twice.
 
-    Two at the same time would do no harm.
+    Shipping concurrently would be harmless.
     """
 
     def __init__(self, trace: Path, target: str) -> None:
@@ -138,7 +137,7 @@ class Turn:
         return self._has
 
     def give_up(self) -> None:
-        """Let another have it."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
         self._file, self._has = None, False
@@ -179,9 +178,8 @@ async def backlogs(trace: Path) -> list[Backlog]:
     return found
 
 
-# --- Finding files of dead shippers ---
-# Each shipper of a machine registers its file with a small file in a folder of the machine. After its process
-# died, another shipper to the same store finds the file with its lock free. It writes the events that the dead
+# --- Finding files of dead shippers --- Each shipper registers its trace file in a folder of the machine. If its
+# process dies, another shipper to the same store finds that the lock is free. It writes the events that the dead
 # process left, ends its runs, and ships the file.
 
 
@@ -207,7 +205,7 @@ class RegisteredFiles:
         self._target = target
         self._prices = prices
         self.delivered: Delivered | None = None
-        """Returns the output that readers in other processes have of a lost call."""
+        """A function that returns how much output of a lost call readers in other processes have."""
         self._look_at = 0.0
 
     def register(self) -> None:
@@ -273,7 +271,7 @@ async def take_over(store: Store, prices: PriceTable | None, delivered: Delivere
 
 
 async def check_shipping(trace: Path) -> list[Check]:
-    """The progress of shipping to each shared store of the file. It does not connect to a store."""
+    """Check the progress of shipping to each shared store of the file, without connecting to it."""
     try:
         found = await backlogs(trace)
     except StoreError as error:

@@ -23,8 +23,8 @@ from ..sql.projection import PROJECTED_TOPICS, Projection
 class Position(msgspec.Struct, frozen=True):
     """A place in a trace file: an event, and everything before it.
 
-    A number alone is not enough, because a fully pruned file counts from 1 again, and a copy of a file continues
-    separately.
+    The event's number alone is not enough: a fully pruned file counts from 1 again, and a copy of a file has the
+    same numbers for other events.
     """
 
     event: int = 0
@@ -39,7 +39,7 @@ START = Position()
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Events as they were read, column by column. So thousands of events are few objects."""
+    """Events as they were read, column by column, so that thousands of events need few objects."""
 
     runs: list[int]
     """The numbers of their runs in the file."""
@@ -80,7 +80,7 @@ class Shipment(msgspec.Struct, frozen=True):
     days: set[int]
     """The days of the events, since 1970."""
     projected: list[int]
-    """The places of the events that change other tables."""
+    """The indexes of the events that change other tables."""
     projection: Projection
     """The rows that are derived from these events."""
     begun: list[Lines]
@@ -90,7 +90,7 @@ class Shipment(msgspec.Struct, frozen=True):
     is_all: bool = True
     """Whether it was the last shipment at the time of reading."""
     erased: int = 0
-    """The number of the file's last deletion at the time of reading. The store has repeated all of them."""
+    """The number of the file's last deletion when the shipment was read. The store has already repeated it."""
     dead: Collection[str] = ()
     """The sessions whose messages in this shipment were all deleted in the file."""
 
@@ -168,15 +168,14 @@ class Target(Protocol):
     async def end_runs(self, endings: Mapping[str, Ending]) -> None: ...
 
 
-# --- Rows for COPY ---
-# They are CSV with control characters in place of commas and quotes. All values are quoted, and NULL is one more
-# control character, which the server accepts in quotes, too. So rows are made by joining texts. If a text has one
-# of those characters, the rows are made value by value instead.
+# --- Rows for COPY --- They are CSV with control characters in place of commas and quotes. All values are quoted.
+# A third control character means NULL, even in quotes. So rows are made by joining texts. If a text contains one
+# of these characters, the rows are made value by value.
 
 
 _BETWEEN = "\x1f"
 QUOTE = "\x02"
-"""The sign on both sides of a value. In the value it is doubled."""
+"""The quote character. It is doubled inside a value."""
 _NULL = "\x1e"
 _END = "\n"
 _ROWS_AT_ONCE = 250
@@ -204,7 +203,7 @@ class Lines(msgspec.Struct, frozen=True):
     def parts(self, runs: Mapping[int, int]) -> Iterator[bytes]:
         """The text of all rows in pieces, as UTF-8. Each row starts with the server's number of its run.
 
-        One text of all rows would take some megabytes of memory each time.
+        A single text of all rows would take some megabytes of memory.
         """
         before = {number: f"{there}{self.begin}" for number, there in runs.items()}
         for place in range(0, len(self.rows), _ROWS_AT_ONCE):
@@ -215,7 +214,7 @@ class Lines(msgspec.Struct, frozen=True):
             else:
                 (begin,) = before.values()
                 text = f"{begin}{f'{self.end}{begin}'.join(rows)}{self.end}"
-            yield text.encode("utf-8", "surrogatepass")  # the server refuses half a surrogate pair
+            yield text.encode("utf-8", "surrogatepass")  # the server rejects half a surrogate pair
 
 
 def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequence[SqlValue]]) -> Lines:
@@ -240,7 +239,7 @@ class _SignInText(Exception):
 def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:
     """The values of a column as text. In a column of several types, values that are not text may remain."""
     if isinstance(next((value for value in column if value is not None), ""), int):
-        encoded = msgspec.json.encode(column).decode()  # many times as fast as str
+        encoded = msgspec.json.encode(column).decode()  # many times faster than str
         if '"' in encoded or encoded.count("null") != missing:
             raise TypeError("not all of them are whole numbers")
         texts = encoded[1:-1].split(",")
@@ -357,7 +356,7 @@ _completed = msgspec.json.Decoder(_Completed)
 
 
 def _event(topic: str, data: str) -> Event:
-    """An event as from `decode_event`, but with another type, because decoding raw usage objects takes long."""
+    """Like `decode_event`, but the usage objects stay undecoded, because decoding them is slow."""
     if topic == _Completed.topic_of() and _Completed.SCHEMA == 1 and data.startswith('{"type":'):
         try:
             event = _completed.decode(data)
@@ -372,13 +371,13 @@ def _event(topic: str, data: str) -> Event:
 def are_new(
     shipment: Shipment, places: Iterable[int], numbers: Mapping[int, int], new: Collection[tuple[int, int]]
 ) -> list[int]:
-    """The places of the events that are new to a server."""
+    """The indexes of the events that are new to a server."""
     runs, seqs = shipment.read.runs, shipment.read.columns[SEQ]
     return [place for place in places if (numbers[runs[place]], seqs[place]) in new]
 
 
 def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
-    """A shipment with texts that a server accepts."""
+    """Replace texts in a shipment that a server would reject."""
     read = shipment.read
     columns = [[clean(value) if isinstance(value, str) else value for value in column] for column in read.columns]
     names = {number: clean(run.run_id) for number, run in shipment.runs.items()}

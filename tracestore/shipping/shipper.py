@@ -18,7 +18,7 @@ from callboard.bus.events.operation import StoreShippingChanged
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sql.batches import Delivered
+from ..reports import Delivered
 from ..sql.connection import Unstorable
 from ..sqlite.store import TraceStore
 from .marks import Mark, RegisteredFiles, Turn, first_mark, mark_path, write_mark
@@ -60,7 +60,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Do nothing for this time, or until `wake`."""
+    """Wait for this time, or until `wake`."""
 
     seconds: float
 
@@ -123,7 +123,7 @@ class ShippingPlan:
         return wait
 
     def wake(self) -> None:
-        """End a rest, because a caller waits. A failing target keeps its pause."""
+        """Check the file now, because a caller waits. The pause after a failure does not end."""
         if self.state == "resting":
             self._until = 0.0
 
@@ -204,13 +204,13 @@ class TraceShipper:
         )
         self._mark: Mark | None = None
         self._mark_at = 0.0  # when it is to be written again
-        self._ahead: Reading | None = None  # read while the shipment before it was taken
-        self._erased = 0  # the number of the last deletion in the file that the target has done
+        self._ahead: Reading | None = None  # read while the previous shipment was being stored
+        self._erased = 0  # the number of the file's last deletion that the target has repeated
         self._open_runs: set[str] = set()
         self._state: ShippingState = "shipping"
         self._reason = ""
         self._shipped = self._behind = self._logged = self._passed_over = 0
-        self._wanted = self._served = 0  # The number of callers that wait until all is shipped.
+        self._wanted = self._served = 0  # counters of the requests to ship everything: made, and fulfilled
         self._wake = anyio.Event()
         self._changed = anyio.Event()
 
@@ -225,7 +225,7 @@ class TraceShipper:
         prices: PriceTable,
         adopts: Path,
     ) -> TraceShipper:
-        """A shipper of the file that this process writes. It need not read the last batches again."""
+        """A shipper of the file that this process writes. It takes the last batches from memory."""
         recent = Recent()
         writer.tell(recent.keep)
         return cls(writer.path, to, clock=clock, on_change=on_change, prices=prices, adopts=adopts, recent=recent)
@@ -381,7 +381,8 @@ class TraceShipper:
                 _log.warning("store_fell_back", target=self._target.name, file=str(self.path))
                 await self._ask()
                 return False
-            # It is the place of another file of this name, such as a copy. Each goes its own way.
+            # The position belongs to another file with the same name, such as a copy. Ship this file from its
+            # start.
             position = await self._target.take(self._origin, msgspec.structs.replace(shipment, after=START))
         await self._sent(shipment, position)
         return shipment.is_all
@@ -396,7 +397,7 @@ class TraceShipper:
 
     async def _read(self, step: Send) -> Reading:
         ahead, self._ahead = self._ahead, None
-        shipment = None if ahead is None else ahead.shipment  # deletions are read when it is their turn
+        shipment = None if ahead is None else ahead.shipment  # deletions are not read ahead
         is_next = shipment is not None and shipment.after == step.after and len(shipment) <= step.limit
         if ahead is not None and is_next:
             return ahead
@@ -413,12 +414,12 @@ class TraceShipper:
             except (StoreError, Unstorable) as error:
                 failure = error
         if failure is not None:
-            self._ahead = None  # it would be old when it is wanted
+            self._ahead = None  # it would be outdated when it is needed
             raise failure
         return position
 
     async def _read_ahead(self, after: Position, limit: int) -> None:
-        with contextlib.suppress(StoreError, OSError):  # then it is read when it is its turn
+        with contextlib.suppress(StoreError, OSError):  # on failure, it is read again later
             self._ahead = await self._source.read(after, limit, self._erased)
 
     async def _end_runs(self) -> None:

@@ -20,7 +20,7 @@ from ..sql.connection import Row, Statements, placeholders
 from ..sql.expiry import erased_since, erasures_after, next_boundary, references_in
 from ..sql.projection import Projection, joined
 from ..sqlite.database import Database
-from ..sqlite.reading import WholeTrace
+from ..sqlite.reader import WholeTrace
 from ..sqlite.schema import migrate
 from .shipment import (
     EVENT_COLUMNS,
@@ -49,7 +49,7 @@ _ERASURES_AT_ONCE = 200
 
 
 class Source:
-    """The reading end of a trace file, which other processes write.
+    """Reads a trace file that other processes write.
 
     It adds the events that dead processes left next to the file. In an engine, the engine's writer does that.
     """
@@ -138,7 +138,7 @@ def _reading(
 class _Found(NamedTuple):
     read: Read
     last: int  # the number of the last event
-    is_all: bool = False  # whether nothing lies behind
+    is_all: bool = False  # whether there are no later events
     projection: Projection | None = None
 
 
@@ -212,15 +212,15 @@ class _Part(NamedTuple):
 def _part(statements: Statements, which: Mapping[str, int]) -> _Part:
     """The events after a given one, column by column.
 
-    The query returns them in one row, as JSON and as one long text. With every fetched row, the thread lets other
-    threads run. In a busy process it then waits milliseconds for its next turn.
+    The query returns them in one row, as JSON and as one long text. Fetching a row releases the GIL, and in a busy
+    process it takes milliseconds to get it back.
     """
     ((last, encoded, joined_data),) = statements.run(_EVENTS, which)
     columns = _decoder.decode(encoded)
     if joined_data is None:
         return _Part((*columns, []))
     data = joined_data.split(QUOTE)
-    if len(data) != len(columns[0]):  # the sign is in the data, too
+    if len(data) != len(columns[0]):  # the separator also occurs in the data
         ((encoded_data,),) = statements.run(_DATA, which)
         data = msgspec.json.decode(encoded_data, type=list[str])
     return _Part((*columns, data), last, len(joined_data))
@@ -276,7 +276,7 @@ def _content(statements: Statements, events: list[tuple[str, int, int, str | Non
     for name in sorted(name for name in names if name is not None):
         setups += statements.run(f"{_SETUPS} WHERE s.session_id = ?", (name,))
     for setup in setups:
-        if not setup[2]:  # It is a branch, and its first messages are older.
+        if not setup[2]:  # a branch: its first messages are older
             messages += statements.run(f"{_MESSAGES} WHERE m.session_id = ? ORDER BY m.position", (setup[0],))
     if not setups and not messages:
         return None
@@ -312,11 +312,10 @@ def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
     return list(found.values())
 
 
-# --- Recently written rows ---
-# They need not be read again. The file alone decides which events are shipped: their runs and numbers are read
-# behind a position. If these are exactly the last written batches, the values and their rows are taken from
-# memory. Otherwise all is read: at the start, after an outage, when other processes write to the file, and after
-# deletions.
+# --- Recently written rows --- They are kept in memory, so that they need not be read again. The file decides
+# which events are shipped: the runs and numbers after a position are read from it. If these are exactly the last
+# written batches, the other values are taken from memory. Otherwise everything is read: at the start, after an
+# outage, if other processes write to the file, and after deletions.
 
 
 MOST_EVENTS = 10_000
@@ -368,7 +367,7 @@ class Recent:
     def behind(self, position: Position) -> Sequence[Written]:
         """The events after a position that are in memory. The batches before it are dropped."""
         places = [place for place, batch in enumerate(self._batches) if _is_before(batch, position)]
-        for _ in range(places[-1] + 1 if places else 0):  # they are in the order of the file
+        for _ in range(places[-1] + 1 if places else 0):  # batches are in the order of the file
             self._drop_first()
         return tuple(self._batches)
 

@@ -1,9 +1,9 @@
-"""Batches of envelopes for a store, each built in parts, so that other tasks get their turn."""
+"""Batches of envelopes for a store. Each is built in parts, so that other tasks can run in between."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..codec import encode_events
 from ..prices.table import PriceTable
+from ..reports import Delivered
 from ..writing.content import CapturedMessage, CapturedSetup
 from .call_rows import IDENTITY, RUN, Values, json_text, tags_of
 from .connection import Database, Insert, Row, Statements
@@ -38,14 +39,15 @@ _MADE_AT_ONCE = 32
 
 _MOST_MADE_AT_ONCE = 256
 _MADE_PER_SECOND = 40_000
-"""The number of further events for each second of the other tasks: about a quarter of their time."""
+"""For each second that other tasks ran, this many more events are processed, which takes about a quarter of that
+time.
+"""
 
 
 class Batch:
     """Envelopes, encoded and sorted by the statement that stores them.
 
-    It is made outside of the transaction: `add` takes as many at a time as the event loop can spare, and
-    `complete` ends it.
+    It is built outside of the transaction: call `add` for some events at a time, and then `complete`.
     """
 
     def __init__(self) -> None:
@@ -70,7 +72,17 @@ class Batch:
     def add(self, envelopes: Sequence[Envelope]) -> None:
         """Add envelopes, at about 5 microseconds of CPU each."""
         for envelope, text in zip(envelopes, encode_events(envelopes), strict=True):
-            self._add(envelope, text)
+            data, tags = envelope.data, envelope.tags
+            kind = type(data)
+            row: Values = [*astuple(envelope), topic_of(data)]
+            row[_DATA] = text
+            if tags is not None:
+                row[_TAGS] = json_text(tags) if tags else None
+            self.events += row
+            if kind in PROJECTED:
+                self.projection.add(data, envelope.run_id, envelope.ts_us, list(_identity(row)), tags)
+            elif kind in _CAPTURED and envelope.session_id is not None:
+                self._captured.append(envelope)
 
     def complete(self, clean: Callable[[str], str] | None = None) -> None:
         """Join the rows that belong together. Call it once, after the last `add` and before `write`."""
@@ -113,19 +125,6 @@ class Batch:
     def _column(self, name: str) -> list[Any]:
         return self.events[STORED_COLUMNS.index(name) :: len(STORED_COLUMNS)]
 
-    def _add(self, envelope: Envelope, text: str) -> None:
-        row: Values = list(astuple(envelope))
-        data, tags = envelope.data, envelope.tags
-        row[_DATA] = text
-        if tags is not None:
-            row[_TAGS] = json_text(tags) if tags else None
-        row.append(topic_of(data))
-        self.events += row
-        if type(data) in PROJECTED:
-            self.projection.add(data, envelope.run_id, envelope.ts_us, list(_identity(row)), tags)
-        elif isinstance(data, _CAPTURED) and envelope.session_id is not None:
-            self._captured.append(envelope)
-
 
 async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | None = None) -> Batch:
     """Build a batch in parts, so that other tasks of the loop run between the parts. `clean` is as in `Batch`."""
@@ -142,7 +141,7 @@ async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | 
 
 
 def made_at_once(others_seconds: float) -> int:
-    """The number of events to make into rows next, by the time that the other tasks took.
+    """The number of events to process next. It grows with the time that other tasks took.
 
     With thousands of other tasks, a fixed small number would let the writer fall behind.
     """
@@ -156,11 +155,6 @@ PROCESS_LOST = "process_lost"
 """The error class of a call of a dead process. No adapter raises it, so it is not a value of `ErrorClass`."""
 
 _MESSAGE = "the process died before this call ended. Its usage and cost are at best an estimate"
-
-
-Delivered = Callable[[str, str], Awaitable[int]]
-"""Returns the output tokens of a message that readers in other processes have, by the ids of its turn and of the
-message; 0 if there are none."""
 
 
 def _goes_on(call: str) -> str:
@@ -271,7 +265,7 @@ def _end_of(
         retry_count=attempt - 1,
         usage=usage,
         cost=cost,
-        latency_ms=max(0, last_us - began_us) // 1000,  # as long as it was seen alive
+        latency_ms=max(0, last_us - began_us) // 1000,  # up to the last sign of life
     )
     return Envelope(
         seq=seq,

@@ -158,11 +158,11 @@ class _Filled:
 def _writer(name: str, column: Column | None) -> Callable[[Any], SqlValue] | None:
     """The conversion of a field to the value of a column; None if no conversion is needed."""
     if name in ("stop_reason", "error_class"):
-        return lambda value: None if value is None else str(value)  # members of an enum
+        return lambda value: None if value is None else str(value)  # an enum member becomes text
     if column is not None and column.kind == "json":
         return lambda value: json_text(value) if value else None
     if column is not None and column.kind == "bool":
-        # A later event fills in what an earlier one left NULL, so the default is no value.
+        # A default is stored as NULL, so that a later event can fill it in.
         return int if column.default is None else lambda value: 1 if value else None
     return None
 
@@ -204,7 +204,7 @@ def _set(name: str) -> str:
     return f"{name} = excluded.{name}"
 
 
-# A start sets the start of the call, an end its outcome. For all other columns the first value stays.
+# A start event sets the start time, and an end event sets the outcome. All other columns keep their first value.
 UPSERT_STARTED = _upsert((*_SHARED, *_STARTED), ("ts_us", "day"))
 UPSERT_COMPLETED = _upsert((*_SHARED, *_COMPLETED), ("status",))
 UPSERT_FAILED = _upsert((*_SHARED, *_FAILED), ("status",))
@@ -212,7 +212,7 @@ UPSERT_STARTED_COMPLETED = _upsert((*_SHARED, *_STARTED, *_COMPLETED), ("ts_us",
 UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day", "status"))
 
 
-# A correction replaces the outcome as a whole. The place in the tree stays if the correction does not give one.
+# A correction replaces the whole outcome. The position in the tree stays unless the correction has one.
 _STAY = tuple(name for name in _IMPORT.columns if name.startswith(("parent_", "root_", "depth")))
 _CORRECTED = ", ".join(
     f"{name} = coalesce(excluded.{name}, calls.{name})" if name in _STAY else f"{name} = excluded.{name}"
@@ -281,10 +281,9 @@ def whole_row(start: Values, end: Values) -> Values:
     return start + end[len(_SHARED) :]
 
 
-# --- The cost of a call ---
-# One SELECT has two costs, under separate names. The cost at call time never changes. The current cost is that of
-# the first current run that covers the call, or of the latest run of a requested price version. A call without
-# such a run keeps the cost at call time.
+# --- The cost of a call --- A SELECT returns two costs, under separate names. The cost at call time never changes.
+# The current cost is that of the first current run that covers the call, or of the latest run of a requested price
+# version. A call without such a run keeps the cost at call time.
 
 # NULL if the cost at call time applies.
 _CURRENT_RUN_OF_CALL = """(
@@ -476,7 +475,7 @@ def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
         if name.startswith(_TAG) and len(name) > len(_TAG):
             columns.append(f"{dialect.tag(f'{row}.tags')} AS g{number}")
             values.append(name.removeprefix(_TAG))
-        elif name == "operation":  # NULL is what earlier versions wrote
+        elif name == "operation":  # earlier versions stored NULL
             columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
         elif name == "origin":
             columns.append(f"coalesce({row}.origin, '{OWN}') AS g{number}")

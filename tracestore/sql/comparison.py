@@ -168,7 +168,7 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
 
     sessions = await lines("session", "sum(after) DESC, session")
     if [name for name, _ in sessions] == [""]:
-        sessions = []  # they were not asked for
+        sessions = []  # they were not requested
     return ComparedSums(
         await database.look(lambda statements: total_of(statements, table, run_id)),
         tuple(ModelReprice(model=name, **sums) for name, sums in await lines("model", "sum(after) DESC, model")),
@@ -177,10 +177,9 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
     )
 
 
-# --- Comparing the last priced calls ---
-# The costs before are looked up with the calls. A run of all calls over one other run, its base, skips most
-# look-ups. Its sums start with the sums of the base, and the run adds the costs at call time. Only calls with a
-# price on one side are then looked at one by one.
+# --- Comparing the last priced calls --- The costs before are looked up with the calls. A run of all calls over
+# one other run, its base, skips most look-ups. Its sums start with the sums of the base, and the run adds the
+# costs at call time. Only calls with a price on one side are examined one by one.
 
 
 _TABLES = (
@@ -236,8 +235,8 @@ _ONE_SIDED = """
      GROUP BY a.place{also}
 """
 
-# The costs before come with the calls, or from a table of the calls that changed. Copying those from one stretch
-# of `call_cost` is cheaper than looking each up in the whole table.
+# The costs before are read with the calls, or from a temporary table of the calls that changed. Copying a range of
+# `call_cost` is cheaper than looking up each call in the whole table.
 _AT_CALL = _Before("reprice_cost AS a", "a.at_call")
 _CURRENT = _Before(
     "reprice_cost AS a LEFT JOIN reprice_before AS b ON b.id = a.id",
@@ -253,7 +252,7 @@ _COPY_BEFORE = """
 
 
 def _unpriced_in(dialect: PricingDialect) -> str:
-    # By the index that has those only: SQLite would rather walk all costs of the stretch.
+    # Force the index with only these rows, because SQLite would scan all costs of the range.
     return f"""
         SELECT call_id FROM {dialect.by_index("call_cost", "call_cost_unpriced")}
          WHERE run = ? AND call_id > ? AND call_id <= ? AND cost_nano IS NULL

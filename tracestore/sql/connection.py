@@ -37,7 +37,7 @@ class PricingDialect(Protocol):
 
     @property
     def unknown_rate(self) -> int | float:
-        """The number in place of an unknown rate. The cost of one such token exceeds `priced_below`."""
+        """The number that replaces an unknown rate: so large that the cost of one token exceeds `priced_below`."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class PricingDialect(Protocol):
         ...
 
     def part(self, details: str, name: str) -> str:
-        """The count of one name in a column of details; NULL if there is none."""
+        """The SQL for one count, by its name, in a JSON column of usage details; NULL if there is none."""
         ...
 
     def each(self, details: str) -> str:
@@ -112,7 +112,7 @@ class PricingDialect(Protocol):
 
 SqlValue: TypeAlias = str | int | float | bytes | None
 """A value of a statement's parameter or of a row."""
-Row: TypeAlias = tuple[Any, ...]  # As the driver returns it; each reader has its own columns.
+Row: TypeAlias = tuple[Any, ...]  # as the driver returns it; every reader expects other columns
 Sql: TypeAlias = tuple[str, list[SqlValue]]
 """A statement or a part of one, and its parameters."""
 
@@ -190,7 +190,9 @@ class Dialect(Protocol):
 
 
 class Statements(Protocol):
-    """The operations for a function in the connection's thread. Don't keep them or use them elsewhere."""
+    """The operations that a function may use in the connection's thread. Don't store this object or use it
+    elsewhere.
+    """
 
     @property
     def dialect(self) -> Dialect: ...
@@ -258,8 +260,8 @@ def placeholders(number: int) -> str:
     return ", ".join("?" * number)
 
 
-# --- Work that outlives its caller ---
-# Cancellation of the caller does not stop it. A limit of patience may.
+# --- Work that continues after its caller is cancelled --- Cancelling the caller does not stop it. A time limit
+# may.
 
 
 _log = Log("tracestore.database")
@@ -269,7 +271,8 @@ async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
     """Run `work` to its end, even if the caller is cancelled. Then the cancellation continues."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None
-    # The scope keeps anyio's cancellation out, the shield asyncio's own `task.cancel()`, which passes the scope.
+    # The scope keeps anyio's cancellation out. The shield keeps out asyncio's own `task.cancel()`, which the scope
+    # does not stop.
     with anyio.CancelScope(shield=True):
         while not task.done():
             try:
@@ -286,7 +289,7 @@ async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """The longest time for work that waits for others. None means no limit."""
+    """Time limits for work that waits for others. None means no limit."""
 
     work: float | None = None
     """The longest time for a piece of work, in seconds."""

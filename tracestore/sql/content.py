@@ -7,8 +7,8 @@
   belong to an earlier session of the same name, and are deleted. The table also has the owner of the session (see
   `tracestore.sql.events`).
 
-Later means later in the same run, not by the clock, which may step back. An event that is stored already changes
-nothing. Expired content, both bodies and rows, is deleted by age alone.
+The order is that of the run's numbers, not of the clock, which may be set back. An event that is stored already
+changes nothing. Expired content, both bodies and rows, is deleted by age alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         bodies |= made
         for each in made:
             last_us[each] = max(last_us.get(each, 0), envelope.ts_us)
-    statements.run_many(  # An existing body is written too, so a concurrent deletion sees its use.
+    statements.run_many(  # an existing body is written again, so that a concurrent deletion sees that it is in use
         f"""
         INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
         ON CONFLICT (hash) DO UPDATE SET last_us = {greater("content.last_us", "excluded.last_us")}
@@ -107,7 +107,7 @@ def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodie
         assert event.setup is not None
         return *bodies_of_setup(event.setup), event.withheld
     except (TypeError, ValueError, RecursionError) as error:
-        # A host's own object where JSON belongs. The others in the batch are not to be lost for it.
+        # A host put an object that is not JSON into the content. The other events of the batch must not be lost.
         _log.error("content_unstorable", error=type(error).__name__)
         return None, {}, f"can't be stored: {type(error).__name__}"
 
@@ -246,7 +246,7 @@ _ASKED = """
 """
 """Finds a call that was answered since the session was set up.
 
-A call that was in progress when its process was killed doesn't count, because its turn has left nothing.
+A call that was in progress when its process was killed doesn't count, because its turn added no message.
 """
 
 

@@ -107,15 +107,14 @@ def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, 
     return {name: (least, greatest) for name, (least, greatest) in found.items()}
 
 
-# --- Owners of stored sessions ---
-# A run that creates, restarts or resumes a session (`claim`) owns it from then on. Another run may still write to
-# the session, for instance the rest of a turn in progress. Its messages are stored under another name,
-# ``SESSION.RUN``: a session with the common history at its start. So if two hosts resume one session at the same
-# time, there are two sessions in the end, and no message is lost.
+# --- Owners of stored sessions --- A run that creates, restarts or resumes a session (`claim`) owns it from then
+# on. Another run may still write to the session, for example the rest of a turn in progress. Its messages are
+# stored under another name, ``SESSION.RUN``: a session with the common history at its start. So if two hosts
+# resume one session at the same time, there are two sessions in the end, and no message is lost.
 #
 # In a cluster each claim of a session has a number, its epoch, and messages carry it. A message with a lower epoch
-# than the store's comes too late, also from the run that owns the session again. A message that the next owner has
-# restored from frames does not conflict with the original.
+# than the store's is too late, even if it is from the run that owns the session now. A message that the next owner
+# has restored from frames does not conflict with the original.
 
 
 _log = Log("tracestore.ownership")
@@ -165,9 +164,9 @@ def branch(
 ) -> str:
     """Make the session for a run's own continuation, and return its id.
 
-    The branch starts with the messages before the run's first one. If the owner wrote the last of these, the
-    owner may have started again. Then the branch has no start, because it might be wrong. In a cluster this
-    happens if that message is of a later claim.
+    The branch starts with the messages before the run's first one. If the owner wrote the last of these, the owner
+    may have restarted the session, and the messages might not be the run's. Then the branch starts empty. In a
+    cluster this is the case if that message belongs to a later claim.
     """
     names: dict[str, SqlValue] = {
         "session": session_id,
@@ -308,8 +307,8 @@ def envelope(row: Row) -> Envelope:
     return Envelope(**fields)
 
 
-# --- Background replies ---
-# The call of such a reply has no end in the trace. None is made for it when its process is lost.
+# --- Background replies --- The call of such a reply has no end in the trace. It gets none when its process is
+# lost.
 
 
 _OPEN = """

@@ -52,7 +52,7 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
     which = f"session_id IN ({listed})"
     for statement in statements.dialect.with_sessions:
         statements.run(statement.format(names=listed), names)
-    with statements.erasing():  # Metadata may quote content, too.
+    with statements.erasing():  # metadata may quote content, too
         content = [statements.change(f"DELETE FROM {table} WHERE {which}", names) for table in _CONTENT]
         content.append(forget_kept_of(statements, names))
         return statements.change(f"DELETE FROM sessions WHERE {which}", names) or int(any(content))
@@ -217,7 +217,7 @@ async def delete_session(
 ) -> bool:
     """Delete a session, and the captured content that belongs to no other session.
 
-    It works step by step, so that others can write in between. Content that is used again in between stays.
+    It works in steps, so that others can write in between. Content that is used again meanwhile stays.
     """
 
     def work(statements: Statements) -> bool:
@@ -252,7 +252,7 @@ async def sweep_bodies(database: Database, before_us: int) -> None:
 
 
 def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -> int:
-    """Delete and erase the spared bodies that no session needs, while all other writers wait."""
+    """Delete and erase the bodies in `Needed.spared` that no session needs. Other writers wait."""
     needed = needed_bodies(statements, before_us).hashes
     gone = 0
     with statements.erasing():
@@ -307,10 +307,9 @@ def delete_unneeded(statements: Statements, before_us: int, needed: Needed, afte
     return len(gone), rows[-1][0] if rows else 0
 
 
-# --- The record of deletions ---
-# It lists deleted sessions, and content deleted by age, without retention. A trace file reports with it the
-# deletions for shared stores. A shared store rejects with it content that shippers would bring back. A row is
-# written in the transaction of its deletion, and stays.
+# --- The record of deletions --- It lists deleted sessions, and content deleted by age, without retention. From a
+# trace file's record, shippers repeat the deletions in shared stores. With its record, a shared store rejects
+# content that shippers would bring back. A row is written in the transaction of its deletion, and stays.
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,22 +3,25 @@
 A call has one row in `imported_calls` for as long as the trace exists, even after the call was pruned. So if a
 file is read again, no call is imported twice, and no pruned call returns. The rows are written in the transaction
 of the call's event, and only if no other importer has changed them. So if two importers read the same files, each
-call is imported once. After a kill, the trace has both the row and the event, or neither.
+call is imported once. After a kill, the trace has both the row and the event, or neither. The same check keeps a
+session out that was deleted, and a call that was pruned, while an import was about to write it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from callboard.bus.events.envelope import Envelope
+
 from ..rows import Imported, ImportedFile, Revision
-from .connection import Database, SqlValue, Statements, placeholders
+from .connection import Database, Row, SqlValue, Statements, placeholders
 
 _AT_ONCE = 400
 """The number of rows in one statement. SQLite's oldest versions accept 999 parameters."""
 
 
 class ImportConflict(Exception):
-    """Another importer has changed the ledger. Nothing was written."""
+    """The trace has changed since the importer read it. Nothing was written."""
 
 
 async def imported_calls(database: Database, request_ids: Sequence[str]) -> dict[str, Imported]:
@@ -61,12 +64,20 @@ async def imported_files(database: Database, source: str) -> dict[str, ImportedF
     return {file.path: file for file in files}
 
 
-def note_import(statements: Statements, revisions: Sequence[Revision], files: Sequence[ImportedFile]) -> None:
+def note_import(
+    statements: Statements,
+    envelopes: Sequence[Envelope],
+    revisions: Sequence[Revision],
+    files: Sequence[ImportedFile],
+) -> None:
     """Change the ledger.
 
-    Call it in a transaction. Raises ImportConflict if the ledger has changed since the caller read it.
+    Call it in the transaction that stores the events. Raises ImportConflict if the ledger has changed since the
+    caller read it, a session was deleted, or a call was pruned.
     """
-    ordered = sorted(revisions)  # so that two importers wait for each other in one direction only
+    _refuse_deleted(statements, sorted({each.session_id for each in envelopes if each.session_id is not None}))
+    corrected = {each.request_id for each in envelopes}
+    ordered = sorted(revisions)  # so that two importers can't deadlock
     new = [each for each in ordered if each.before is None]
     for place in range(0, len(new), _AT_ONCE):
         some = new[place : place + _AT_ONCE]
@@ -79,7 +90,7 @@ def note_import(statements: Statements, revisions: Sequence[Revision], files: Se
             raise ImportConflict
     for each in ordered:
         if each.before is not None and not statements.change(
-            "UPDATE imported_calls SET revision = ? WHERE request_id = ? AND revision = ?",
+            _UPDATE + (_AND_STORED if each.request_id in corrected else ""),
             (each.after, each.request_id, each.before),
         ):
             raise ImportConflict
@@ -91,3 +102,19 @@ def note_import(statements: Statements, revisions: Sequence[Revision], files: Se
         """,
         [[getattr(file, name) for name in _FILE] for file in files],
     )
+
+
+_UPDATE = "UPDATE imported_calls SET revision = ? WHERE request_id = ? AND revision = ?"
+_AND_STORED = """
+   AND EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = imported_calls.request_id AND c.attempt = 1)
+"""
+
+
+def _refuse_deleted(statements: Statements, sessions: Sequence[str]) -> None:
+    for place in range(0, len(sessions), _AT_ONCE):
+        some = sessions[place : place + _AT_ONCE]
+        rows: list[Row] = statements.run(
+            f"SELECT 1 FROM erasures WHERE session_id IN ({placeholders(len(some))}) LIMIT 1", some
+        )
+        if rows:
+            raise ImportConflict

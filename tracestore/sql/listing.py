@@ -89,8 +89,8 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
 def _from_sums(dialect: Dialect, where: CallFilter, by: Sequence[str], runs: Sequence[int]) -> Sql | None:
     """A query for sums of calls; None if the stored sums are not enough.
 
-    The sums don't show which calls of a group a run has priced. So they can't return the costs if several
-    repricings overlap.
+    The sums don't show which calls of a group a run has priced, so they are not enough if several repricings
+    overlap.
     """
     anywhen = msgspec.structs.replace(where, since=None, until=None)
     if (
@@ -107,7 +107,7 @@ def _from_sums(dialect: Dialect, where: CallFilter, by: Sequence[str], runs: Seq
     latest = _NOT_YET_KEPT.format(calls=dialect.by_number("calls", "c"))
     parts: list[str] = []
     values: list[SqlValue] = []
-    # The day of a call as an expression: the index on days would lead to more calls than their numbers do.
+    # The day is an expression, so that its index is not used: selecting by number reads fewer calls.
     sources: tuple[tuple[str, str, list[SqlValue]], ...] = (
         (_KEPT, "c.day", []),
         (_REPRICED, "c.day", [runs[0] if runs else None]),
@@ -126,7 +126,8 @@ def _from_sums(dialect: Dialect, where: CallFilter, by: Sequence[str], runs: Seq
     return " UNION ALL ".join(parts), values
 
 
-# All parts have the columns of the first. A repricing's sums are the differences to the costs at call time.
+# All parts of the union have the columns of the first. A repricing's sums are differences to the costs at call
+# time.
 _KEPT = f"""
     SELECT day, provider, model, {", ".join(SUMMED)}, cost_nano AS now_nano, unpriced AS then_unpriced
       FROM call_sums AS c
@@ -323,7 +324,7 @@ _IS_WHOLE = f"""
                     FROM session_messages AS m WHERE m.session_id = s.session_id)
     )
 """
-# A session without its system prompt is complete if the host has that prompt.
+# A session counts as complete without its system prompt, because the host has the prompt.
 
 _SESSION = tuple(f"n.{name}" for name in ("session_id", "first_us", "last_us", "model", "tags", "name"))
 _SUMS_OF_SESSION = sums_of("p")

@@ -68,7 +68,7 @@ _TABLES = (
     # The segments by name, for ordinary calls. The key has only the most selective columns, because each is
     # compared for each call.
     TemporaryTable("reprice_plain", _PLAIN, ("served", "model", "segment")),
-    # Rows are appended in the order of the calls, and walked.
+    # Rows are appended in the order of the calls and only scanned.
     TemporaryTable(
         "reprice_cost",
         {
@@ -76,7 +76,7 @@ _TABLES = (
             "place": "INTEGER",  # key of `reprice_model` and day in one, see `DAYS`
             "nano": "INTEGER",
             "at_call": "INTEGER",  # the cost at call time, in nano-USD
-            "session": "TEXT",  # NULL unless it is asked for
+            "session": "TEXT",  # NULL unless sessions were requested
             "reason": "TEXT",
         },
     ),
@@ -118,7 +118,7 @@ class PriceStatements(NamedTuple):
 
 def price_statements(dialect: PricingDialect) -> PriceStatements:
     """The statements in the SQL of a database."""
-    # Whether a row `a` of `reprice_cost` is surely finished before `any`.
+    # Whether `plain` has not certainly priced a row `a` of `reprice_cost`, so that `any` must.
     left = f"(a.nano < {dialect.priced_below}) IS NOT TRUE"
     return PriceStatements(
         prepare=tuple(sql for table in _TABLES for sql in (*dialect.made(table), dialect.emptied(table.name))),
@@ -149,7 +149,7 @@ _NEW_MODELS = """
 
 _1H = "coalesce(c.cache_creation_1h_input_tokens, 0)"
 
-# Missing or contradictory counts make the sum NULL, and so leave the call to `any`.
+# Missing or contradictory counts make the sum NULL. Then `any` prices the call.
 _PICO = f"""
     CASE WHEN c.usage_details IS NULL AND c.usage_source <> '{UsageSource.INCONSISTENT}'
          AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
@@ -194,7 +194,7 @@ def _plain(dialect: PricingDialect) -> str:
 
 
 def _part_of(dialect: PricingDialect, bucket: str) -> str:
-    """The part of a bucket's tokens that details hold."""
+    """The tokens of a bucket that are counted in details."""
     names = [name for name, whole in USAGE_PARTS.items() if whole == bucket]
     terms = [f"coalesce({dialect.part('c.usage_details', name)}, 0)" for name in names]
     return f"CASE WHEN c.usage_details IS NULL THEN 0 ELSE {' + '.join(terms)} END"

@@ -1,8 +1,8 @@
 """The rows of calls and sessions that are derived from events, grouped by the statement that stores them.
 
-Every statement is idempotent: writing rows twice has the same effect as once. A later event only fills columns
-that are still open. So the rows are the same if a start arrives after its end, and for any division into batches.
-A short call with its start and end in one batch is one row, written once.
+Every statement is idempotent. A later event only fills columns that are NULL. So the rows are the same for any
+division into batches, and even if a start arrives after its end. A short call with its start and end in one batch
+is one row, written once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class CallRows(NamedTuple):
     rows: list[Values]
     """The rows. They have a placeholder for the run's number."""
     begin: bool
-    """Whether these calls start here, and so have no row yet if their events are new."""
+    """Whether these rows are from start events. If the events are new, the calls have no row yet."""
 
 
 class Projection:
@@ -116,7 +116,8 @@ class Projection:
         self._completed: list[Values] = []
         self._failed: list[Values] = []
         self._imported: dict[str, Values] = {}  # by request
-        self._whole: tuple[list[Values], list[Values]] = [], []  # of others that were taken in: good and bad ends
+        # Rows from `take_in`: completed calls, and failed ones.
+        self._whole: tuple[list[Values], list[Values]] = [], []
         self._session_fields: dict[str, _SessionFields] = {}  # of each session the model, the tags and the name
         self._corrected: dict[int, list[int]] = {}  # calls to price again, by repricing
         self.tags: list[Values] = []
@@ -168,7 +169,7 @@ class Projection:
         self._whole[0].extend(completed)
         self._whole[1].extend(failed)
         for start in starts:
-            self._note_start([*start])  # it is changed when its end comes
+            self._note_start([*start])  # a copy, because the row is changed when its end arrives
         self._more_starts += more_starts
         self._failed += failed_alone
         self._completed += completed_alone
@@ -191,7 +192,7 @@ class Projection:
             self._corrected = remove_outdated_costs(statements, corrections)
 
     def write_behind_calls(self, statements: Statements) -> None:
-        """Store the facts of calls that are outside of their rows. The rows are stored already."""
+        """Store the data of calls that is in other tables. The rows of the calls are stored already."""
         if self.tags:
             statements.run_many(INSERT_TAG, self.tags)
         for run, ids in self._corrected.items():
@@ -234,7 +235,7 @@ class Projection:
                 self.ended.append((*call, ts_us))
         elif isinstance(event, LlmCallStarted):
             start = started_row(event, identity, run, ts_us)
-            if event.reason == "taken_up":  # its row is there since it was asked for
+            if event.reason == "taken_up":  # its row was stored when the reply was first requested
                 self._more_starts.append(start)
             else:
                 self._note_start(start)
@@ -276,7 +277,7 @@ class Projection:
 
 
 def joined(several: Iterable[Projection]) -> Projection:
-    """Several complete projections as one."""
+    """Join several complete projections."""
     result = Projection()
     for one in several:
         result.take_in(one)
@@ -365,7 +366,7 @@ def add_late_costs(statements: Statements, ended: Sequence[tuple[str, int, int]]
         for run in (_Run(*row) for row in found if ids):
             try:
                 _add_costs_of(statements, run, ids)
-            except StoreError as error:  # the end of a call is worth more than its cost
+            except StoreError as error:  # storing the end of a call is more important than its cost
                 _log.warning("not_repriced", repricing=run.id, error=str(error))
 
 
@@ -425,7 +426,7 @@ def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[st
         for call_id, run in statements.run(sql, [value for pair in some for value in pair]):
             found.setdefault(int(run), []).append(int(call_id))
     if found:
-        from .expiry import allowed  # not loaded by programs that only make calls
+        from .expiry import allowed  # lazy: programs that only make calls don't need it
 
         with allowed(statements, MAX_INT64):
             for run, ids in found.items():
@@ -446,14 +447,14 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
     """Store the cost of a call. Returns the amounts that the call adds to the sums of the run."""
     call_id, ts_us, day, provider, model, served, priced_as, session, at_call, before, *counts = row
     usage = usage_of(counts)
-    assert usage is not None  # the query asks for calls with usage only
+    assert usage is not None  # the query selects only calls with usage
     cost = table.price(model, usage, ts_us, served_model=served, priced_as=priced_as)
     after = cost.nano_usd
     statements.run(
         "INSERT INTO call_cost (run, call_id, cost_nano, reason) VALUES (?, ?, ?, ?)",
         (run.id, call_id, after, cost.reason),
     )
-    added = at_call if run.base is not None else before  # with a base, the base's part is in the sums already
+    added = at_call if run.base is not None else before  # with a base, the sums already include the base's costs
     return Group(
         provider=provider,
         model=model,

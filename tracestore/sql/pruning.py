@@ -1,4 +1,4 @@
-"""Retention: old rows are deleted in small steps, between which other writers get their turn.
+"""Retention: old rows are deleted in small steps, so that others can write in between.
 
 A call is deleted as a whole once all its attempts ended before the cutoff: its attempts, tags, events and costs.
 Other events are deleted by their own time. Then sessions and ended runs without any remaining rows are deleted,
@@ -163,7 +163,7 @@ class Pruning(ABC):
         if not found:
             return {}
         some = [number for (number,) in found]
-        # All attempts of a request are deleted together, also those beyond the limit.
+        # All attempts of a request are deleted together, even beyond the limit.
         all_attempts = statements.run(
             f"""
             SELECT id FROM calls
@@ -183,7 +183,7 @@ class Pruning(ABC):
     async def _delete_events(self, before_us: int) -> None:
         """Delete old events that belong to no call."""
         for span in _spans(before_us, *await self._numbers("events")):
-            # Looking takes no lock, and most of a trace is mostly young.
+            # A query takes no lock, and most parts of a trace have no old rows.
             if await self._found(f"SELECT 1 {OLD_EVENTS} LIMIT 1", span):
                 await self._step(partial(_delete_some_events, before_us=before_us, span=span))
 
@@ -252,7 +252,7 @@ class Pruning(ABC):
         return int(rows[0][0] or 0)
 
     async def _allowed_until(self, before_us: int) -> int:
-        """The moment, or an earlier one if only older rows may be deleted."""
+        """The cutoff that is allowed: `before_us`, or an earlier moment."""
         return before_us
 
     @abstractmethod
@@ -267,7 +267,7 @@ class Pruning(ABC):
 
     @abstractmethod
     async def _give_back(self) -> None:
-        """Return free space to the disk, as far as writers need not wait for that."""
+        """Return free space to the disk, if that is possible without making writers wait."""
         ...
 
 

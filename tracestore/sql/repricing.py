@@ -32,22 +32,21 @@ from .connection import Database, Statements, greater
 from .pricing import Pricer, current_version, save_table, stored_table
 from .sums import Difference, RepricedGroup, add_repriced, current_runs, difference, make_current
 
-# --- Repricing stored calls ---
-# It is set-based and append-only.
+# --- Repricing stored calls --- It is set-based and append-only.
 #
-#   1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges
-#      of time and size with one price row each (`pricing`). They go into a temporary table.
+#   1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges of
+#   time and size with one price row each (`pricing`). They go into a temporary table.
 #   2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, go into a
-#      temporary table and from there into the trace. They are added up on the way (`comparison`), so the calls
-#      themselves, which have large rows, are read once. Between these transactions others write.
+#   temporary table and from there into the trace. They are added up on the way (`comparison`), so the calls
+#   themselves, which have large rows, are read once. Between these transactions others write.
 #   3. Calls that started meanwhile are priced, too, the last of them in the transaction that makes the costs of
-#      this run the current ones. A repricing that dies half-way has changed no visible cost. The transaction of
-#      the costs also stores the progress of the run, so `resume` continues there and ends with the same report.
+#      this run the current ones. An interrupted repricing has changed no visible cost. The transaction of the
+#      costs also stores the progress of the run, so `resume` continues there and ends with the same report.
 #   4. A call that had started by then, and ends later, gets its cost in the transaction that stores its end.
 #
 # Nothing is ever edited: neither events, nor costs at call time, nor the costs of a run. The SQL follows
 # `PriceTable.explain` case by case. A property test compares the two to the nano-dollar. A repricing of *some*
-# calls lies on top of the current costs: the other calls keep their cost.
+# calls changes only their costs: the other calls keep their current cost.
 
 
 _T = TypeVar("_T")

@@ -11,13 +11,13 @@ from callboard.bus.log import Log
 from .call_rows import usage_unknown
 from .connection import Database, Dialect, SqlValue, Statements, greater, placeholders
 
-# --- Sums of calls ---
-# `call_sums` holds the sums over the calls up to number `summed_calls.up_to`, by day, provider and model. A query
-# adds the few later calls, so a batch of events has no extra cost. Now and then `sum_up` adds all new calls. If a
-# summed call changes or is deleted, the database changes the sums in the same transaction.
+# --- Sums of calls --- `call_sums` holds the sums over the calls up to number `summed_calls.up_to`, by day,
+# provider and model. A query adds the few later calls, so a batch of events has no extra cost. Now and then
+# `sum_up` adds all new calls. If a summed call changes or is deleted, the database changes the sums in the same
+# transaction.
 #
 # `repriced_sums` has the difference of each repricing to the costs at call time. A count that would exceed 64 bits
-# makes its sum a float, and so inexact. That is better than a refused batch.
+# turns its sum into an inexact float. That is better than rejecting the batch.
 
 
 SUM_UP_AFTER = 5_000
@@ -93,7 +93,7 @@ def summands(row: str) -> dict[str, str]:
 
 
 def _count(tokens: str) -> str:
-    # sum() fails where integers leave 64 bits, but not with a floating-point number among them.
+    # sum() fails if integers exceed 64 bits, but not if one of the values is a float.
     return (
         f"CASE WHEN {tokens} BETWEEN -{_ABSURD} AND {_ABSURD} THEN {tokens} ELSE coalesce({tokens} * 1.0, 0) END"
     )
@@ -134,7 +134,7 @@ def keys(row: str) -> str:
 
 def sum_up_sql(names: Sequence[str], dialect: Dialect) -> str:
     """The statement that adds the new calls to the sums of these names."""
-    # In the order of ids: along the index on days, nothing would need to be sorted, and all calls would be read.
+    # Read in the order of ids. The index on days would avoid sorting, but would read all calls.
     values = summands("c")
     return added(
         *("call_sums", KEY, names),
@@ -171,7 +171,7 @@ class SumKeeper:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._new = SUM_UP_AFTER  # calls at most that are in no sum; the first look finds out
+        self._new = SUM_UP_AFTER  # an upper bound of the calls that are in no sum; the first check corrects it
 
     async def stored(self, events: int) -> None:
         """Count stored events, and sum up when it is time. Errors are only logged."""

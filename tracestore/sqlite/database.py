@@ -7,9 +7,9 @@
   ``<file>.lock``.
 - **The interpreter always ends.** aiosqlite's thread is not a daemon, so a daemon thread waits for the main thread
   to end, and then stops open connections.
-- **A file on read-only media is assumed not to change.** If a process does write it, reading fails.
-- **The file is its owner's alone** (0600), is never reached through a symlink, and never touched unless it is
-  Callboard's.
+- **A file on read-only media is assumed not to change.** If a process writes it nevertheless, reading fails.
+- **Only the owner can access the file** (mode 0600). A symbolic link is refused, and a file that isn't Callboard's
+  is never changed.
 
 Every failure is a `StoreError` that names the file. A temporary failure is a `StoreUnavailable`.
 """
@@ -74,8 +74,8 @@ class Database:
         self._connection: aiosqlite.Connection | None = None
         self._file_lock: FileLock | None = None
         self._file: tuple[int, int] | None = None
-        self.immutable = False  # read as a file that never changes
-        self._copy: Path | None = None  # read in place of the file
+        self.immutable = False  # whether the file is read as one that never changes
+        self._copy: Path | None = None  # a temporary copy that is read instead of the file
 
     @property
     def name(self) -> str:
@@ -143,7 +143,8 @@ class Database:
         ((mode,),) = await self._locked(lambda statements: statements.run("PRAGMA journal_mode = WAL"))
         synchronous = "FULL" if self._durability == "full" else "NORMAL"
         if mode != "wal":
-            # Shared memory is missing, as on a network share. Without a WAL only FULL keeps the file whole.
+            # There is no shared memory, for example on a network share. Without a WAL, the file is safe only with
+            # FULL.
             _log.warning("no_wal", file=str(self.path), journal_mode=mode)
             synchronous = "FULL"
         await self.read(f"PRAGMA synchronous = {synchronous}")
@@ -163,7 +164,7 @@ class Database:
         try:
             if connection is not None:
                 if lock is not None:
-                    # The last connection checkpoints as it closes, which is a write like any other.
+                    # When the last connection closes, SQLite checkpoints. That is a write, so it needs the lock.
                     with contextlib.suppress(StoreError):
                         await lock.patiently(lambda: in_thread(connection, lambda _: lock.try_acquire()))
                 with translated(self.path):
@@ -235,7 +236,9 @@ class Database:
         return await shielded(in_thread(self._open_connection(), bounded))
 
     async def vacuum(self) -> None:
-        """Rewrite the file without gaps. Later the file can also be shrunk. Writers wait until it is done."""
+        """Rewrite the file without gaps. From then on it can return free pages to the disk. Writers wait until
+        this is done.
+        """
 
         def work(statements: Statements) -> None:
             statements.run("PRAGMA auto_vacuum = INCREMENTAL")
@@ -326,10 +329,9 @@ def _make_shrinkable(statements: Statements) -> None:
         statements.run("PRAGMA auto_vacuum = INCREMENTAL")
 
 
-# --- The end of the interpreter ---
-# aiosqlite's thread is no daemon, so an open connection would keep the process alive forever. One daemon thread
-# per process waits for the main thread to end, and for the host's own threads that the interpreter waits for. Then
-# it stops the connections that they left open.
+# --- The end of the interpreter --- aiosqlite's thread is not a daemon, so an open connection would keep the
+# process alive forever. One daemon thread per process waits for the main thread and the host's non-daemon threads
+# to end. Then it stops the connections that are still open.
 
 
 _open_connections: weakref.WeakKeyDictionary[aiosqlite.Connection, threading.Thread] = weakref.WeakKeyDictionary()
@@ -359,8 +361,8 @@ def _reap() -> None:
             if not left:
                 _reaper = None
                 return
-        # A host's non-daemon thread may still be closing its engine, and the interpreter waits for it. Connections
-        # of the main thread have no owner any more, so they are stopped first.
+        # A host's non-daemon thread may still be closing its engine. The main thread has ended, so its connections
+        # are stopped first.
         for wait, _, connection, owner in sorted(left):
             if wait:
                 owner.join()

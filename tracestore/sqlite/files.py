@@ -1,4 +1,4 @@
-"""The files next to a database: private, locked by one process at a time, never behind a symlink."""
+"""The files next to a database. They are private, locked by one process at a time, and never symbolic links."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def refuse_irregular(path: Path) -> None:
 def is_immutable(path: Path) -> bool:
     """Whether a file was closed by its writer and is in a folder without write access, as on read-only media.
 
-    SQLite needs a file of shared memory to read a database that has a write-ahead log. A file at rest has no log.
+    SQLite needs a file of shared memory to read a database that has a write-ahead log. A file that no process uses
+    has no log, so it needs no shared memory.
     """
     if os.access(path.parent, os.W_OK) or path.with_name(path.name + "-shm").exists():
         return False
@@ -86,7 +87,7 @@ def refuse_foreign(path: Path) -> None:
 class HeldFile:
     """An open file that may have an exclusive lock. The lock ends with `close` or with the process.
 
-    A forked child closes its copies when it starts. Otherwise it would keep the locks of a parent that died.
+    A forked child closes its copies when it starts. Otherwise its copies would keep the locks of a dead parent.
     """
 
     def __init__(self, path: Path, flags: int) -> None:
@@ -153,7 +154,7 @@ class FileLock:
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Repeat the attempt until it gets the lock. Raises StoreError after some seconds."""
-        # Trying costs a microsecond and is nearly always enough; only a contended lock is waited for.
+        # A try takes a microsecond and nearly always succeeds. Only a contended lock needs a wait.
         if await attempt():
             return
         pause, deadline = 0.001, anyio.current_time() + _LOCK_TIMEOUT_SECONDS
@@ -182,7 +183,7 @@ _NAMED = "lock-"
 
 @contextlib.asynccontextmanager
 async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
-    """Hold a named lock, on a file that exists as long as the lock. It waits for its turn."""
+    """Hold a named lock, waiting for it if needed. Its file exists only while the lock is held."""
     path = database.with_name(f"{database.name}.{_NAMED}{sha256(name.encode()).hexdigest()[:16]}")
     try:
         while (file := _locked(path)) is None:  # noqa: ASYNC110 - no event comes from another process's lock
@@ -197,7 +198,7 @@ async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
 
 
 def _locked(path: Path) -> HeldFile | None:
-    """The file with its lock; None if another process holds the lock, or just removed the file."""
+    """The locked file; None if another process holds the lock or has just removed the file."""
     file = HeldFile(path, os.O_RDWR | os.O_CREAT)
     locked = False
     try:
@@ -247,7 +248,7 @@ class RunLock:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file is still there under its name. Without it, other processes can't see the lock."""
+        """Whether the file still exists under its name. If not, other processes can't see the lock."""
         return self._file.is_at(self._path)
 
     def close(self) -> None:

@@ -2,12 +2,12 @@
 
 Each step runs in one transaction together with its record. The steps are literal SQL in ``steps.sql``. No step is
 built from a query of today's code, because queries change, and upgraded files would then differ from new ones. A
-new file gets the tables that all steps lead to, from ``new_file.sql``. That takes an eighth of the time.
+new file is made from ``new_file.sql``, which has the final tables of all steps. That takes an eighth of the time.
 
 `application_id` marks the file as Callboard's, and `user_version` is its schema version. A released step is never
 changed: a correction is a further step. A file from a newer Callboard is refused. The tables:
 
-- `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq).
+- `events` is the source of truth: append-only, in commit order, one row per envelope, unique by (run, seq).
 - `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is
   the one at call time and never changes afterwards.
 - `price_version`, `price_row` and `price_alias` hold the price tables of repricings, `reprice_run` the
@@ -58,8 +58,8 @@ async def migrate(database: Database, now_us: int) -> None:
 async def inspect(path: Path) -> None:
     """Raise StoreError if the file isn't Callboard's or is too new, without changing a byte of it.
 
-    A connection that may write would move the write-ahead log into the file when it closes. If a file has a
-    rollback journal, its creation was interrupted, and only a writer can read it.
+    A writable connection would move the write-ahead log into the file when it closes. A file with a rollback
+    journal is skipped: its creation was interrupted, and only a writer can read it.
     """
     if not _readable_as_is(path):
         return

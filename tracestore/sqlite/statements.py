@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 BUSY_TIMEOUT_MS = 5_000
-"""How long SQLite itself waits for a lock that another connection holds."""
+"""Milliseconds that SQLite itself waits for a lock of another connection."""
 
 
 def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
@@ -86,7 +87,7 @@ _NEAR_64_BITS = 9.1e18
 class SqlitePricing:
     """SQLite's answers to `tracestore.sql.connection.PricingDialect`.
 
-    An integer product of more than 64 bits becomes a REAL in SQLite. It is larger, and typeof() detects it.
+    In SQLite, an integer product beyond 64 bits becomes a REAL, which typeof() detects.
     """
 
     unknown_rate = MAX_INT64
@@ -95,7 +96,9 @@ class SqlitePricing:
     value = "d.value"
 
     def made(self, table: TemporaryTable) -> tuple[str, ...]:
-        """Statements that make a temporary table. Without a key it also has no types, because types cost time."""
+        """Statements that make a temporary table. A table without a key has no column types either, because they
+        cost time.
+        """
         name, columns, key = table
         types = {column: "INTEGER" if of == "RATE" else of for column, of in columns.items()} if key else {}
         listed = [f"{column} {types.get(column, '')}" for column in columns]
@@ -109,7 +112,7 @@ class SqlitePricing:
         return f"DELETE FROM temp.{table}"
 
     def surveyed(self, table: str) -> tuple[str, ...]:
-        """Return no statement, because there is only one access path to the rows."""
+        """Return no statement: SQLite has only one access path to the rows, so it needs no statistics."""
         return ()
 
     def same(self, one: str, other: str) -> str:
@@ -181,20 +184,21 @@ class SqliteDialect:
 SQLITE = SqliteDialect()
 
 
-# --- Inserting many rows ---
-# sqlite3 releases and takes the GIL for every statement. Next to a busy event loop, each switch costs more than
-# ten rows do, and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows. A gap is filled by
-# repeating the last row, which the ON CONFLICT clause makes harmless.
+# --- Inserting many rows --- sqlite3 releases and takes the GIL for every statement. If the event loop is busy,
+# each switch costs more than ten rows and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows.
+# A gap is filled by repeating the last row, which the ON CONFLICT clause makes harmless.
 #
 # A statement has only the columns that had a value since the connection was opened. Most columns of a call are
-# never filled, and sqlite3 looks for an adapter of each None, which takes longer than to store a number.
+# never filled. For each None, sqlite3 searches for an adapter, which takes longer than storing a number. A None
+# between values is bound as not-a-number, which needs no adapter. SQLite stores NULL for it.
 
 
 _ROWS_AT_ONCE = 64
+_NULL = math.nan
 
 
 class FilledColumns:
-    """The columns of each INSERT that had a value so far. A column that never had one is left out, and NULL."""
+    """The columns of each INSERT that have had a value so far. Other columns are left out and stay NULL."""
 
     def __init__(self) -> None:
         self._known: dict[Insert, tuple[Insert, list[int]]] = {}
@@ -212,12 +216,12 @@ class FilledColumns:
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
                 self._known[insert] = narrow, places
-        if not places or len(places) == width:
+        if not places:
             return insert, values
         kept: list[SqlValue] = [None] * (rows * len(places))
         for at, place in enumerate(places):
             kept[at :: len(places)] = values[place::width]
-        return narrow, kept
+        return narrow, [_NULL if value is None else value for value in kept]
 
 
 def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:
@@ -261,7 +265,7 @@ class SqliteIndex:
     def make(self, statements: AnyStatements) -> None:
         if not statements.run("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'"):
             raise StoreError("the SQLite of this Python has no FTS5, which a search needs")
-        statements.run(  # without a copy of the texts: nothing is ever deleted from it but the whole
+        statements.run(  # the index stores no copy of the texts, because it is only ever deleted as a whole
             f"CREATE VIRTUAL TABLE IF NOT EXISTS {TABLE} USING fts5(words, content = '', tokenize = 'unicode61')"
         )
 
@@ -294,9 +298,9 @@ def _unstorable() -> Iterator[None]:
     except (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError) as error:
         raise Unstorable(
             str(error)
-        ) from error  # The value is no text, exceeds 64 bits, or has a type that SQLite doesn't support.
+        ) from error  # the value is invalid text, exceeds 64 bits, or has an unsupported type
     except (sqlite3.IntegrityError, sqlite3.DataError) as error:
-        raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
+        raise Unstorable(str(error)) from error  # a value is missing, has the wrong type, or is too large
 
 
 class Statements:
@@ -327,7 +331,7 @@ class Statements:
         return self._connection.execute(sql, parameters).rowcount
 
     def script(self, sql: str) -> None:
-        """Execute statements outside of a transaction, each to its end. `run` stops at a row without columns."""
+        """Execute statements to their end, outside of a transaction. `run` would stop at a row without columns."""
         self._connection.executescript(sql)
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
@@ -376,7 +380,7 @@ class Statements:
     def interrupted_at(self, deadline: float) -> Iterator[None]:
         """Interrupt any statement in this context that still runs at that moment of `time.monotonic`."""
 
-        def too_late() -> bool:  # called by SQLite now and then; true interrupts the statement
+        def too_late() -> bool:  # SQLite calls this regularly; True interrupts the statement
             return time.monotonic() > deadline
 
         self._connection.set_progress_handler(too_late, _PROGRESS_STEPS)

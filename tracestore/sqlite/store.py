@@ -16,9 +16,9 @@ from callboard.bus.events.envelope import Envelope
 from ..call_columns import CallFilter, SearchFilter
 from ..gateway import GatewayTables
 from ..prices.table import PriceTable
-from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..reports import Delivered, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage, ImportedFile, Revision
-from ..sql.batches import Batch, Delivered
+from ..sql.batches import Batch
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
 from ..sql.gateway import SqlGateway
@@ -27,7 +27,7 @@ from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_events, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
-from .reading import WholeTrace, take_in
+from .reader import WholeTrace, take_in
 from .trace_file import TraceFile
 
 
@@ -66,7 +66,8 @@ class TraceStore(SqlStore):
         self._waiting = NOTHING_WAITS
         self._clock = clock
         self._file = TraceFile(self._database, clock)
-        self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
+        # One repricing at a time, because a connection has only one set of temporary tables.
+        self._repricing = anyio.Lock()
 
     @classmethod
     def open_readonly(cls, path: Path | str, *, take_in: bool = True) -> Self:
@@ -148,7 +149,9 @@ class TraceStore(SqlStore):
         self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
     ) -> bool:
         try:
-            await self._file.write(envelopes, lambda statements: note_import(statements, revisions, files))
+            await self._file.write(
+                envelopes, lambda statements: note_import(statements, envelopes, revisions, files)
+            )
         except ImportConflict:
             return False
         return True
@@ -163,7 +166,7 @@ class TraceStore(SqlStore):
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
     ) -> SqlResult:
-        from .reading import select
+        from .reader import select
 
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 

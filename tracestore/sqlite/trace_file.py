@@ -19,7 +19,8 @@ from callboard.bus.log import Log
 
 from ..codec import storable_text
 from ..prices.table import PriceTable
-from ..sql.batches import END_IN_ORDER, Batch, Delivered, batch_of, close_run, delivered_of
+from ..reports import Delivered
+from ..sql.batches import END_IN_ORDER, Batch, batch_of, close_run, delivered_of
 from ..sql.connection import Unstorable, shielded
 from ..sql.events import RunNumbers
 from ..sql.sums import SumKeeper
@@ -85,7 +86,7 @@ class TraceFile:
         try:
             return await self._living.close_lost(prices, delivered)
         finally:
-            self.numbers.forget()  # should more come of one of those, it is open again
+            self.numbers.forget()  # later events of such a run must look up its number and reopen it
 
     # --- Writing ---
 
@@ -102,7 +103,7 @@ class TraceFile:
             async with self._reopening:
                 if self._reopens or self._database.is_moved:  # Another writer may have reopened it meanwhile.
                     await self._reopen()
-        # It runs as a whole: if the caller is cancelled while rows are built, they are written all the same.
+        # Shielded as a whole: if the caller is cancelled while rows are built, they are still written.
         self.numbers.remember(await shielded(self._store(envelopes, first)))
         await self._sums.stored(len(envelopes))
 
@@ -112,7 +113,8 @@ class TraceFile:
         try:
             return await self._write(await batch_of(envelopes), first)
         except Unstorable:
-            # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
+            # Half a surrogate pair, or a number beyond 64 bits. This is rare, so it is repaired only after a
+            # failure.
             return await self._write(await batch_of(envelopes, storable_text), first)
 
     async def _write(self, batch: Batch, first: Callable[[Statements], None] | None) -> dict[str, int]:
@@ -144,7 +146,7 @@ class TraceFile:
         self.numbers.forget()
         with contextlib.suppress(StoreError):
             await self._database.close()
-        self._reopens = True  # until all of it has worked
+        self._reopens = True  # stays True unless everything below succeeds
         await self.open()
         self._living.hold_again()
         self._reopens = False
@@ -178,7 +180,7 @@ class Runs:
         self._database = database
         self._clock = clock
         self._held: dict[str, RunLock] = {}
-        self._wanted: set[str] = set()  # To be held as soon as the file allows it.
+        self._wanted: set[str] = set()  # runs to hold, also those that could not be locked yet
 
     def hold(self, run_id: str) -> None:
         """Lock this run until `end_all`. Call it before writing events of the run. Raises StoreError."""

@@ -19,7 +19,7 @@ from ..sql import pruning
 from ..writing.overflow import leftovers
 from .database import Database
 from .files import escaped, free_run_lock, is_immutable, refuse_missing
-from .reading import copy_snapshot
+from .reader import copy_snapshot
 from .trace_file import open_runs
 
 # --- Retention in a trace file ---
@@ -34,7 +34,7 @@ _INCREMENTAL = 2
 
 
 class FilePruning(pruning.Pruning):
-    # Tags are found by the key, which the events of the calls have.
+    # Tags are deleted through their key, which is read from the calls' events.
     _delete_tags = """
         DELETE FROM call_tags WHERE (key, value, call_id) IN (
             SELECT j.key, j.value, c.id
@@ -129,10 +129,9 @@ def _is_free(database: Path, run_id: str) -> bool:
         return lock is not None
 
 
-# --- Backup ---
-# The copy is made page by page from one snapshot, over a connection of its own that only reads. It needs no lock
-# that writers need, so nothing waits for it. Meanwhile the write-ahead log grows with every write until the copy
-# is done.
+# --- Backup --- The copy is made page by page from one snapshot, over a separate read-only connection. It needs no
+# lock that writers need, so nothing waits for it. Meanwhile the write-ahead log grows with every write until the
+# copy is done.
 
 
 _PAGES_AT_ONCE = 1000

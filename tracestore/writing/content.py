@@ -107,7 +107,7 @@ class Capture:
             if not isinstance(cleared, Message):
                 raise TypeError(f"redact returned {type(cleared).__name__}")
         except Exception as error:
-            # The error's own words may be the very content that was to be kept out.
+            # The error's text may contain the content that must not be stored, so only its type is logged.
             _log.error("redaction_failed", message_id=message.id, error=type(error).__name__)
             return _emptied(message), f"redaction failed: {type(error).__name__}"
         return msgspec.structs.replace(cleared, id=message.id, metadata=_without_raw(cleared.metadata)), None
@@ -179,7 +179,7 @@ def encode_metadata(metadata: MessageMetadata) -> bytes:
         metadata = msgspec.structs.replace(metadata, usage=usage)
     try:
         return msgspec.json.encode(metadata)
-    except UnicodeEncodeError:  # Half a surrogate pair is in the rest: then the raw usage object is dropped.
+    except UnicodeEncodeError:  # Half a surrogate pair in the other fields: the raw usage object is dropped.
         usage = msgspec.structs.replace(metadata.usage, raw=None)
         return encode_json(msgspec.structs.replace(metadata, usage=usage))
 
@@ -191,7 +191,7 @@ def decode_metadata(data: bytes) -> MessageMetadata:
     metadata = msgspec.convert(fields, MessageMetadata)
     if not had_raw:
         return metadata
-    # Taken from the text and not from the decoded value: future prices may need fields that are unknown today.
+    # Copied from the text unchanged, because later prices may need fields that this version does not know.
     raw = _raw_usage.decode(data).usage.raw
     if not isinstance(raw, msgspec.Raw):
         return metadata

@@ -1,9 +1,9 @@
 """The spill file: events as JSON lines next to the database, while the database can't store them.
 
-Each writer has its own file, and holds a lock on it. So a dead process's file can be recognized. The next start
-adopts it and writes its events into the store. Lines are read back in order. If the process died during a write,
-the torn last line is skipped. Writing an event twice is harmless, so a file is removed only after all its events
-are committed.
+Each writer has its own file, and holds a lock on it. A file without a lock belongs to a dead process. The next
+start adopts it: it writes the events into the store. Lines are read back in order. If the process died during a
+write, the torn last line is skipped. Writing an event twice is harmless, so a file is removed only after all its
+events are committed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PEEK_BYTES = 4 * 1024 * 1024
 
 _LOCK_ATTEMPTS = 20
 _LOCK_PAUSE_SECONDS = 0.001
-"""Seconds between two attempts to lock the writer's own file. A reader's probe is shorter."""
+"""Seconds between two attempts to lock the writer's own file. A reader holds the lock for a shorter time."""
 
 
 class LineFile:
-    """A private, locked file of lines, which is made with its first line. Its methods block, and raise OSError.
+    """A private, locked file of lines, created with the first line. Its methods block, and raise OSError.
 
     `size` is the number of bytes in whole lines.
     """
@@ -48,7 +48,7 @@ class LineFile:
         self._file: HeldFile | None = None
 
     def append(self, data: bytes) -> None:
-        """Append all lines or none, with one write, while the disk has room."""
+        """Append all lines with one write, or none if the disk is full."""
         descriptor, at, end = self.open(), self.size, self.size + len(data)
         try:
             at += os.pwrite(descriptor, data, at)
@@ -70,7 +70,8 @@ class LineFile:
     def open(self) -> int:
         if self._file is None:
             self._file = _locked(self.path)
-            # The rest doesn't belong to us and is cut off: an interrupted write, or a file of the same name.
+            # Cut off data that this writer did not write completely: an interrupted write, or an older file of the
+            # same name.
             self.size = min(self.size, os.fstat(self._file.descriptor).st_size)
             os.ftruncate(self._file.descriptor, self.size)
         return self._file.descriptor
@@ -178,7 +179,7 @@ def spill_path(database: Path, run_id: str) -> Path:
 
 
 def journal_paths(spill: Path) -> tuple[Path, Path]:
-    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.waiting`."""
+    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.journal`."""
     first, second = (spill.with_name(f"{spill.name.removesuffix('.jsonl')}.{part}.jsonl") for part in "ab")
     return first, second
 
@@ -245,7 +246,7 @@ def remove_leftover(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        # A writer that has just made the file holds no lock yet. It makes another if this one is gone.
+        # A writer may have just created the file and not locked it yet. If the file is gone, it creates another.
         if file.try_lock():
             path.unlink(missing_ok=True)
     finally:
@@ -330,7 +331,7 @@ async def adopt_leftovers(
                 try:
                     batch, end = await anyio.to_thread.run_sync(read_leftover, path, offset, batch_events)
                 except FileNotFoundError:
-                    break  # another process has adopted it, and removes it only when all of it is written
+                    break  # another process is adopting the file and removes it when all events are written
                 if end == offset:
                     break
                 await write(batch)
@@ -386,7 +387,7 @@ def warn_of(waiting: LateEvents, why: str) -> None:
 
 
 def left_over(waiting: LateEvents) -> StoreError:
-    """The error of a deletion that would miss events in files next to a trace."""
+    """The error for a deletion that would miss events in files next to a trace."""
     files = ", ".join(str(path) for path in waiting.files)
     return StoreError(
         f"nothing was deleted: {files} may have content of crashed processes and can't be stored now. "

@@ -32,12 +32,11 @@ from callboard.bus.events.operation import BudgetReserved, BudgetSettled, Pricin
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..reports import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
-from ..sql.batches import Delivered
+from ..reports import Delivered, StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 from ..store import Store
 from .content import Capture
+from .journal import EVENT_BYTES, Journal, Waiting
 from .overflow import SpillFile, adopt_leftovers, journal_paths, spill_path
-from .waiting import EVENT_BYTES, Journal, Waiting
 
 _log = Log("tracestore.writer")
 
@@ -104,8 +103,8 @@ class WriterCore:
         self._on_state = on_state
         self._watchers: list[Callable[[Sequence[Envelope]], object]] = []
         self._pending = Waiting()
-        self._entered = 0  # events that came into memory or spill file, and
-        self._left = 0  # events that went from there into the store; always in the same order
+        self._entered = 0  # the number of events that entered memory or the spill file
+        self._left = 0  # the number of these that were stored, in the same order
         self._state: StoreState = "ok"
         self._failures = 0
         self._retry_at = 0.0
@@ -152,7 +151,7 @@ class WriterCore:
         try:
             store.hold_run(bus.run_id)
         except StoreUnavailable as error:
-            _log.warning("run_not_held", error=str(error))  # it is before anything of it is written
+            _log.warning("run_not_held", error=str(error))  # done before any event of the run is written
         source = bus.subscribe(">", policy=Lossless(), name="trace writer", without=NOT_STORED)
         return cls(
             store,
@@ -175,7 +174,7 @@ class WriterCore:
         first, last = self._lost_seqs or (None, None)
         spilled = 0 if self._spill is None else self._spill.waiting
         if self._work.locked():
-            self._take(_TAKEN_AT_ONCE)  # Counts their size; the holder of the lock commits these, too.
+            self._take(_TAKEN_AT_ONCE)  # counts their size; the task that holds the lock commits these, too
         return WriterStatistics(
             state=self._state,
             waiting=self._entered - self._left + self._source.depth,
@@ -283,7 +282,7 @@ class WriterCore:
             if self._entered > self._left:
                 await self._attempt()
             if self._pending and self._state == "ok":
-                await self._attempt()  # To count the size of the events that came meanwhile.
+                await self._attempt()  # count the size of events that arrived meanwhile
             if self._pending and self._spill is not None:
                 await self._spill_pending("closing")
             copied = 0 if self._journal is None else self._journal.copied
@@ -302,7 +301,7 @@ class WriterCore:
             self._wake = anyio.Event()
         options = self._options
         if self._state != "ok":
-            # Events are parked as they come; a flush tries immediately.
+            # New events are spilled or dropped in between; a flush tries immediately.
             await self._pause(min(0.1, max(0.0, self._retry_at - anyio.current_time())))
             return
         if not self._pending:
@@ -387,7 +386,7 @@ class WriterCore:
         except (StoreError, OSError):
             raise
         except Exception as error:
-            # Not the store is at fault, but an event. The others must not wait behind it for ever.
+            # An event is at fault, not the store. The other events must not wait behind it forever.
             if len(batch) == 1:
                 _log.error("event_unstorable", seq=batch[0].seq, topic=batch[0].topic, error=repr(error))
                 self._reason = repr(error)
@@ -434,7 +433,7 @@ class WriterCore:
         self._become(after_failure(self._state, self._failures, self._options, may_spill=may_spill), reason)
 
     async def _park(self) -> None:
-        """While the store fails, keep the number of waiting events within the limits."""
+        """While the store fails, spill or drop events to keep the waiting ones within the limits."""
         waiting = self._pending
         if self._state == "retrying" and self._too_much:
             self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes are waiting in memory")

@@ -28,7 +28,7 @@ from ...operations.wires import (
 from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json
-from ...requests.fitted import WireCall, get
+from ...requests.fitted_history import WireCall, get
 from ...requests.settings import SharedOptions
 from . import response
 from .data import ERROR_CODES, REPAIRS, find_model
@@ -164,7 +164,7 @@ def _job(batch: _Batch, provider: str) -> BatchJob:
 
 
 def _status(batch: _Batch) -> BatchStatus:
-    """The end of a job, from the counts of its requests, because the provider reports the same end for all."""
+    """The status of a job. The provider reports only that it ended, so the counts of its requests decide how."""
     if batch.processing_status == "canceling":
         return "cancelling"
     if batch.processing_status != "ended":
@@ -180,12 +180,12 @@ class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
     beta_headers: str | list[str] = ""
     """Names for the `anthropic-beta` header."""
     auto_cache: bool = True
-    """Whether breakpoints of the prompt cache are set; see `caching`."""
+    """Whether Callboard sets breakpoints of the prompt cache."""
     cache_ttl: Literal["5m", "1h"] = "5m"
     """The lifetime of cached prompts."""
     thinking_back: Literal["signed", "unsigned", "with_calls"] | None = None
-    """The thinking to send back: only signed thinking, unsigned thinking as well, or also a stand-in before calls
-    without thinking.
+    """The thinking to send back. ``signed``: only signed thinking. ``unsigned``: unsigned thinking, too.
+    ``with_calls``: also a placeholder before calls without thinking.
 
     With None, the model's name decides. Models other than Claude get unsigned thinking.
     """

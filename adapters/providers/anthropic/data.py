@@ -30,7 +30,7 @@ class Model(ModelRow, frozen=True, kw_only=True):
     beginnings: bool = False
     """Whether the model continues its own last message. Models since Opus 4.6 refuse it."""
     forced_tools: bool = True
-    """Whether a call can be required while budgeted thinking is off."""
+    """Whether a tool call can be required if budgeted thinking is off."""
     cache_minimum: int = 1024
     """The smallest number of tokens of a prompt that is cached."""
 
@@ -57,7 +57,7 @@ These are Callboard's values, because Anthropic publishes none.
 LEAST_BUDGET = 1_024
 
 _SINCE_NO_SAMPLING = (4, 7)
-"""The first version that refuses temperature and top_p in all model families."""
+"""From this version on, all model families reject temperature and top_p."""
 
 _NAME = re.compile(
     r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)(?:-(?P<after>[a-z]+))?"
@@ -79,7 +79,7 @@ def find_model(name: str) -> Model | None:
 
 
 def is_newer_claude(name: str) -> bool:
-    """Whether an unlisted model is a new Claude: its name has no sign of an old one."""
+    """Whether an unlisted model is a newer Claude, by its name."""
     if "claude" not in name or "claude-instant" in name:
         return False
     parsed = _parse(name)

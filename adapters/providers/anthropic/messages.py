@@ -1,8 +1,9 @@
 """A fitted history as messages of the Messages API. Pure.
 
-* Messages are `user` or `assistant`, in turns. Tool results are first in a user message; later text joins it.
+* `user` and `assistant` messages alternate. Tool results come first in a user message, and later text joins that
+message.
 * Reasoning is sent back unchanged or not at all. Anthropic requires its signature. Other vendors' servers sign
-nothing, and need it back. No message may end in it.
+nothing and need the reasoning back. No message may end with reasoning.
 * Opaque blocks are sent back unchanged, if allowed; see `OwnBlocks`. A host's fields in `provider_raw` are sent
 with their block.
 * Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
@@ -32,7 +33,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import is_remote, media_bytes, media_type_of, repair_text
-from ...requests.fitted import FittedHistory, Loss, encoded, left_out
+from ...requests.fitted_history import FittedHistory, Loss, encoded, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from .response import CONTAINER, FALLBACK
 
@@ -45,10 +46,10 @@ class OwnBlocks(NamedTuple):
     """The blocks of a history that must not be sent back to their provider."""
 
     declined: Mapping[int, ContentBlock] = {}
-    """The identities of the blocks before a model declined."""
+    """The blocks, by identity, that a model wrote before it declined."""
     declined_calls: Set[str] = frozenset()
     unpaired: Set[int] = frozenset()
-    """The identities of the provider's calls without a result, and of results without a call."""
+    """The provider's calls without a result, and results without a call, by identity."""
     calls: Set[str] = frozenset()
     """The ids of the provider's calls that are sent back."""
 
@@ -74,7 +75,7 @@ def own_blocks(history: FittedHistory) -> OwnBlocks:
 def open_container(history: FittedHistory) -> str | None:
     """The container with the waiting tools of the last turn. The request must name it.
 
-    None after a user message, because no tool waits then, and an expired container would be refused.
+    None after a user message: no tool waits then, and an expired container would be rejected.
     """
     for message in reversed(history.messages):
         for block in reversed(message.content):
@@ -147,7 +148,8 @@ def sent_citation(data: JsonObject) -> JsonObject:
 
 
 IN_WORDS = "in_words"
-"""The field of `provider_raw` for the provider's block that a text block or a text document represents as text.
+"""The field of `provider_raw` with the provider's original block, if the text block or document is only its
+text.
 """
 
 
@@ -169,14 +171,14 @@ def in_words(block: JsonObject) -> str | None:
 
 
 def _texts(content: list[Json]) -> str | None:
-    """The texts of a list of blocks; None if there are others."""
+    """The texts of a list of blocks, joined; None if it has other blocks."""
     texts = [block.get("text") if isinstance(block, dict) else None for block in content]
     found = [text for text in texts if isinstance(text, str)]
     return "\n".join(found) if len(found) == len(texts) else None
 
 
 def without_nulls(data: JsonObject) -> JsonObject:
-    """A reply's block in the form of a request. A request may omit optional fields, but not set them to null."""
+    """Convert a reply's block for a request, which may omit optional fields but not set them to null."""
     return {name: _inner(name, value) for name, value in data.items() if value is not None or name == "content"}
 
 
@@ -265,7 +267,7 @@ class _Writer:
         self.provider = history.adapter
         self.losses: list[Loss] = []
         self.own = own_blocks(history)
-        self.toolsets: dict[str, Json] = {}  # of calls, by our ids, for their results
+        self.toolsets: dict[str, Json] = {}  # the toolset of each call, by Callboard's id, for its result
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         history, plain = self.history, self.history.plain
@@ -294,7 +296,7 @@ class _Writer:
 
     def _content(self, message: Message) -> list[Json]:
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
-        # a reply that was stopped while it was thinking
+        # the reply was stopped during its thinking
         while written and written[-1][1].get("type") in _REASONING:
             self._lose(written.pop()[0], "its result was never sent")
         if not written and message.role is Role.USER:
@@ -351,7 +353,7 @@ class _Writer:
         return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
 
     def _shown(self, raw: ProviderRaw | None, text: str) -> JsonObject | None:
-        """The provider's block that a text represents. None if there is none, or the text was changed."""
+        """The provider's original block of a text; None if there is none, or if the text was changed."""
         shown = self.history.own(raw).get(IN_WORDS)
         return shown if isinstance(shown, dict) and in_words(shown) == text else None
 
@@ -380,7 +382,7 @@ class _Writer:
         return {**wire_block, **own}
 
     def _is_sent(self, caller: Json) -> bool:
-        """Whether a call's caller can be named: it has none, or a tool's code is sent."""
+        """Whether a call may be sent: it has no caller, or the code that called it is sent, too."""
         if not isinstance(caller, dict):
             return False
         if "tool_id" not in caller:
@@ -483,7 +485,7 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
 
 
 def _trim_end(content: list[Json]) -> None:
-    """Trim a reply that is to be continued, because it must not end in white space."""
+    """Remove white space from the end of a reply to continue, because the API rejects it."""
     last = content[-1]
     if isinstance(last, dict) and last.get("type") == "text":
         last["text"] = str(last["text"]).rstrip()

@@ -20,7 +20,7 @@ from callboard.bus.values.messages import CallWarning, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
 from ...requests.content import encode_json
-from ...requests.fitted import Loss, Target, ToolIdRule, WireCall
+from ...requests.fitted_history import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
 from ...requests.schemas import instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
@@ -42,7 +42,7 @@ from .settings import Tuning, check_choice, fit_schema, output_limit
 
 MOST = 4
 TTLS = ("5m", "1h")
-_BYTES_PER_TOKEN = 3  # a low number, so that a doubtful prompt is marked
+_BYTES_PER_TOKEN = 3  # a low number, so that a prompt of doubtful length gets a breakpoint
 _IMAGE_BYTES = 3_000  # the bytes that an image counts for, at any size
 _MARKED = "cache_control"
 _CARRIERS = frozenset({"text", "image", "document", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"})
@@ -55,7 +55,7 @@ _Spot: TypeAlias = tuple[list[Json], int]
 def mark(
     body: JsonObject, *, minimum: int, ttl: str, conversation: bool, tools_bytes: int, hosts: bool = True
 ) -> None:
-    """Put breakpoints into a body. Marked blocks are copied."""
+    """Put cache breakpoints into a body. The blocks that get one are copied."""
     spots = _spots(body, minimum * _BYTES_PER_TOKEN, tools_bytes, conversation and _MARKED not in body)
     room = MOST - len(list(_marked(body))) if hosts else MOST
     chosen = spots[-room:] if room > 0 else []
@@ -71,7 +71,7 @@ def mark(
 def keep_latest(body: JsonObject) -> None:
     """Remove the oldest breakpoints of the messages, down to the limit.
 
-    A host that marks each message has one more with every turn, and the last ones cover the others.
+    If the host marks every message, each turn adds a breakpoint. The last ones cover the others.
     """
     surplus = len(list(_marked(body))) - MOST
     messages = body["messages"]
@@ -84,7 +84,7 @@ def keep_latest(body: JsonObject) -> None:
 
 
 def _homes(blocks: Json) -> Iterator[list[Json]]:
-    """Lists of blocks in the order of the prompt. Inner blocks come after their block's own list."""
+    """Yield lists of blocks in the order of the prompt: first a list, then the lists inside its blocks."""
     if isinstance(blocks, list):
         yield blocks
         for block in blocks:
@@ -112,7 +112,7 @@ def _keep_order(body: JsonObject, ours: JsonObject) -> None:
 def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[_Spot]:
     """The possible places, in the order of the prompt, after enough text.
 
-    The most important ones are last, because those in the conversation cover the others.
+    Only places after enough text count. The last are the most important: they cover all text before them.
     """
     spots: list[_Spot | None] = []
     tools = body.get("tools")
@@ -150,7 +150,7 @@ _PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]}')
 
 
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
-    """The index of the message that makes the prompt long enough; one past the end if none does."""
+    """The index of the message at which the prompt is long enough; one past the end if it never is."""
     if size >= least:
         return 0
     for place, message in enumerate(messages):
@@ -160,7 +160,7 @@ def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
         else:
             content = message.get("content")
         for block in content if isinstance(content, list) else ():
-            text = block.get("text") if isinstance(block, dict) else None  # it nearly always has a text
+            text = block.get("text") if isinstance(block, dict) else None  # usually a text block
             size += len(text) if isinstance(text, str) else _size(block)
         if size >= least:
             return place
@@ -247,7 +247,7 @@ CACHE_TTL = "cache_ttl"
 ERRORS_IN_WORDS = "errors_in_words"
 THINKING_BACK = "thinking_back"
 _WANT_THINKING = re.compile(r"(?i)deepseek|kimi|moonshot")
-"""Models that refuse calls without thinking, also behind a gateway."""
+"""Models that reject calls without thinking, even behind a gateway."""
 _CUSTOM = "custom"
 """The type of the host's own tools."""
 _CACHE_MINIMUM = 1024  # tokens, for an unlisted model
@@ -322,7 +322,7 @@ class _Writer:
         return WireCall(response.PATH, encode_json(body), headers, warnings, history.losses, history.tool_ids)
 
     def _host_may_mark(self) -> bool:
-        """Whether the host may have breakpoints: in its options, its tools, or blocks with fields."""
+        """Whether the host may have set breakpoints: it has options, tools with options, or blocks with fields."""
         request = self.request
         return (
             bool(request.provider_options)
@@ -337,14 +337,14 @@ class _Writer:
         return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
 
     def _will_repeat(self) -> bool:
-        """Whether the messages will likely be sent again. If not, a cache write only costs more."""
+        """Whether the messages will probably be sent again. If not, writing them to the cache only costs more."""
         request = self.request
         return bool(request.session_id or request.tools) or any(
             message.role is Role.ASSISTANT for message in request.messages
         )
 
     def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> ServerTraits:
-        """The differences of the server, by its options or the name of the model."""
+        """The traits of the server, from the options or the model's name."""
         claude, back = _kind_of(self.target.model or "", self.model is not None)
         given = options.get(THINKING_BACK)
         back = given if isinstance(given, str) else back
@@ -388,7 +388,7 @@ class _Writer:
         return body
 
     def _tools(self, request: CanonicalRequest) -> list[Json]:
-        """The tools. The last one may get a breakpoint, and a choice is checked against their names."""
+        """The tools as JSON. The last one is not taken from the cache, because it may get a breakpoint."""
         if request.tool_choice is not None or any(map(_FIELDS, request.tools)):
             return [
                 self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
@@ -472,7 +472,7 @@ def _vendors_tool(tool: ToolDefinition) -> JsonObject:
 
 
 def _strict_schema(tool: ToolDefinition, schema: JsonObject) -> JsonObject:
-    fitted = fit_schema({"properties": {}, **schema})  # without any, it has no arguments
+    fitted = fit_schema({"properties": {}, **schema})  # `properties` is required, even if there are no arguments
     if isinstance(fitted, str):
         raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}. Define it with strict=False")
     return fitted

@@ -15,7 +15,7 @@ import msgspec
 
 from callboard.bus.errors import AdapterError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, tier_in, unusual_tier
 
 from ...http.classify import error_without_status, read_error_value
 from ...replies.assembler import Assembler
@@ -38,14 +38,14 @@ reply.
 """
 
 FALLBACK = "fallback"
-"""The type of the block where one model declined and another continued."""
+"""The type of the block at which one model declined and another continued."""
 
 ABSENT = msgspec.Raw(b"null")
 """The value of a raw field that was not sent, equal to null."""
 
 
 class Reply(msgspec.Struct, gc=False):
-    """A whole message, the `message` of a `message_start`, or the body of an error. An error sets only `error`."""
+    """A whole message, the `message` of a `message_start`, or an error, which sets only `error`."""
 
     type: object = None
     id: object = None
@@ -167,7 +167,7 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
         case {"type": kind, "to": {"model": str(model)}} if kind == FALLBACK and model:
-            assembler.model = model  # later content is from this model, and so are the reply and its usage
+            assembler.model = model  # this model wrote the later content; the reply and its usage count as its own
         case _:
             pass
 
@@ -198,7 +198,7 @@ def end_block(assembler: Assembler, state: WireBlock) -> None:
             pass
         case kind:
             text = "".join(state.input_json)
-            if text.strip():  # a call without arguments gets an empty fragment, if any
+            if text.strip():  # for a call without arguments, the fragment is empty or missing
                 parsed = parse_object(text)
                 block["input"] = text if parsed is None else parsed
             assembler.whole(key, kind, block)
@@ -206,12 +206,12 @@ def end_block(assembler: Assembler, state: WireBlock) -> None:
 
 
 def _take_input(assembler: Assembler, key: int, given: Json) -> None:
-    """Use the input in the block's start, unless deltas brought one."""
+    """Use the input of the block's start if no delta had any."""
     if not given or assembler.block_text(key).strip():
         return
     if isinstance(given, dict):
         assembler.tool_input(key, given)
-    else:  # text from servers that don't parse it; any other value is invalid and marked as such
+    else:  # some servers send unparsed text; any other value is marked invalid
         assembler.tool_arguments(key, as_text(given))
 
 
@@ -281,7 +281,7 @@ def keep_container(assembler: Assembler, container: Json, stop_reason: object) -
 
 
 def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage: TokenUsage | None) -> None:
-    """End the reply. A missing or unknown stop reason is not a regular end."""
+    """End the reply. A missing or unknown stop reason is not treated as a regular end."""
     raw = stop_reason if isinstance(stop_reason, str) else None
     if raw is None:
         assembler.warn_no_stop_reason()
@@ -312,8 +312,9 @@ def read_usage(raw: msgspec.Raw) -> JsonObject:
 def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
     """The usage of a stream after its `message_delta`, where counts replace those of the start.
 
-    Zero replaces no count, because several servers fill uncounted fields with zeros. The exception is an end that
-    counts the prompt again. Then a zero next to another count of its tokens is a count.
+    A zero does not replace a count, because several servers send zeros for fields that they don't count. The
+    exception is a final usage that counts the prompt again: a zero next to another count of the prompt is then
+    valid.
     """
     counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
     merged = dict(before)
@@ -334,8 +335,8 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
 
     The provider's input count excludes cache reads and writes, and its output count includes reasoning. A missing
     cache count is zero. Missing input or output makes the figures partial, as does a usage that is not `final`.
-    Usage of compactions is added. Usage of other models (an advisor, one that declined) stays in `raw` and makes
-    them partial too.
+    Usage of compactions is added. Usage of other models (an advisor, or a model that declined) is only in `raw`
+    and makes the figures partial.
     """
     kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
     iterations = _iterations(usage)
@@ -363,7 +364,10 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         details=details_of(
             web_search=reported_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0
         ),
-        service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
+        service_tier=tier_in(
+            "fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
+            usage.get("inference_geo"),
+        ),
     )
 
 
@@ -405,8 +409,8 @@ def _has_others(iterations: Sequence[JsonObject]) -> bool:
 def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
     """Tokens written to the cache, and the part of them for an hour. `split` is the result of `_split`.
 
-    A stream's final total has no split, so the start's is used. The growth counts as written for an hour only if
-    the whole split is.
+    The final total of a stream has no split, so the split at the start is used. Additional tokens count as written
+    for an hour only if all tokens at the start were.
     """
     total = reported_count(usage.get("cache_creation_input_tokens"))
     if split is None:

@@ -59,7 +59,7 @@ class Tuning:
 
     def _effort(self) -> str | None:
         asked = self.request.reasoning_effort
-        if asked is None or _has_budget(self.extra.get("thinking")):  # the host's budget says it more exactly
+        if asked is None or _has_budget(self.extra.get("thinking")):  # the host's own budget takes precedence
             return None
         if not self._may_reason():
             if asked != "none":
@@ -182,7 +182,7 @@ def _has_budget(thinking: Json) -> bool:
 
 
 def _mid_loop_without_thinking(messages: Json) -> bool:
-    """Whether the request answers calls in a message that doesn't start with thinking."""
+    """Whether the request has results for calls from a message that doesn't start with thinking."""
     assert isinstance(messages, list)
     if len(messages) < 2:
         return False
@@ -276,7 +276,7 @@ class _Fitter:
         fitted["additionalProperties"] = False
 
     def _reference(self, schema: JsonObject, path: str) -> JsonObject:
-        """A reference, which must be alone. Its siblings are put around it."""
+        """A reference. Other keywords next to it are moved to a schema around it, because it must be alone."""
         target = schema["$ref"]
         if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
             raise NotStrict(f"{path}: a reference to {target!r}, which is not a definition of the schema")

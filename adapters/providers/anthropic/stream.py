@@ -2,10 +2,10 @@
 
     message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
 
-with `ping` anywhere and `error` instead of the rest. Other servers deviate: blocks overlap, fields or whole events
-are missing. So blocks are found by index, start with the known data, and end at their stop, at the message's end,
-or when a later one starts. Only `message_stop` completes a reply. Unknown types are passed on with one warning
-each.
+with `ping` anywhere and `error` instead of the rest. Other servers deviate: blocks overlap, and fields or whole
+events are missing. So blocks are found by index and may start without a start event. A block ends at its stop
+event, at the message's end, or when a later block starts. Only `message_stop` completes a reply. Unknown types are
+passed on with one warning each.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class MessagesNormaliser(SseNormaliser):
             event = response.decode_event(data)
         except msgspec.DecodeError:
             if data.strip() == b"[DONE]":
-                return  # of another protocol, sent by a proxy
+                return  # an event of another protocol, sent by a proxy
             kind = _unknown_kind(data)
             if kind is None:
                 raise
@@ -229,7 +229,7 @@ class MessagesNormaliser(SseNormaliser):
                 assembler.provider_event(
                     response.CITATION, {"block": assembler.place(state.key), "citation": delta.citation}
                 )
-            case "text_delta" | "thinking_delta", _:  # in a block of another kind: emitted anyway
+            case "text_delta" | "thinking_delta", _:  # emitted even in a block of another kind
                 self._warn_once(WarningCode.MISPLACED_DELTA, f"{delta.type} in {state.kind}")
                 if delta.text:
                     assembler.text(("stray text", state.key), delta.text, implicit_end=True)

@@ -31,7 +31,7 @@ from ...operations.openai_wires import ByType, cohere_capabilities, cohere_field
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
-from ...requests.fitted import WireCall
+from ...requests.fitted_history import WireCall
 from ...requests.settings import SharedOptions, merge_own_options, read_options
 from ...transport.transport import HttpReply, Transport
 
@@ -101,7 +101,7 @@ class BedrockEmbeddings(msgspec.Struct, frozen=True):
             case "nova":
                 body = _nova(request)
             case "titan":
-                body = {"inputText": request.inputs[0]}
+                body = {"inputText": request.texts[0]}
                 if request.dimensions is not None:
                     body["dimensions"] = request.dimensions
             case _:
@@ -147,7 +147,7 @@ def _family(model: str) -> str | None:
 def _nova(request: EmbeddingRequest) -> JsonObject:
     text: JsonObject = {
         "truncationMode": "END" if request.truncate else "NONE",
-        "value": request.inputs[0],
+        "value": request.texts[0],
     }
     parameters: JsonObject = {"embeddingPurpose": _PURPOSES[request.input_type or "document"], "text": text}
     if request.dimensions is not None:

@@ -36,7 +36,7 @@ from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
-from ...requests.fitted import WireCall, get
+from ...requests.fitted_history import WireCall, get
 from ...requests.settings import SharedOptions, merge_own_options
 from . import interactions_response as response
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
@@ -79,7 +79,7 @@ _KEY = "key"
 """The name of a request's id in its metadata."""
 
 _ROOM = 64 * 1024
-"""Bytes left for the data around the requests."""
+"""Bytes reserved for the data around the requests."""
 
 
 class _Stats(msgspec.Struct, gc=False):
@@ -142,7 +142,7 @@ _decode_line = msgspec.json.Decoder(_FileLine).decode
 class GeminiBatches(msgspec.Struct, frozen=True):
     version: str
     limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=20 * 1000 * 1000 - _ROOM)
-    """The provider's limit in bytes, and a number of requests that is never reached."""
+    """The provider's limit in bytes. It has no limit of requests; the number here is never reached."""
     marks: bool = True
     in_lines: bool = False
 
@@ -299,7 +299,7 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 class GeminiEmbeddings(msgspec.Struct, frozen=True):
     version: str = "v1beta"
-    """The API's version in the path."""
+    """The version of the API, part of the path."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         if _PREFIXED.search(model):
@@ -322,9 +322,7 @@ class GeminiEmbeddings(msgspec.Struct, frozen=True):
         if request.dimensions is not None:
             shared["outputDimensionality"] = request.dimensions
         merge_own_options(shared, request, "gemini", provider)
-        texts: list[Json] = [
-            {**shared, "content": {"parts": [{"text": prefix + text}]}} for text in request.inputs
-        ]
+        texts: list[Json] = [{**shared, "content": {"parts": [{"text": prefix + text}]}} for text in request.texts]
         path = path_of(self.version, name, "batchEmbedContents")
         return WireCall(path, encode_json({"requests": texts}))
 

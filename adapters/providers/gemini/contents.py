@@ -1,9 +1,9 @@
 """A fitted history as contents of generateContent. Pure.
 
 * Contents are `user` or `model`; the last is the user's.
-* All results of a model's calls are in one content, as many as calls, with nothing else in it.
-* A signature is sent back in its own part. A newer model requires one on the first call of each turn. For another
-  model's call, a fixed value means that there is none.
+* The results of one reply's calls are in one content: exactly one result per call, and nothing else.
+* A signature is sent back in its own part. Newer models require one on the first call of each turn. A call that
+  another model made gets a fixed value instead.
 * A result is an object. Only newer models accept media in it. For other models, the media follow it.
 * Visible thoughts are a summary for people. Only signed ones are sent back.
 """
@@ -36,7 +36,7 @@ from callboard.bus.values.messages import CallWarning, Message, Role
 
 from ...contract import CanonicalRequest
 from ...requests.content import WEB, is_remote, media_bytes, media_type_of
-from ...requests.fitted import FittedHistory, Loss, Target, ToolIdRule, encoded, left_out
+from ...requests.fitted_history import FittedHistory, Loss, Target, ToolIdRule, encoded, left_out
 from ...requests.history import FAILED_SILENTLY
 from . import wire
 from .data import Model
@@ -81,7 +81,7 @@ SIBLINGS = frozenset(("text", "thought", "thoughtSignature", "functionCall", *OF
 """A part's fields that don't determine its kind."""
 
 REPLY_KINDS = ("citationMetadata", "groundingMetadata", "urlContextMetadata", "logprobsResult", KIND)
-"""Opaque blocks about the whole reply. They are not parts and are never sent back."""
+"""Opaque blocks with data about the whole reply. They are never sent back."""
 
 SIGNATURE_KIND = "thoughtSignature"
 """The kind of an opaque block with a signature only."""
@@ -173,10 +173,10 @@ NO_SIGNATURE = b64encode(b"skip_thought_signature_validator").decode()
 """The value that replaces the signature of a call that Gemini did not make."""
 
 _IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
-"""Media that a newer model accepts in a result; others follow it."""
+"""Media types that a newer model accepts in a result. Other media follow the result."""
 
 GO_ON = "Go on."
-"""The user's text after a final message of the model. Some models refuse an empty part."""
+"""The user's text that is added if the history ends with the model's message. Some models reject an empty part."""
 
 
 def write_contents(
@@ -201,7 +201,7 @@ class _Writer:
         self.contents = cast("list[JsonObject]", encoded(history, "gemini", _plain))
         done = len(self.contents)
         self.contents += [_plain(text, place) for place, text in enumerate(history.plain[done:], done)]
-        self._may_join = len(self.contents) % 2 == 1  # whether the last content accepts more of the user's parts
+        self._may_join = len(self.contents) % 2 == 1  # whether more user parts can be added to the last content
 
     def write(self) -> list[JsonObject]:
         for message in self.history.messages[len(self.contents) :]:
@@ -290,7 +290,7 @@ class _Writer:
                 case ImageBlock(data=bytes()):
                     parts.append(self._own_image(block))
                 case OpaqueBlock() if block.kind in REPLY_KINDS:
-                    pass  # about the reply, and no part of it
+                    pass  # data about the reply, not a part of it
                 case OpaqueBlock():
                     parts += self._opaque(block)
                 case _:
@@ -304,7 +304,7 @@ class _Writer:
         return {"text": said, "thought": True, "thoughtSignature": block.signature, **own}
 
     def _own(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
-        """The data that the target attached to a block. Another model's signature counts as none."""
+        """The data that the target attached to a block. Data with another model's signature is ignored."""
         raw = block.provider_raw
         return self.history.own(raw) if raw is not None and self._is_ours(raw) else {}
 

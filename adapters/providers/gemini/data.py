@@ -40,8 +40,8 @@ class Model(ModelRow, frozen=True, kw_only=True):
     modern: bool = False
     """Whether the model is of Gemini 3 or later.
 
-    Calls must be sent back signed, results may have images, and JSON and the provider's tools can be combined with
-    tools.
+    Such a model requires signed calls, accepts images in results, and can combine tools with a JSON schema and
+    with the provider's own tools.
     """
     system: bool = True
     media: bool = True
@@ -57,7 +57,7 @@ TABLE = ModelTable(__name__, ModelFile[Model])
 UNLISTED = Model(
     id="", display_name="", context_window=None, max_output=None, levels=("low", "medium", "high"), modern=True
 )
-"""The row for an unlisted model, which counts as a newer model."""
+"""The row for an unlisted model. It is treated as a newer model."""
 
 BUDGETS = {"none": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 32_768}
 """Thinking tokens for each effort, for models without levels."""

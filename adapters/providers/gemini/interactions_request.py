@@ -27,7 +27,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...requests.fitted import FittedHistory, Loss
+from ...requests.fitted_history import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, fit_history
 from ...requests.settings import (
     changed,

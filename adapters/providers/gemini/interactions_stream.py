@@ -34,7 +34,9 @@ _STEP_OF = {
     "thought_signature": "thought",
     "arguments_delta": "function_call",
 }
-"""The step of a delta; for any other delta the step of the same name."""
+"""The type of step that each type of delta belongs to. A delta type that is missing here belongs to the step of
+the same name.
+"""
 
 
 @dataclass(slots=True)

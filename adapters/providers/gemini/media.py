@@ -26,13 +26,14 @@ from ...operations.media_wire import (
     from_base64,
     input_bytes,
     known_terms,
+    merge_unpriced_options,
     ratio_of,
     read_size,
     video_usage,
 )
 from ...requests.content import encode_json
-from ...requests.fitted import WireCall
-from ...requests.settings import merge_options, merge_own_options, own_options
+from ...requests.fitted_history import WireCall
+from ...requests.settings import merge_options, own_options
 from ...videos import VideoCapabilities, VideoJob, VideoRequest, VideoStatus, VideoTerms, VideoVariant
 from .contents import IMAGE_TYPES
 from .data import CODES, error_in_reply
@@ -160,7 +161,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
 
 
 def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:
-    """The reason for a missing image, if it is the image's content."""
+    """The error for an image that was blocked because of its content; None otherwise."""
     if feedback is not None and feedback.blockReason:
         reasons = [(feedback.blockReason, feedback.blockReasonMessage or "")]
     for reason, message in reasons:
@@ -219,6 +220,14 @@ class _Operation(msgspec.Struct, gc=False):
 _decode_operation = msgspec.json.Decoder(_Operation).decode
 
 
+_PRICED = {
+    "durationSeconds": "use seconds=",
+    "resolution": "use size=",
+    "generateAudio": "use audio=",
+    "sampleCount": "one call makes one video",
+}
+
+
 class GeminiVideos(msgspec.Struct, frozen=True):
     version: str = "v1beta"
     """The API's version in the path."""
@@ -239,7 +248,7 @@ class GeminiVideos(msgspec.Struct, frozen=True):
             parameters.update(_size(request.size))
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
             parameters["generateAudio"] = request.audio
-        merge_own_options(parameters, request, "gemini", provider)
+        merge_unpriced_options(parameters, request, "gemini", provider, _PRICED)
         body: JsonObject = {"instances": [instance], "parameters": parameters}
         path = path_of(self.version, model_name(request.wire_model), "predictLongRunning")
         return WireCall(path, encode_json(body), once=True)

@@ -16,7 +16,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...requests.fitted import FittedHistory
+from ...requests.fitted_history import FittedHistory
 from ...requests.history import fit_history
 from ...requests.schemas import (
     describe,
@@ -56,7 +56,7 @@ _WITHOUT_MEANING = frozenset({"deprecated", "readOnly", "writeOnly"})
 def fit_schema(schema: JsonObject) -> JsonObject:
     """The schema to send; the same object if all of it is supported. Pure.
 
-    Cached, because five tools of three parameters take 80 µs.
+    Results are cached: five tools with three parameters each take 80 µs.
     """
     fitted = _fitted(schema)
     return schema if fitted is None else fitted
@@ -104,7 +104,7 @@ class _Fitter:
     def _keyword(self, name: str, value: Json, fitted: JsonObject, words: list[str]) -> None:
         match name, value:
             case "$defs" | "definitions", _:
-                pass  # they have their own place
+                pass  # these are written elsewhere
             case "description", str():
                 if value:
                     fitted[name] = value
@@ -142,7 +142,7 @@ class _Fitter:
 
 
 def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
-    """A schema in which exclusive bounds of integers are inclusive ones."""
+    """Convert exclusive bounds of integers to inclusive ones."""
     if schema.get("type") != "integer":
         return schema
     bounded = dict(schema)
@@ -229,7 +229,7 @@ class _Builder:
         self.warnings.append(dropped(parameter, self.provider, why))
 
     def _use_cached(self, body: JsonObject) -> None:
-        """Use cached content, which has the system text and the tools, and allows no others."""
+        """Drop the system text and the tools if the request uses cached content, because that already has them."""
         if not body.get("cachedContent"):
             return
         for name in ("systemInstruction", "tools", "toolConfig"):
@@ -268,7 +268,8 @@ class _Builder:
         if tool.description:
             fields["description"] = tool.description
         options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
-        if not takes_nothing(tool.input_schema) and "parameters" not in options:  # the other form of it
+        # The host may use the other field for parameters.
+        if not takes_nothing(tool.input_schema) and "parameters" not in options:
             folded = fold_root(tool.input_schema)
             if folded.folded:
                 self.warnings += folded.warnings(f"tool {tool.name!r}")
@@ -281,7 +282,7 @@ class _Builder:
         choice, tools = self.request.tool_choice, self.request.tools
         check_tool_choice(choice, [tool.name for tool in tools])
         if not tools:
-            return None  # without declarations, the mode is refused
+            return None  # the API rejects the mode without declarations
         if choice is None or choice.mode == "auto":
             if self.row.modern and any(tool.strict for tool in tools):
                 return {"mode": "VALIDATED"}  # like AUTO, with arguments that follow the schema
@@ -356,7 +357,7 @@ def _has_built_in(tools: list[Json]) -> bool:
 
 
 def _say_first(contents: list[JsonObject], text: str) -> None:
-    """Put the system text before the first user message, for models without a place for it."""
+    """Put the system text before the first user message, for models that have no system text."""
     parts = contents[0]["parts"]
     assert isinstance(parts, list)
     if isinstance(parts[0], dict) and "functionResponse" in parts[0]:

@@ -1,11 +1,11 @@
 """Content, finish reason and usage of a reply, whole or streamed.
 
-A whole reply is a stream of one chunk. Text parts are increments of one block. Thought signatures are valid only
-in their own part. For a call, the signature is in `provider_raw`. For text, `provider_raw` records the signed
-piece. For reasoning, it is the block's signature and ends the block. A signature alone is kept as its part. A text
-or thought with `partMetadata` is a block of its own. Other kinds of parts are kept unchanged, and so are grounding
-and citations, as the last blocks. Safety ratings and the like are in `provider_details`. Only the first candidate
-is read.
+A whole reply is read as a stream of one chunk. Consecutive text parts form one block. A thought signature is valid
+only in its own part. A call has its signature in `provider_raw`. For text, `provider_raw` records the signed
+piece. For reasoning, it is the block's signature and ends the block. A part with only a signature becomes an
+opaque block. A text or thought with `partMetadata` becomes a separate block. Other kinds of parts are kept
+unchanged. So are grounding and citations, which are the last blocks. Safety ratings and the like are in
+`provider_details`. Only the first candidate is read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _list(value: Json) -> Iterable[Json]:
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "STOP": StopReason.END_TURN,
-    "FUNCTION_CALL": StopReason.END_TURN,  # of servers that imitate Gemini; with a call it is tool_use, like STOP
+    # From servers that imitate Gemini; like STOP, it becomes tool_use if there is a call.
+    "FUNCTION_CALL": StopReason.END_TURN,
     "MAX_TOKENS": StopReason.MAX_TOKENS,
     "SAFETY": StopReason.CONTENT_FILTER,
     "RECITATION": StopReason.CONTENT_FILTER,
@@ -67,8 +68,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
 """The stop reasons by finish reason. All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL,
 unknown) are provider_specific.
 
-With these, the reply did not end well for a reason that only this provider has. They are not errors, because the
-reply is billed and a retry may have the same result.
+These are irregular ends that only this provider has. They are not errors, because the reply is billed and a retry
+may have the same result.
 """
 
 _UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"
@@ -234,7 +235,7 @@ class ReplyReader:
             return
         before = self._about.get(kind)
         if kind == "logprobsResult" and isinstance(before, dict) and isinstance(value, dict):
-            value = _extended(before, value)  # of each chunk's own tokens; the others cover all so far
+            value = _extended(before, value)  # logprobs cover only the chunk; other fields cover the reply so far
         self._about[kind] = value
         if kind == "groundingMetadata":
             self._usage.fees = grounding_fees(value, self.assembler.model)
@@ -337,7 +338,7 @@ class ReplyReader:
             return
         self._end_partial()
         if not name and call.args == wire.ABSENT and not call.partialArgs:
-            return  # the end of a call that has ended
+            return  # the call has ended already
         raw: JsonObject = {}
         if isinstance(call.id, str) and call.id:
             raw["id"] = call.id
@@ -364,7 +365,7 @@ class ReplyReader:
             self._end_partial()
 
     def _text_of(self, raw: msgspec.Raw) -> str:
-        """JSON as text; decoding the chunk has not validated its bytes."""
+        """Decode raw JSON to text. Its bytes were not validated with the chunk."""
         try:
             return bytes(raw).decode()
         except UnicodeDecodeError:
@@ -401,7 +402,7 @@ class GeminiNormaliser(EventNormaliser):
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler, SseDecoder())
         self._reader = ReplyReader(assembler)
-        self._only_text = True  # of every chunk since the first
+        self._only_text = True  # whether all chunks since the first were text chunks
 
     def on_event(self, name: bytes, data: bytes) -> None:
         if self._only_text and self._reader.in_text:

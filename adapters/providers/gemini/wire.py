@@ -155,17 +155,17 @@ class UsageCounts:
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
         """The billed counts other than tokens, by rate name. The reply has them outside of the usage."""
-        self._former: Usage | None = None  # the usage before a chunk with other counts
+        self._former: Usage | None = None  # the usage before the fields of the counts changed
         self._latest = ABSENT
-        self._form: bytes | None = None  # the latest without its digits; None before the first
-        self._prompted = False  # whether it has the prompt's count
-        self._counted = ABSENT  # the last one with it
+        self._form: bytes | None = None  # the latest usage without its digits; None before the first
+        self._prompted = False  # whether the latest usage has the prompt's count
+        self._counted = ABSENT  # the last usage with the prompt's count
 
     def add(self, raw: msgspec.Raw) -> None:
         """Read a chunk's usage.
 
-        A chunk that differs only in digits replaces the one before. It is decoded on demand, because each chunk of
-        a stream has counts.
+        Each chunk has counts, so they are decoded only when needed. Counts that differ from the last ones only in
+        digits replace them.
         """
         form = bytes(raw).translate(None, b"0123456789")
         if form != self._form:
@@ -258,7 +258,7 @@ _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"
 class PartialArguments:
     """Arguments as they grow.
 
-    `broken` is true if a piece could not be placed. Then the call must not be executed.
+    If `broken` is true, a piece could not be placed, and the call must not be executed.
     """
 
     def __init__(self, key: int) -> None:

@@ -1,13 +1,13 @@
-"""LocalAdapter: a model on this machine, by any of llama.cpp's three protocols.
+"""LocalAdapter: a model on this machine, over one of llama.cpp's three protocols.
 
-The adapter of the chosen protocol is made by name, with llama.cpp's quirks, on a transport that starts the server.
-This file adds the abilities of model and server, found by trial, because the server gives no warnings:
+It wraps the adapter of the chosen protocol, with llama.cpp's quirks and a transport that starts the server. It
+adds the real abilities of model and server. They were found by trial, because the server gives no warnings:
 
-* Tools: a model of 135 million parameters calls none. ``tools: emulate`` requests a call as JSON by a schema.
-  ``tools: native`` is for a larger model with a template for tools. Both need the chat protocol.
+* Tools: a model of 135 million parameters can't call tools. ``tools: emulate`` requests a call as JSON that
+  follows a schema. ``tools: native`` is for a larger model with a template for tools. Both need the chat protocol.
 * Failed tools: messages ignores `is_error`, so the text reports it.
 * Structured output: chat enforces a schema. Messages and responses ignore one, so they refuse it.
-* Context: the window of each request, not the window of the model's training.
+* Context: the limit is the server's window for each request, not the model's trained window.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class LocalAdapter:
         return await self._embedder(request.request_id).embed(request, on_attempt=on_attempt)
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
-        """The capabilities: a text has the room of a conversation. The dimensions are unknown before the first
+        """The capabilities. A text may be as long as a conversation. The dimensions are unknown before the first
         reply.
         """
         capabilities = self._embedder().get_embedding_capabilities(model)
@@ -342,6 +342,6 @@ def create_inner(
         base_url=PLACEHOLDER_URL,
         options=inner_options,
     )
-    # by the registry's name, because provider folders never import each other
+    # Looked up by name, because provider folders never import each other.
     kind = ADAPTER_OF_PROTOCOL[options.protocol]
     return create_adapter(kind, inner_config, name=name, clock=clock, transport=transport)

@@ -1,4 +1,4 @@
-"""A local server's settings and its process, with pipes and end. `server.py` runs in it."""
+"""The settings of a local server, and its child process. `server.py` runs in the child."""
 
 from __future__ import annotations
 
@@ -86,9 +86,8 @@ def what_to_install() -> str | None:
 def default_threads() -> int:
     """Half of the processors that this process may use, at least one.
 
-    llama.cpp's threads wait for each other at every layer in busy loops. If another program takes a processor,
-    the other threads waste theirs: on two busy processors, two threads took 18 s, and one took 1.4 s. An embedded
-    runtime shares its machine.
+    llama.cpp's threads wait for each other at every layer in busy loops. If another program takes a processor, all
+    other threads wait and waste theirs: on two busy processors, two threads took 18 s, and one thread took 1.4 s.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -179,7 +178,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                # A Ctrl-C in the terminal is for the parent, which stops us in its own order.
+                # Ctrl-C in the terminal must reach only the parent, which then stops this child in its own order.
                 start_new_session=True,
             )
         except OSError as error:
@@ -188,13 +187,13 @@ class Child:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
-        self._reading = threading.Lock()  # of stdout
+        self._reading = threading.Lock()  # held while stdout is read
         self._owner = os.getpid()
         self._last_words = b""
-        # A thread, because a task would need an owner for the life of the process. It ends with the process.
+        # A thread, because a task would need an owner for the whole life of the process. The thread ends with it.
         self._listener = threading.Thread(target=self._listen, name="callboard-local-stderr", daemon=True)
         self._listener.start()
-        with contextlib.suppress(OSError):  # dead already: reading its answer will report it
+        with contextlib.suppress(OSError):  # the child died already; reading its answer reports that
             self._stdin.write(msgspec.json.encode(configuration) + b"\n")
 
     @property
@@ -213,7 +212,8 @@ class Child:
 
     async def wait_ready(self) -> str:
         """The server's address, once it answers. Raises ConfigurationError or ServerError if it fails."""
-        # Abandoned when cancelled: then the process is killed, and the thread reads the end of its pipe.
+        # The thread may be abandoned: after a cancellation the process is killed, so the thread reads the end of
+        # the pipe.
         line = await anyio.to_thread.run_sync(
             self._read_answer, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
         )
@@ -231,7 +231,7 @@ class Child:
             )
         words = await self._read_last_error()
         if answer.kind == "init":
-            # The same file and settings will fail again.
+            # Not retryable: the same file and settings fail again.
             raise ServerError(f"llama.cpp refused to serve the model: {words or answer.error}", retryable=False)
         raise ServerError(
             f"the local model's process {describe_exit(self.exit_code)} before it answered"
@@ -243,11 +243,12 @@ class Child:
         if self._stdin.closed:
             return
         with contextlib.suppress(OSError):
-            self._stdin.write(b"\n")  # it arrives even if a forked copy of us keeps the pipe open
+            # Closing alone is not noticed if a forked copy of this process keeps the pipe open.
+            self._stdin.write(b"\n")
         self._stdin.close()
 
     async def end(self, grace: float) -> bool:
-        """End the process: `grace` seconds to end by itself, then by force. True when it is gone and reaped."""
+        """End the process, by force after `grace` seconds. Return True if it is gone and reaped."""
         self.dismiss()
         if grace <= 0 or not await self._wait_exit(grace):
             self._process.kill()
@@ -258,7 +259,9 @@ class Child:
         return gone
 
     def abandon(self) -> None:
-        """Kill and reap it now; for finalizers. In a forked copy of the parent it does nothing."""
+        """Kill and reap the process immediately, for finalizers. In a forked copy of the parent this does
+        nothing.
+        """
         if os.getpid() != self._owner:
             return
         self.dismiss()
@@ -297,9 +300,7 @@ class Child:
         return "; ".join(line for line in list(words)[-LAST_WORDS_LINES:] if line)
 
     def _read_answer(self) -> bytes:
-        """Read the answer, in a thread. If a start is cancelled early, this is never reached, and `end` closes
-        the pipe.
-        """
+        """Read the answer, in a thread. If a start is cancelled before this runs, `end` closes the pipe."""
         with self._reading:
             if self._stdout.closed:
                 return b""
@@ -319,7 +320,7 @@ class Child:
 
 
 class Answer(msgspec.Struct):
-    """The child's one line."""
+    """The line that the child writes when it is ready or has failed."""
 
     url: str = ""
     error: str = ""

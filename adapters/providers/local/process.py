@@ -5,9 +5,9 @@ GB with four slots of 4,096 tokens. It ends 15 ms after its stdin is closed. Too
 slower, see `child.default_threads`. Llama.cpp splits its context between slots and limits each to the model's
 training, so `LocalServer.context_tokens` is the real number of tokens of a request.
 
-The process is `subprocess.Popen`, because anyio's belongs to an event loop. No await separates its start from its
-registration, so a cancelled start finds it. Only the wait for its end can be cut short. A finalizer kills a
-forgotten server. If the parent dies, the system closes stdin, and the child ends itself.
+The process is a `subprocess.Popen`, because anyio's process is bound to an event loop. No await separates its
+start from its registration, so a cancelled start can still end it. A finalizer kills a forgotten server. If the
+parent dies, the system closes stdin, and the child ends itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from callboard.bus.errors import AdapterError, RequestTimeoutError, ServerError
 
 from .child import HOST, Child, LocalServerSettings, check_before_start
 
-START_SECONDS = 110.0  # less than the adapter's actor waits, so that our error gives the reason
+START_SECONDS = 110.0  # less than the adapter's actor waits, so that the error raised here gives the reason
 STOP_SECONDS = 2.0
 HEALTH_SECONDS = 5.0
 REPLY_BYTES = 1 << 20
@@ -171,12 +171,12 @@ class LocalServer:
         await self.stop()
 
     async def _start(self) -> None:
-        await self._end(grace=0)  # of one that died, or with a stop that was cut short
+        await self._end(grace=0)  # a process that died or was not stopped completely
         await anyio.to_thread.run_sync(check_before_start, self.settings)
         began = time.monotonic()
         api_key = secrets.token_urlsafe(32)
         try:
-            # An await inside this line would let a cancelled start leave a process behind.
+            # There must be no await in this line: a cancelled start would leave a process behind.
             child = self._process = Child(self.settings, api_key)
             self._finalizer = weakref.finalize(self, child.abandon)
             with anyio.fail_after(self._start_timeout):
@@ -197,7 +197,7 @@ class LocalServer:
         self._startup_seconds = self._started_at - began
 
     async def _end(self, *, grace: float) -> None:
-        """End the process: `grace` seconds to end by itself, then by force."""
+        """End the process, by force after `grace` seconds."""
         child = self._process
         if child is None:
             return
@@ -210,7 +210,9 @@ class LocalServer:
                     self._finalizer.detach()
 
     async def _ask_context(self) -> int:
-        """The real tokens of a request, and the proof that the server answers and accepts the key."""
+        """Request the real number of tokens per request. This also proves that the server answers and accepts the
+        key.
+        """
         try:
             status, body = await self._get("/v1/models")
         except (OSError, anyio.BrokenResourceError) as error:
@@ -220,7 +222,7 @@ class LocalServer:
         try:
             meta = msgspec.json.decode(body, type=_Models).data[0].meta
         except (msgspec.DecodeError, IndexError):
-            return self.settings.context_tokens  # another build's listing, which has no effect
+            return self.settings.context_tokens  # another build of llama.cpp has another format; ignore it
         return meta.n_ctx or self.settings.context_tokens
 
     async def _get(self, path: str) -> tuple[int, bytes]:
@@ -244,7 +246,7 @@ class LocalServer:
 
 
 class SharedServer:
-    """A user's claim on the server that all users with equal settings share, on one event loop.
+    """A handle to a server that all users with equal settings on one event loop share.
 
     The first `acquire` starts it, the last `release` stops it. A handle counts once. Call `acquire` again to
     restart a dead server.
@@ -265,8 +267,8 @@ class SharedServer:
     async def acquire(self) -> LocalServer:
         """The running server.
 
-        Raises the errors of `LocalServer.start`, and ServerError if the handle is released during the wait. Then
-        a handle that held nothing before still holds nothing.
+        Raises the errors of `LocalServer.start`, and ServerError if the handle is released during the wait. A
+        failed `acquire` leaves the handle as it was.
         """
         if self._claim is None:
             self._claim = _Shared.claim(self.settings, self._start_timeout)
@@ -279,8 +281,7 @@ class SharedServer:
             self._held = True
         finally:
             self._pending -= 1
-            # The claim lives while any waiter of this handle waits for the start. A cancelled one must not drop
-            # it.
+            # Other tasks may wait for the start on this handle. A cancelled task must not drop their claim.
             if self._claim is shared and not self._held and not self._pending:
                 self._claim = None
                 shared.users -= 1
@@ -313,7 +314,7 @@ class _Shared:
 
     The table is a RunVar, which lives as long as the loop. The server's finalizer ends a server that a loop
     dropped. An entry stays while its server stops, so that a new user waits for the stop and a fixed port is free
-    again. Bound: one entry for each set of settings in use.
+    again. The table has one entry for each set of settings in use.
     """
 
     _table: ClassVar[anyio.lowlevel.RunVar[dict[LocalServerSettings, _Shared]]] = anyio.lowlevel.RunVar(

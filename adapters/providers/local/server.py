@@ -23,7 +23,7 @@ from typing import Any, TypedDict
 
 PARENT_CHECK_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.3
-"""Seconds that a failed start waits for llama.cpp's log thread, which an exit would cut off."""
+"""Seconds that a failed start waits, so that llama.cpp's log thread can write its last lines."""
 
 CACHE_MIB = 256
 
@@ -75,7 +75,7 @@ def start_server(configuration: Configuration) -> Any:
             pooling = f"LLAMA_POOLING_TYPE_{configuration['embeddings'].upper()}"
             parameters.pooling_type = getattr(xllamacpp.llama_pooling_type, pooling)
     if hasattr(parameters, "fit_params") and not any("GPU" in kind for kind in device_kinds()):
-        parameters.fit_params = False  # it loads the model again to see how much a GPU can hold
+        parameters.fit_params = False  # it would load the model twice to measure the GPU
     parameters.use_jinja = True  # the model's own chat template; without it tools are not rendered
     parameters.cache_ram_mib = CACHE_MIB  # of past prompts; llama.cpp's own limit is 8 GiB
     parameters.verbosity = 1
@@ -94,8 +94,8 @@ def device_kinds() -> list[str]:
 def wait_for_end(parent: int | None) -> None:
     """Return when stdin has data or ends, or when the parent is gone.
 
-    The check of the parent is needed if it forked. Its children have a copy of the pipe's other end, so stdin
-    stays open until the last of them is gone.
+    Checking the parent is needed if it has forked: its children hold a copy of the pipe's other end, so stdin
+    stays open until the last of them ends.
     """
     if sys.platform == "win32":
         os.read(0, 1)
@@ -107,12 +107,12 @@ def wait_for_end(parent: int | None) -> None:
 
 def main() -> None:
     """Read the configuration, serve, and end with stdin."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, as the rest of it is for `select`
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, because `select` waits for the rest
         configuration: Configuration = json.loads(stdin.readline())
-    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and can't be watched. Checked
-    # now, because a direct one may be gone after the model is loaded.
+    # If a launcher started this process, the parent's id differs from ours and can't be watched. This is checked
+    # now, because a direct parent may be gone when the model is loaded.
     parent = configuration["parent"] if os.getppid() == configuration["parent"] else None
-    # A library's output must not be taken for our line: from here on, file 1 is stderr.
+    # A library's output must not be mistaken for the answer, so from here on file 1 is stderr.
     answer = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -124,7 +124,7 @@ def main() -> None:
         os._exit(1)
     tell(answer, {"url": server.listening_address})
     wait_for_end(parent)
-    os._exit(0)  # not by `del server`: it waits for requests, and their readers are gone
+    os._exit(0)  # not `del server`, which would wait for requests whose readers are gone
 
 
 def tell(file: int, answer: dict[str, str]) -> None:

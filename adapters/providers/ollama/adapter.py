@@ -21,7 +21,7 @@ from ...replies.assembler import Assembler
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.estimate import at_most
-from ...requests.fitted import WireCall, bearer, get
+from ...requests.fitted_history import WireCall, bearer, get
 from ...requests.settings import SharedOptions, merge_own_options, read_options
 from ...transport.transport import HttpReply
 from . import response
@@ -51,7 +51,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
         body: JsonObject = {
             **self.defaults,
             "model": request.wire_model,
-            "input": list(request.inputs),
+            "input": list(request.texts),
             "truncate": request.truncate,
         }
         if request.dimensions is not None:
@@ -110,7 +110,7 @@ class OllamaWire(ChatWire):
     # --- Models ---
 
     async def initialize(self, look_up: LookUp) -> None:
-        """Look up the models and their abilities. A server that doesn't answer is tried again later."""
+        """Look up the models and their abilities. If the server doesn't answer, the lookup is repeated later."""
         if not self.options.discover:
             return
         with anyio.move_on_after(LOOK_UP_SECONDS):
@@ -134,7 +134,7 @@ class OllamaWire(ChatWire):
         self._catalogue.learn(model, read_show(answer), self._seconds())
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """The server's facts about a model; the adapter's `capabilities` until it was looked up."""
+        """The capabilities that the server reports; the adapter's `capabilities` until the model was looked up."""
         facts = self._catalogue.facts(model)
         known = facts.capabilities() if facts is not None else self.capabilities
         if not self.emulates_tools:

@@ -1,8 +1,8 @@
 """The body of `/api/chat`. Pure.
 
-Every request has `truncate: false` and `shift: false`. So a newer server refuses a prompt that is too long, and
-ends a reply at the end of the window, without dropping messages. Older servers ignore these fields and need a
-large window (see `window`). A prompt that clearly exceeds its window is refused here.
+Every request has `truncate: false` and `shift: false`. With them, a newer server rejects a prompt that is too
+long, and ends a reply at the end of the window, instead of dropping messages. Older servers ignore both fields, so
+they need a large window. A prompt that clearly exceeds its window raises an error here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefini
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import at_most
-from ...requests.fitted import FittedHistory, Loss, Target, WireCall
+from ...requests.fitted_history import FittedHistory, Loss, Target, WireCall
 from ...requests.history import fit_history
 from ...requests.schemas import without_booleans
 from ...requests.settings import check_demands, merge_options, merge_own_options, nearest_effort
@@ -408,7 +408,7 @@ class _Writer:
                         pass
 
     def _check_size(self, estimated_tokens: int, body: JsonObject) -> None:
-        """Whether the prompt fits the final window, by an estimate."""
+        """Raise an error if the estimated prompt does not fit into the window."""
         options = body["options"]
         window = options.get("num_ctx") if isinstance(options, dict) else None
         if not isinstance(window, int) or estimated_tokens <= window:
@@ -451,7 +451,7 @@ class _Writer:
     def _think(self) -> JsonObject:
         """The field for reasoning.
 
-        It is explicit for models that reason, because older servers otherwise leave the reasoning in the text.
+        It is always sent for reasoning models, because older servers otherwise leave the reasoning in the text.
         """
         asked, thinks = self.request.reasoning_effort, self.facts.thinks
         if not self.capabilities.supports_thinking:

@@ -53,7 +53,7 @@ ABSENT = msgspec.Raw(b"null")
 class WireFunction(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: msgspec.Raw = ABSENT
-    """An object. Some implementations send a text with the object."""
+    """An object, or from some implementations its JSON text."""
 
 
 class WireToolCall(msgspec.Struct, gc=False):
@@ -134,11 +134,11 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), code) for pattern, code in _SENTENCES)
 
 _LASTING = frozenset({"out_of_memory"})
-"""Failures that another attempt on this machine would repeat."""
+"""Failures that would occur again at another attempt on the same machine."""
 
 
 def named(body: ErrorBody) -> ErrorBody:
-    """The error with a code for its sentence, if it is known and has none."""
+    """Add a code to an error whose sentence is known."""
     if body.code or body.type:
         return body
     for pattern, code in _PATTERNS:
@@ -197,7 +197,7 @@ class ReplyReader:
             assembler.model = reply.model
         message = reply.message
         if message is not None:
-            # first, because this may raise
+            # done first, because it may raise
             calls = [(call, _arguments(call)) for call in message.tool_calls or ()]
             if message.thinking:
                 assembler.thinking(_THINKING, message.thinking, implicit_end=True)

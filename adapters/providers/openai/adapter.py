@@ -31,7 +31,7 @@ from ...replies.assembler import Assembler
 from ...replies.decoders import SseDecoder
 from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
-from ...requests.fitted import WireCall, bearer, get
+from ...requests.fitted_history import WireCall, bearer, get
 from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
 from ...requests.tools import input_cleaner
 from ...transport.transport import exchange
@@ -176,7 +176,7 @@ class ResponsesInBackground:
         try:
             return joined_options(request, OPTIONS, self._provider).get("background") is True
         except AdapterError:
-            return False  # writing the request raises it again
+            return False  # the same error is raised when the request is written
 
     def attach(self, response_id: str, after: int | None) -> WireCall:
         behind = "" if after is None else f"&starting_after={after}"
@@ -235,7 +235,7 @@ class NumberedResponses(ResponsesNormaliser):
             self.number = number
 
     def close(self) -> list[StreamEvent]:
-        if not self.finished and self.error is None:  # a partial event is none
+        if not self.finished and self.error is None:  # an incomplete event is dropped
             self.error = StreamError("the stream ended before the response was complete")
         return self.assembler.take()
 
@@ -333,8 +333,9 @@ class ResponsesWire(ChatWire):
         return self.capabilities if row is None else row.within(self.capabilities)
 
     def other_wires(self) -> OtherWires:
+        own = self.quirks is OPENAI
         return OtherWires(
-            OpenAIEmbeddings(base64=self.quirks is OPENAI),  # few other servers support it
+            OpenAIEmbeddings(base64=own, tokens=own),  # few other servers support them
             _image_wire,
             OpenAIVideos(codes=CODES),
             RESPONSES_BATCHES,
@@ -395,7 +396,7 @@ class ResponsesWire(ChatWire):
 
 
 def _image_wire(model: str) -> OpenAIImages | ResponsesImages:
-    """The images API for its own models; for other models, the tool of conversations."""
+    """The images API for image models. For other models, the image tool of the Responses API."""
     return OpenAIImages() if is_image_model(model) else ResponsesImages()
 
 
@@ -426,7 +427,8 @@ class OpenAIAdapter(HttpAdapter):
     async def _has_responses(self) -> bool:
         """Whether the server has the path. Unknown if it doesn't answer.
 
-        An empty request costs nothing. A server that has the path refuses it with another status.
+        An empty request costs nothing. If the server has the path, it rejects the request with a status other than
+        404.
         """
         with anyio.move_on_after(_PROBE_SECONDS):
             try:

@@ -1,8 +1,8 @@
 """OpenAI's models, error texts and quirks of servers as data, because they change monthly.
 
-The efforts of a model decide the rest. A model that can't reason supports no reasoning options and items. A
-reasoning model refuses sampling parameters. An unknown model gets all requested parameters. The models are in
-`models.json`; see `adapters.provider`.
+A model's list of efforts decides about other options. A model that can't reason supports no reasoning options or
+items. A reasoning model rejects sampling parameters. An unknown model gets all requested parameters. The models
+are in `models.json`; see `adapters.provider`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from callboard.bus.values.base import Json
 from ...http.classify import ErrorType, error_without_status, read_error_value
 from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
-from ...requests.fitted import ToolIdRule
+from ...requests.fitted_history import ToolIdRule
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     completed_at_limit: bool = False
     """Whether the server reports ``completed`` for a reply that was cut off at the token limit."""
     late_ends: bool = False
-    """Whether the server sends the ends of all items last, and never interleaves items."""
+    """Whether the server sends the end events of all items at the end of the reply, and never interleaves
+    items.
+    """
     min_output_tokens: int = 16
     """The smallest limit of output tokens that the server accepts."""
     user: str = "user"
@@ -141,7 +143,7 @@ DOCUMENT_TYPES = (
     f"{_OFFICE}spreadsheetml.sheet",
     f"{_OFFICE}presentationml.presentation",
 )
-"""Files that models read. Images in them are read in PDFs only."""
+"""Types of files that models can read. Images inside files are read only in PDFs."""
 
 
 @functools.lru_cache(maxsize=256)

@@ -31,7 +31,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import media_bytes, repair_text, write_data_url
-from ...requests.fitted import FittedHistory, Loss, encoded
+from ...requests.fitted_history import FittedHistory, Loss, encoded
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
@@ -53,7 +53,7 @@ _SELF_CONTAINED = frozenset(
         COMPACTION,
     }
 )
-"""Items that are complete in themselves, and may be sent back although nothing is stored."""
+"""Items that may be sent back although nothing is stored, because they refer to no other item."""
 
 _PAIRS = {
     "computer_call": "computer_call_output",
@@ -152,7 +152,7 @@ def as_input(block: OpaqueBlock) -> JsonObject:
 
 
 def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
-    """The possible links between the halves of a call and its output. A search of the server has no id."""
+    """The ids that link a call and its output, with their kind. A search by the server has no id."""
     data = block.provider_raw.data
     ids = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
     return [(block.kind, value) for value in ids or [None] if value is None or isinstance(value, str)]
@@ -165,7 +165,7 @@ def write_items(
 
 
 def _plain(text: str, place: int) -> JsonObject:
-    """A plain message at a place among the items. The user's and the model's alternate."""
+    """A plain message as an item. Even places are the user's, odd places the model's."""
     if place % 2:
         return _said({"type": "output_text", "text": text, "annotations": []}, place)
     return {"role": "user", "content": text}
@@ -181,7 +181,8 @@ class _Writer:
             self.items.append(_plain(text, place))
         self.reasoning: list[Json] = []  # ids of the written items
         self.free_form = free_form
-        self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call was sent as a free-form one
+        # Each call, and whether it was sent as a free-form call.
+        self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}
         self.rest = history.messages[len(history.plain) :]
         blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
         self.own_items = OwnItems([block for block in blocks if isinstance(block, OpaqueBlock)], model)
@@ -243,7 +244,7 @@ class _Writer:
             reason = None
             match block:
                 case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
-                    continue  # it goes back with its item, which is in a later block
+                    continue  # its item is in a later block and is sent from there
                 case ThinkingBlock():
                     reason = self._reason_to_omit(block, follower)
                 case OpaqueBlock():
@@ -283,7 +284,7 @@ class _Writer:
         return None if led_to else "the item that follows it is not sent"
 
     def _item_id(self, own: JsonObject) -> Json:
-        """An item's own id, if the reasoning that led to it is sent too."""
+        """An item's own id, if the reasoning before it is sent, too."""
         return own.get("item_id") if own.get("after") in self.reasoning else None
 
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:

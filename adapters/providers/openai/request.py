@@ -15,7 +15,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
-from ...requests.fitted import FittedHistory, Target
+from ...requests.fitted_history import FittedHistory, Target
 from ...requests.history import fit_history
 from ...requests.settings import (
     CUSTOM,
@@ -114,7 +114,7 @@ class _Builder:
             body["prompt_cache_key"] = digest(self.request.session_id)
         merge_options(body, options)
         if body.get("background") is True and "store" not in options:
-            body["store"] = True  # until it is read, a reply without a connection must be stored
+            body["store"] = True  # a background reply must be stored until it is read
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _warn(self, code: WarningCode, message: str) -> None:
@@ -164,7 +164,7 @@ class _Builder:
 
     def _check_choice(self, choice: ToolChoice) -> None:
         if choice.mode == "required" and "tools" in self._options():
-            return  # they are the caller's own, and may be of any kind
+            return  # a tool in the host's options can fulfil it
         check_tool_choice(choice, [tool.name for tool in self.request.tools])
 
     def _tool_choice(self, choice: ToolChoice) -> Json:
@@ -276,7 +276,7 @@ def _schema_name(schema: JsonObject) -> str:
 
 
 def _mention_json(body: JsonObject) -> None:
-    """Mention JSON in an input item. JSON mode requires it, and instructions don't count."""
+    """Add an input item that mentions JSON, because JSON mode requires one. The instructions don't count."""
     items = body["input"]
     assert isinstance(items, list)
     if b"json" not in msgspec.json.encode(items).lower():

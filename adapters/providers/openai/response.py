@@ -49,7 +49,9 @@ HOST_CALLS = frozenset(
         "mcp_approval_request",
     }
 )
-"""Items, kept as opaque blocks, with work for the host, unless the reply answers them itself."""
+"""Types of items that request work from the host, unless the reply contains the output. They are kept as opaque
+blocks.
+"""
 
 CUSTOM = "custom_tool_call"
 TOOL_CALLS = ("function_call", CUSTOM)
@@ -57,7 +59,7 @@ TOOL_CALLS = ("function_call", CUSTOM)
 IMAGE_CALL = "image_generation_call"
 
 REASONING_PART = "reasoning_part"
-"""The type in the provider_raw of a thinking block if a later block has its item."""
+"""The type of `provider_raw` in a thinking block that is a part of an item. A later block has the whole item."""
 
 
 class Reply:
@@ -230,7 +232,7 @@ class OutputItem:
     def all_arguments(self, text: str) -> None:
         """Set the whole arguments.
 
-        The part missing in the deltas is emitted; other arguments replace the deltas'.
+        If the deltas are the start of the text, the rest is emitted. Otherwise the text replaces them.
         """
         so_far = self._assembler.block_text(self._key) if self.placed else "".join(self._arguments)
         if text.startswith(so_far):
@@ -241,7 +243,9 @@ class OutputItem:
             self._arguments = [text]
 
     def part_done(self, position: int, part: Part) -> None:
-        """Complete a message's part. The item ends it, because some servers repeat this event."""
+        """Complete a message's part. The part stays open until the item ends, because some servers repeat this
+        event.
+        """
         self._whole_part(position, part, {})
 
     def done(self, item: Item, raw: msgspec.Raw) -> None:
@@ -311,7 +315,7 @@ class OutputItem:
         texts = {"summary": _texts(item.summary), "content": _texts(item.content)}
         source = self._source or ("summary" if any(texts["summary"]) else "content")
         if self._implicit_end and self.placed:
-            return  # the block is closed, and this server accepts no reasoning back
+            return  # the block is closed, and the data isn't needed, because this server accepts no reasoning back
         for part, text in enumerate(texts[source]):
             self.thinking(source, part, _remainder(text, self._assembler.block_text((self.number, part))))
         self._assembler.thinking(self._key, "", raw=as_object(raw), implicit_end=self._implicit_end)
@@ -354,7 +358,7 @@ class OutputItem:
 
 
 def _remainder(whole: str, so_far: str) -> str:
-    """The missing rest of `whole`; empty if the emitted text is not its start."""
+    """The part of `whole` that was not emitted; empty if the emitted text is not its start."""
     return whole[len(so_far) :] if whole.startswith(so_far) else ""
 
 

@@ -1,8 +1,8 @@
 """Events of the Responses API for an assembler.
 
 An event's kind and `output_index` identify its item. If the index is missing or shared, `item_id` decides, because
-some servers change ids from event to event. `call_id` decides at a call's end. The last resort is the last open
-item of the kind. Blocks keep the order of the items. An announced item without content takes no place yet, so that
+some servers change ids from event to event. `call_id` decides at a call's end. If nothing matches, it is the last
+open item of the kind. Blocks keep the order of the items. An announced item without content emits nothing, so that
 an attempt without content can be retried. Events of later items wait for `_head`, the first such item.
 """
 
@@ -44,7 +44,8 @@ class ResponsesNormaliser(SseNormaliser):
         super().__init__(assembler)
         self._quirks = quirks
         self._reply = Reply(assembler, quirks)
-        self._latest: tuple[str, int | None, str | None, OutputItem] | None = None  # until items arrive or end
+        # Valid until an item starts or ends.
+        self._latest: tuple[str, int | None, str | None, OutputItem] | None = None
         self._head = 0
         self._waiting: dict[int, list[tuple[Step, Event]]] = {}
 
@@ -239,7 +240,7 @@ class ResponsesNormaliser(SseNormaliser):
 
 
 def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
-    """Whether a whole item can complete an open one, if index and id do not decide."""
+    """Whether a whole item may be the end of an open one, if index and id don't match exactly."""
     if event.output_index is None and not wire.id:
         return True
     other_call = item.call_id and wire.call_id and item.call_id != wire.call_id
@@ -288,7 +289,7 @@ def _part_done(item: OutputItem, event: Event) -> None:
 def _begin_call(item: OutputItem, event: Event) -> None:
     wire = read_or_default(Item, event.item)
     item.begin_call(wire)
-    if item.kind != CUSTOM:  # it is announced with empty text, which would already be an argument
+    if item.kind != CUSTOM:  # the announcement's empty text would count as the argument
         item.all_arguments(as_arguments(wire.arguments))
 
 

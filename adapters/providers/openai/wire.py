@@ -131,7 +131,7 @@ class Usage(msgspec.Struct, gc=False):
     cost_details: Json = None
     is_byok: Json = None
     cost_in_usd_ticks: Json = None  # xAI's
-    cache_read_input_tokens: Json = None  # gateways in front of Claude, as are the next two
+    cache_read_input_tokens: Json = None  # from gateways for Claude, like the next two fields
     cache_creation_input_tokens: Json = None
     cache_creation: Json = None
 
@@ -285,7 +285,7 @@ def _named(usage: msgspec.Raw) -> dict[str, int]:
 
 
 def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
-    """The tokens of the image tool's model, as pieces; None if not reported."""
+    """The tokens of the image tool's model, as counts with separate prices; None if not reported."""
     if not is_present(tool_usage):
         return None
     drawn = read_image_usage(msgspec.json.encode(_object(read_value(tool_usage)).get("image_gen")))

@@ -23,7 +23,7 @@ from ...operations.openai_wires import MARK, FileBatches, OpenAIBatches, OpenAIE
 from ...operations.wires import BatchWire, ListPage, Written, fields_of
 from ...replies.assembler import Assembler
 from ...requests.content import encode_json
-from ...requests.fitted import WireCall, bearer, get
+from ...requests.fitted_history import WireCall, bearer, get
 from ...requests.settings import SharedOptions
 from ...requests.tools import input_cleaner
 from ...transport.transport import HttpReply
@@ -37,7 +37,7 @@ from .wire import asks_for_usage, decode_reply, is_usage_alone
 # Batches of Chat Completions
 
 ENDPOINT = "/v1/chat/completions"
-"""The endpoint in the lines, wherever the server has it."""
+"""The endpoint that each line names, even if the server's own path differs."""
 
 _STATUSES: dict[str, BatchStatus] = {
     "QUEUED": "queued",
@@ -229,7 +229,7 @@ class ChatCompletionsWire(ChatWire):
             assembler.clean_input = input_cleaner(request.tools, by_default=True)
 
     def takes_beginning(self, request: CanonicalRequest) -> bool:
-        """See `ChatWire.takes_beginning`. Reasoning models would reason about the start again."""
+        """See `ChatWire.takes_beginning`. False for reasoning models, because they would reason again."""
         quirks = self.quirks
         if quirks.beginning == "none" or not self.base_url.endswith(quirks.beginning_at):
             return False
@@ -244,6 +244,7 @@ class ChatCompletionsWire(ChatWire):
             path=self._endpoint("/embeddings"),
             dimensions_field=self.quirks.dimensions_field,
             base64=self.quirks.base64_vectors,
+            tokens=self.quirks.token_inputs,
             protocol=self.default_name,
         )
         path, mark, query = self._endpoint("/images").partition("?")

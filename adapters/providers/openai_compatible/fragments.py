@@ -71,7 +71,7 @@ class ToolCalls:
     def _fragment(self, fragment: WireToolCall, position: int | None) -> None:
         function, custom = fragment.function, fragment.custom
         if custom is not None and function is not None and not (custom.name or custom.input):
-            custom = None  # a server that sends the fields of all kinds, the others empty (Snowflake)
+            custom = None  # Snowflake sends the fields of all kinds, and only one is not empty
         if custom is not None:
             function = WireFunction(custom.name)
         name = function.name if function is not None and isinstance(function.name, str) else ""
@@ -118,7 +118,7 @@ class ToolCalls:
         if current is None or not name or not current.name:
             return current
         if wire_id:
-            # the same call may get its id late; a call with arguments, or another id, is another one
+            # a call may get its id late; but if it has arguments or another id already, this is a new call
             late = not current.id and not current.size and self._may_be(current, name)
             return current if late else None
         return None if self._is_another(current, name) else current
@@ -132,8 +132,8 @@ class ToolCalls:
         return None
 
     def _may_be(self, call: _Call, name: str) -> bool:
-        """Whether a fragment with a name can belong to a call: the name is the same, and the delta is
-        another one.
+        """Whether a named fragment can belong to a call: the call has no name yet, or the same name came in an
+        earlier delta.
         """
         return not name or not call.name or (name == call.name and call.batch != self._batch)
 
@@ -198,8 +198,8 @@ def _index(value: Json) -> int | None:
 class ThinkTags:
     """Finds ``<think>…</think>`` at the start of streamed text.
 
-    `feed()` and `flush()` return pairs (is it reasoning, text). A possible start of a tag is held until it is
-    decided. Tags later in the text are text.
+    `feed()` and `flush()` return pairs: whether it is reasoning, and the text. Text that may be the start of a tag
+    is held back. Tags after the start of the reply are ordinary text.
 
     Args:
         opened: Whether the reply starts inside the tags.
@@ -271,7 +271,7 @@ class Searches:
                 self._ran.add(str(tool.get("index", place)))
 
     def added_to(self, usage: TokenUsage | None) -> TokenUsage | None:
-        """The usage with the searches in its details, unless it or the server's bill includes them already."""
+        """Add the searches to the usage's details, unless the usage or the server's cost includes them already."""
         searches = len(self._ran) or int(self._cites)
         if usage is None or not searches or usage.reported_cost_nano_usd is not None:
             return usage

@@ -29,7 +29,7 @@ from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import encode_json, join_text, media_bytes, write_data_url
-from ...requests.fitted import FittedHistory, Loss, encoded
+from ...requests.fitted_history import FittedHistory, Loss, encoded
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
@@ -128,7 +128,9 @@ REASONING_FIELD = "reasoning_field"
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 _MISTRAL = re.compile(r"(?i)(?:mi|dev|mini|magi)stral")
-"""Models that refuse a user message right after tool results on any server (NousResearch/hermes-agent#20154)."""
+"""Models that reject a user message directly after tool results, on any server
+(NousResearch/hermes-agent#20154).
+"""
 
 _RESULTS_READ = "I have the results."
 """The assistant message between tool results and a user message, if the server needs one."""
@@ -197,7 +199,8 @@ class _Writer:
                 case Role.ASSISTANT:
                     wire = self._assistant(message, in_tool_turn=position in tool_turns)
                     if wire["content"] or len(wire) > len(("role", "content")):
-                        self.messages.append(wire)  # otherwise all its content is among the losses
+                        # An empty message is left out; its content was reported as lost.
+                        self.messages.append(wire)
                 case Role.TOOL:
                     self._results(message)
                 case _:
@@ -442,7 +445,7 @@ def _is_system(message: Json) -> bool:
 
 
 def _count(value: Json) -> int:
-    """The marks on messages, parts, calls and tools."""
+    """Count the marks on messages, parts, calls and tools."""
     if isinstance(value, list):
         return sum(map(_count, value))
     if not isinstance(value, dict):
@@ -456,7 +459,7 @@ def _count(value: Json) -> int:
 
 
 def _without(value: Json, *, only_empty: bool) -> tuple[Json, int]:
-    """A copy without the marks on empty texts, or without its first mark, and the number of removed marks."""
+    """A copy without marks on empty texts, or without its first mark. Also returns the number of removed marks."""
     if isinstance(value, list):
         entries, removed = list(value), 0
         for at, entry in enumerate(entries):

@@ -18,7 +18,7 @@ from ...requests.settings import EFFORTS
 
 
 def settings(*names: str, **renamed: str) -> dict[str, str]:
-    """The wire's names by setting: settings with their own names, and others with the wire's names."""
+    """Map settings to the wire's names: positional settings keep their name, keywords give another one."""
     return {**{name: name for name in names}, **renamed}
 
 
@@ -49,7 +49,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The name of the limit of output tokens. Many servers ignore the newer name."""
 
     needs_max_tokens: bool = False
-    """Whether the server gives a very short reply without a limit of output tokens."""
+    """Whether a request must set the limit of output tokens, because the server's default is very short."""
 
     max_stop: int = 4
     """The largest number of stop sequences. Further ones are dropped with a warning."""
@@ -103,7 +103,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     json_objects: bool = True
-    """Whether the format ``json_object`` is supported. Otherwise a schema requests any object."""
+    """Whether the format ``json_object`` is supported. If not, a schema that allows any object replaces it."""
 
     finish_reasons: bool = True
     """Whether the server reports finish reasons. Otherwise a whole body and `[DONE]` are regular ends, except at
@@ -117,7 +117,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The requests that the server can stream. Other replies are requested whole."""
 
     effort: EffortStyle = "field"
-    """The form of effort: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
+    """How effort is sent: as `reasoning_effort`, as OpenRouter's object, or only as thinking on or off."""
 
     efforts: tuple[str, ...] = EFFORTS
     """The supported efforts. Another effort becomes the nearest, with a warning."""
@@ -132,7 +132,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     reasoning_stand_in: str = ""
-    """The reasoning for another model's calls without it, if the server requires some.
+    """The reasoning text that is added to another model's calls, if the server requires reasoning.
 
     Moonshot counts an empty text as missing and accepts a space (earendil-works/pi#4178).
     """
@@ -184,6 +184,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     base64_vectors: bool = False
     """Whether embeddings are available as base64."""
 
+    token_inputs: bool = False
+    """Whether the inputs of embeddings can be tokens."""
+
     dimensions_field: str = "dimensions"
     """The field for the dimensions of an embedding."""
 
@@ -219,6 +222,7 @@ _OPENAI = Quirks(
     audio_models=r"^gpt-(?:4o-(?:mini-)?)?audio",
     documents="file",
     base64_vectors=True,
+    token_inputs=True,
 )
 
 _WANT_REASONING = r"(?i)deepseek|kimi"
@@ -228,16 +232,21 @@ QUIRKS: Mapping[str, Quirks] = {
     "default": Quirks(replays="as_sent", reasoning_stand_in=" ", reasoning_models=_WANT_REASONING),
     "openai": _OPENAI,
     "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
-    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True, replays="as_sent", root_unions=True),
+    "llama.cpp": Quirks(
+        settings=ANONYMOUS_SETTINGS, base64_vectors=True, token_inputs=True, replays="as_sent", root_unions=True
+    ),
     "vllm": Quirks(
         null_content=False,
         settings=ANONYMOUS_SETTINGS,
         base64_vectors=True,
+        token_inputs=True,
         replays="as_sent",
         beginning="final_message",
         root_unions=True,
     ),
-    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, replays="as_sent", root_unions=True),
+    "sglang": Quirks(
+        null_content=False, settings=ANONYMOUS_SETTINGS, token_inputs=True, replays="as_sent", root_unions=True
+    ),
     "ollama": Quirks(
         tool_choices=("auto",),
         parallel_tool_calls=False,
@@ -256,10 +265,10 @@ QUIRKS: Mapping[str, Quirks] = {
     "cloudflare": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
     "perplexity": Quirks(
         path="/chat/completions",
-        user_after_tool=False,  # user and assistant alternate, and a tool's results count as the user's
+        user_after_tool=False,  # user and assistant must alternate, and tool results count as the user's
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
     ),
-    "tgi": Quirks(  # one call a reply; some builds refuse temperature 0, so omit it there
+    "tgi": Quirks(  # one call per reply; some builds reject temperature 0, so it is omitted
         needs_max_tokens=True,
         parallel_tool_calls=False,
         structured="json_value",
@@ -409,7 +418,7 @@ _LOCAL_SERVERS = frozenset({"lmstudio"})
 """Servers on the user's own machine, with free models."""
 
 _VERSION = re.compile(r"/v\d\w*$|/openai$")
-"""The end of a base URL that needs only the endpoint's own name after it."""
+"""Base URLs with this ending need only the endpoint's name after them."""
 
 
 def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
@@ -444,7 +453,7 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
     return quirks
 
 
-@lru_cache(maxsize=128)  # used by every call, for the few configured addresses
+@lru_cache(maxsize=128)  # cached, because every call uses it and there are few addresses
 def quirks_name(base_url: str) -> str:
     """The name of the quirks for an address; ``default`` if unknown."""
     try:

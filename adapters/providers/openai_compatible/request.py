@@ -19,7 +19,7 @@ from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json
-from ...requests.fitted import FittedHistory, Target, ToolIdRule
+from ...requests.fitted_history import FittedHistory, Target, ToolIdRule
 from ...requests.history import fit_history
 from ...requests.schemas import moonshot_schema
 from ...requests.settings import (
@@ -248,7 +248,7 @@ class _Builder:
         if self.quirks.structured == "json_object":
             text = encode_json(schema).decode()
             return {"type": "json_object"}, f"Reply with a JSON object that follows this JSON Schema:\n{text}"
-        if self.quirks.strict:  # other servers enforce a grammar, in which a union is useful
+        if self.quirks.strict:  # other servers compile the schema to a grammar, which supports unions
             folded = fold_root(schema)
             self.warnings += folded.warnings("the reply")
             schema = folded.schema

@@ -90,8 +90,8 @@ class ReplyReader:
         self._data = b""  # the current chunk
         self._tags = ThinkTags(opened=quirks.think_tags == "open") if quirks.think_tags != "off" else None
         self._calls = ToolCalls(assembler)
-        self._thinking = 0  # number of the current block of opaque reasoning
-        self._details: list[Json] | None = None  # of that block, growing
+        self._thinking = 0  # the number of the current block of opaque reasoning
+        self._details: list[Json] | None = None  # the details of that block, so far
         self._wholes = 0
         self._text_started = False
         self._tier: str | None = None
@@ -102,8 +102,7 @@ class ReplyReader:
     def chunk(self, reply: WireReply, data: bytes) -> None:
         """Read a whole reply or a chunk of one.
 
-        Other data are read in the chunk with the finish reason and in chunks without a choice, which are first or
-        last.
+        Other data is read only from the chunk with the finish reason and from chunks without a choice.
         """
         assembler = self.assembler
         self._data = data
@@ -163,7 +162,7 @@ class ReplyReader:
         if not self.saw_choice:
             self._choice_index = choice.index
         elif choice.index != self._choice_index and None not in (choice.index, self._choice_index):
-            return  # another answer to the same question (n > 1)
+            return  # another choice (n > 1)
         message = choice.delta if choice.delta is not None else choice.message
         self.saw_choice = True
         if choice.delta is not None and choice.message is not None:
@@ -183,7 +182,7 @@ class ReplyReader:
             raise self._error(choice.error)
 
     def _error(self, value: Json) -> AdapterError:
-        """The error in a reply. Some servers use one for a long prompt and a long reply (MiniMax)."""
+        """The error in a reply. MiniMax uses the same error for a long prompt and a long reply."""
         error = error_in_reply({"error": value}, self.assembler.provider)
         if not self.assembler.started and "token limit reached" in error.provider_message.lower():
             return overflow_of(error)
@@ -416,7 +415,7 @@ def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
 
 
 class ChatNormaliser(SseNormaliser):
-    """Continues to read after the finish reason, because usage may follow, until `[DONE]` or the end of the body.
+    """Reads one streamed reply up to `[DONE]` or the end of the body, because usage may follow the finish reason.
 
     Without a finish reason the reply broke off, except for servers that never send one and end in `[DONE]`.
     """
@@ -427,7 +426,7 @@ class ChatNormaliser(SseNormaliser):
         super().__init__(assembler)
         self._reader = ReplyReader(assembler, quirks)
         self._reasons = quirks.finish_reasons
-        self._only_text = True  # of every chunk since the first text
+        self._only_text = True  # whether all chunks since the first text were text chunks
 
     def on_event(self, name: bytes, data: bytes) -> None:
         if self._only_text and not name and self._reader.in_text:

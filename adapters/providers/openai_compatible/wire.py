@@ -6,8 +6,9 @@ so unexpected values in them have no effect. One struct serves streamed deltas a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -212,6 +213,31 @@ class WireUsage(msgspec.Struct, gc=False):
     server_tool_use_details: Json = None  # OpenRouter's
 
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class PlainPromptDetails(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    cached_tokens: Count | None = None
+    audio_tokens: Literal[0] = 0
+
+
+class PlainCompletionDetails(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    reasoning_tokens: Count | None = None
+    audio_tokens: Literal[0] = 0
+    accepted_prediction_tokens: Count = 0
+    rejected_prediction_tokens: Count = 0
+
+
+class PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """OpenAI's usual token counts, which most servers send."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count | None = None
+    prompt_tokens_details: PlainPromptDetails | None = None
+    completion_tokens_details: PlainCompletionDetails | None = None
+
+
 class WireGroq(msgspec.Struct, gc=False):
     """Groq's own object in a chunk."""
 
@@ -223,7 +249,10 @@ _REPLY = msgspec.json.Decoder(WireReply)
 _DETAILS = msgspec.json.Decoder(WireDetails)
 _OF_REPLY = tuple(name for name in WireDetails.__struct_fields__ if name != "choices")
 _OF_CHOICE = tuple(name for name in WireChoiceDetails.__struct_fields__ if name != "index")
+_in_reply: Callable[[WireDetails], tuple[Json, ...]] = attrgetter(*_OF_REPLY)
+_in_choice: Callable[[WireChoiceDetails], tuple[Json, ...]] = attrgetter(*_OF_CHOICE)
 _USAGE = msgspec.json.Decoder(WireUsage)
+_PLAIN_USAGE = msgspec.json.Decoder(PlainUsage)
 _GROQ = msgspec.json.Decoder(WireGroq)
 
 
@@ -238,27 +267,18 @@ def read_details(data: bytes, choice: Json) -> JsonObject:
         found = _DETAILS.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {}
-    said = _said(found, _OF_REPLY)
+    said = _said(_OF_REPLY, _in_reply(found))
     for each in found.choices or ():
         if each is not None and each.index == choice:
-            said |= _said(each, _OF_CHOICE)
+            said |= _said(_OF_CHOICE, _in_choice(each))
     return said
 
 
-def _said(part: msgspec.Struct, names: Iterable[str]) -> JsonObject:
-    return {
-        name: value for name in names if (value := getattr(part, name)) is not None and value not in ("", [], {})
-    }
-
-
-def decode_usage(raw: msgspec.Raw) -> WireUsage | None:
-    """The counts of a usage object; None if missing, null or invalid."""
-    if not raw or raw == NULL:
-        return None
-    try:
-        return _USAGE.decode(raw)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
+def _said(names: Sequence[str], values: Sequence[Json]) -> JsonObject:
+    if values.count(None) == len(values):  # the usual case
+        return {}
+    named = zip(names, values, strict=True)
+    return {name: value for name, value in named if value is not None and value not in ("", [], {})}
 
 
 def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
@@ -274,15 +294,45 @@ def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
 
 
 def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
-    """Token counts in disjoint buckets.
+    """Token counts in disjoint buckets; None if missing, null or invalid."""
+    if not raw or raw == NULL:
+        return None
+    return _read_plain_usage(raw, service_tier) or _read_any_usage(raw, service_tier)
+
+
+def _read_plain_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | None:
+    """The counts of a consistent `PlainUsage`, as `_read_any_usage` reads it; None for any other."""
+    try:
+        wire = _PLAIN_USAGE.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    prompt, output = wire.prompt_tokens, wire.completion_tokens
+    of_prompt, of_output = wire.prompt_tokens_details, wire.completion_tokens_details
+    cached = 0 if of_prompt is None else of_prompt.cached_tokens or 0
+    reasoning = None if of_output is None else of_output.reasoning_tokens
+    if wire.total_tokens not in (None, prompt + output) or cached > prompt or (reasoning or 0) > output:
+        return None
+    return TokenUsage(
+        prompt - cached,
+        output,
+        cached,
+        reasoning_tokens=reasoning,
+        raw=msgspec.Raw(bytes(raw)),  # a copy, because the raw value would keep the whole chunk alive
+        service_tier=service_tier,
+    )
+
+
+def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | None:
+    """The counts of any usage object.
 
     The prompt's count includes cache reads and writes. Tokens in the total beyond prompt and completion are
     reasoning. If no field names it, the figures are partial. Perplexity counts reasoning outside of all others.
     Gateways for Claude report cache reads and writes outside of the prompt's details, under Anthropic's names.
     Mistral counts audio input outside of the prompt, and Grok on Azure cached tokens.
     """
-    wire = decode_usage(raw)
-    if wire is None:
+    try:
+        wire = _USAGE.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     prompt, completion = reported_count(wire.prompt_tokens), reported_count(wire.completion_tokens)
     total = reported_count(wire.total_tokens)

@@ -42,14 +42,22 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...config import AdapterConfig
 from ...contract import AdapterCapabilities, AttemptFirstEvent, AttemptObserver, AttemptStarted, CanonicalRequest
-from ...embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, Vector
+from ...embeddings import (
+    INPUT_TYPES,
+    EmbeddingCapabilities,
+    EmbeddingInput,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    Vector,
+    count_tokens,
+)
 from ...health import AdapterHealth
 from ...http.adapter import HttpAdapter
 from ...http.call import HttpCall
 from ...http.wire import ChatWire
 from ...replies.assembler import Assembler
 from ...requests import settings
-from ...requests.fitted import WireCall
+from ...requests.fitted_history import WireCall
 from ...requests.settings import check_demands
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 
@@ -213,7 +221,7 @@ _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
-    """The steps of a reply, each with whether its pace delays it. If the reply fails, they have no end."""
+    """Yield the steps of a reply, each with whether `pace` delays it. A failing reply has no end step."""
     if reply.usage is not None:
         yield UsageStep(reply.usage), False
     for piece in pieces_of(reply.thinking):
@@ -230,7 +238,7 @@ def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
 
 
 def understand(step: Step, assembler: Assembler) -> bool:
-    """Feed one step; True at the end."""
+    """Feed one step to the assembler. Return True at the end."""
     match step:
         case UsageStep():
             assembler.usage = step.usage
@@ -254,7 +262,7 @@ def understand(step: Step, assembler: Assembler) -> bool:
 
 
 def read_lines(body: bytes, assembler: Assembler) -> bool:
-    """Feed the steps of a body or a piece of it; True at the end."""
+    """Feed the steps in a piece of a body. Return True at the end."""
     return any(understand(_decoder.decode(line), assembler) for line in body.splitlines())
 
 
@@ -454,25 +462,26 @@ class ScriptedAdapter(HttpAdapter):
             request_id=request.request_id,
             model=f"{self.name}:{request.wire_model}",
             provider=self.name,
-            vectors=tuple(word_vector(text, request.dimensions or DIMENSIONS) for text in request.inputs),
-            usage=TokenUsage(sum(self.estimate_text_tokens(text) for text in request.inputs)),
+            vectors=tuple(word_vector(each, request.dimensions or DIMENSIONS) for each in request.inputs),
+            usage=TokenUsage(sum(count_tokens(each, self.estimate_text_tokens) for each in request.inputs)),
         )
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
-        return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True)
+        return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True, supports_tokens=True)
 
     async def health_check(self) -> AdapterHealth:
-        """Always well."""
+        """Always healthy."""
         return AdapterHealth(True, "plays a script")
 
 
 _WORDS = re.compile(r"\w+")
 
 
-def word_vector(text: str, dimensions: int) -> Vector:
-    """A vector of length 1: each word changes one number, by its checksum."""
+def word_vector(given: EmbeddingInput, dimensions: int) -> Vector:
+    """A vector of length 1: each word or token changes one number, by its checksum."""
     numbers = [0.0] * dimensions
-    for word in _WORDS.findall(text.lower()) or [""]:
+    words = _WORDS.findall(given.lower()) if isinstance(given, str) else map(str, given)
+    for word in words or [""]:
         checksum = zlib.crc32(word.encode("utf-8", "replace"))
         numbers[checksum % dimensions] += 1.0 if checksum & 0x80000000 else -1.0
     length = math.sqrt(sum(number * number for number in numbers)) or 1.0

@@ -31,7 +31,7 @@ from ...replies.normaliser import SseNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import TokenRates, at_most
-from ...requests.fitted import FittedHistory, Target, WireCall, bearer, get
+from ...requests.fitted_history import FittedHistory, Target, WireCall, bearer, get
 from ...requests.history import fit_history
 from ...requests.settings import SharedOptions, check_demands, merge_own_options, read_options
 from ...transport.transport import HttpReply
@@ -40,15 +40,15 @@ from ...transport.transport import HttpReply
 
 
 class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The template of a prompt. ``{text}`` stands for the text of a message."""
+    """The template of a prompt. ``{text}`` is replaced by the text of a message."""
 
     start: str = ""
-    """The text before everything."""
+    """The text at the start of the prompt."""
     system: str = "{text}\n\n"
     user: str = "User: {text}\n"
     assistant: str = "Assistant: {text}\n"
     reply: str = "Assistant:"
-    """The text after everything, which the model continues."""
+    """The text at the end of the prompt, which the model continues."""
     stop: tuple[str, ...] = ("\nUser:",)
     """The texts that end the reply. They count as stop sequences of the server."""
     strip: bool = True
@@ -173,7 +173,9 @@ def write_request(
 
 
 def stop_sequences(request: CanonicalRequest, template: PromptTemplate, max_stop: int) -> tuple[str, ...]:
-    """The stops to send: the template's, without which the model continues for the user, then the caller's."""
+    """The stop sequences to send: first the template's, which keep the model from writing the user's turn, then
+    the caller's.
+    """
     return tuple(dict.fromkeys(stop for stop in (*template.stop, *request.stop_sequences) if stop))[:max_stop]
 
 
@@ -212,7 +214,7 @@ class _Writer:
         """The requested limit, or the available room, because the server refuses a sum beyond its window."""
         asked = self.request.max_output_tokens
         if room is None or room < 1 or asked <= room:
-            return asked  # without any room, the server's error is best
+            return asked  # no room at all; the server's own error is clearest
         self.warnings.append(
             CallWarning(
                 WarningCode.PARAMETER_CHANGED,
@@ -448,7 +450,7 @@ class GenerateWire(ChatWire):
         )
 
     async def initialize(self, look_up: LookUp) -> None:
-        """Request the server's limits. Without an answer, cautious defaults remain."""
+        """Request the server's limits. If there is no answer, cautious defaults apply."""
         info = await look_up(get(INFO_PATH), LOOK_UP_SECONDS)
         total = reported_count(info.get("max_total_tokens")) or None if isinstance(info, dict) else None
         self._window = total
@@ -487,7 +489,7 @@ class GenerateWire(ChatWire):
         return ReplyReader(assembler, self.template, stops, self.token_rates(assembler.model))
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        said = headers.get("x-prompt-tokens", "")  # the details of a whole reply don't have it
+        said = headers.get("x-prompt-tokens", "")  # the details of a whole reply lack it
         if said.isascii() and said.isdigit() and 0 < len(said) < 10:
             assembler.usage = TokenUsage(input_tokens=int(said), source=UsageSource.PARTIAL)
         read_whole(body, self._reader(assembler))

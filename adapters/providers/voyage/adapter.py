@@ -19,7 +19,7 @@ from ...operations.answers import EmbeddingOnlyWire
 from ...operations.openai_wires import read_reply
 from ...operations.wires import EmbeddingReply
 from ...requests.content import encode_json
-from ...requests.fitted import WireCall
+from ...requests.fitted_history import WireCall
 from ...requests.settings import SharedOptions, merge_own_options
 
 PATH = "/v1/embeddings"
@@ -49,7 +49,7 @@ _MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
 )
 
 _OF_TOMORROW = msgspec.structs.replace(_FIXED, dimensions=None, supports_dimensions=True)
-"""The facts of an unlisted model, with the lowest of the limits."""
+"""The capabilities of an unlisted model, with the lowest of all limits."""
 
 
 class VoyageEmbeddings(msgspec.Struct, frozen=True):
@@ -61,11 +61,11 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
         body: JsonObject = {
             "model": request.wire_model,
-            "input": list(request.inputs),
+            "input": list(request.texts),
             "truncation": request.truncate,
         }
         if request.encoding == "base64":
-            body["encoding_format"] = "base64"  # the other has no name
+            body["encoding_format"] = "base64"  # the API has no name for the other format
         if request.input_type is not None:
             body["input_type"] = request.input_type
         if request.dimensions is not None:

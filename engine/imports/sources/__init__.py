@@ -1,1 +1,1 @@
-"""The sources of imports: one module for each program, as `..source.Source` describes it."""
+"""The sources of imports, one module for each program. Each has the methods of `..source.Source`."""

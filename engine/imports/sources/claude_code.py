@@ -1,8 +1,8 @@
 """Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents.
 
-Each block of a reply is a line of its own, with the same message and with the usage so far. So the largest usage
-counts. Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other.
-They are in the session's file as sidechains, in ``agent-*.jsonl``, or in progress lines, or in several of these.
+Each block of a reply has its own line, with the message's id and the usage so far. So the largest usage counts.
+Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other. They are in
+the session's file as sidechains, in ``agent-*.jsonl``, in progress lines, or in several of these.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ..source import (
     Mark,
     SourceFile,
     UnreadablePart,
+    broken_line,
     lines,
     moment,
     name,
@@ -56,21 +57,6 @@ class _Message(msgspec.Struct):
     content: msgspec.Raw = _EMPTY
 
 
-class _Inner(msgspec.Struct, rename="camel"):
-    """A message of a sub-agent in a progress line."""
-
-    type: str | None = None
-    timestamp: datetime | None = None
-    uuid: str | None = None
-    request_id: str | None = None
-    message: _Message | None = None
-
-
-class _Progress(msgspec.Struct, rename="camel"):
-    agent_id: str | None = None
-    message: _Inner | None = None
-
-
 class _Line(msgspec.Struct, rename="camel"):
     type: str | None = None
     timestamp: datetime | None = None
@@ -92,6 +78,12 @@ class _Line(msgspec.Struct, rename="camel"):
     data: msgspec.Raw = _EMPTY
     tool_use_result: msgspec.Raw = _EMPTY
     parent_tool_use_id: str | None = msgspec.field(default=None, name="parentToolUseID")
+
+
+class _Progress(msgspec.Struct, rename="camel"):
+    agent_id: str | None = None
+    message: _Line | None = None
+    """A line of the sub-agent."""
 
 
 class _Block(msgspec.Struct):
@@ -122,7 +114,7 @@ class _Place(NamedTuple):
     depth: int | None = None
 
     def below(self, turn: str, tool_use_id: str | None, call: str | None) -> _Place:
-        """The place of a turn that a tool of this one started."""
+        """The place of a turn that a tool of this turn started."""
         return _Place(turn, call, tool_use_id, self.turn, self.root_turn or self.turn, (self.depth or 0) + 1)
 
 
@@ -133,17 +125,17 @@ class _Task(msgspec.Struct, array_like=True):
     call: str
     place: _Place
     started: bool = False
-    """Whether a sidechain in the same file was taken to be its sub-agent."""
+    """Whether a sidechain in the same file was matched to this call."""
 
 
 class _State(msgspec.Struct, omit_defaults=True):
-    """What must be remembered of the part of a file that was read."""
+    """The state for the part of a file that was read."""
 
     prompt: str | None = None
     project: str | None = None
     tasks: list[_Task] = []
     chains: dict[str, str] = {}
-    """The first line of the sidechain that a line belongs to, for the latest lines."""
+    """For each of the latest lines, the first line of its sidechain."""
     roots: dict[str, _Place] = {}
     """The place of a sidechain, by its first line."""
 
@@ -158,8 +150,8 @@ class ClaudeCode:
     name = "claude-code"
 
     def __init__(self) -> None:
-        self._agents: dict[str, _Place] = {}  # of sub-agents with files of their own, by session and agent
-        self._orphans: set[str] = set()  # sub-agents whose calls were given without such a place
+        self._agents: dict[str, _Place] = {}  # the places of sub-agents with their own files, by session and agent
+        self._orphans: set[str] = set()  # sub-agents whose calls were returned without a place
         self._sessions: dict[str, Path] = {}  # the file of each session
         self._whole: set[str] = set()  # sessions whose file was read from its start
 
@@ -200,7 +192,9 @@ class ClaudeCode:
         yield from reader.end()
 
     def place_of(self, session: str | None, agent: str) -> _Place:
-        """The turn of a sub-agent. If another process read what started it, the session's file is read again."""
+        """The turn of a sub-agent. If another process read the call that started it, the session's file is read
+        again.
+        """
         key = f"{session}/{agent}"
         if key not in self._agents and session in self._sessions and session not in self._whole:
             self._whole.add(session)
@@ -213,13 +207,13 @@ class ClaudeCode:
         return self._agents.get(key) or _Place(key, depth=1)
 
     def link(self, session: str | None, agent: str, task: _Task, *, goes_on: bool) -> ImportedLink | None:
-        """Remember which tool call started a sub-agent. The link is for calls that were given without it."""
+        """Store the tool call that started a sub-agent. Returns a link for the calls that were returned before."""
         key = f"{session}/{agent}"
         self._agents[key] = place = task.place.below(key, task.tool_use_id, task.call)
         _forget(self._agents, _MOST_AGENTS)
-        if place.parent_turn is None or not (goes_on or key in self._orphans):
+        if place.parent_turn is None:
             return None
-        return ImportedLink(session=session, **place._asdict())
+        return ImportedLink(session=session, **place._asdict(), late=goes_on or key in self._orphans)
 
 
 def _source_file(path: Path, project: str) -> SourceFile:
@@ -234,7 +228,7 @@ class _Reader:
         self._file = file
         self._source = source
         self._goes_on = start.read_to > 0
-        self._agents: set[str] = set()  # whose links were given
+        self._agents: set[str] = set()  # the sub-agents whose links were returned
         self._linked: list[ImportedLink] = []
         self._content = content
         self._state = _decode_state(start.state) if start.state else _State()
@@ -248,7 +242,7 @@ class _Reader:
             yield from self._take()
             self._given = 0
             yield self._marked()
-        fault = self._fault_of(line)
+        fault = broken_line(line)
         if fault is not None:
             yield fault
         elif _may_matter(line.data) or (self._content and b'"message"' in line.data):
@@ -277,24 +271,12 @@ class _Reader:
     def _marked(self) -> Mark:
         return msgspec.structs.replace(self._mark, state=_encode_state(self._state).decode())
 
-    def _fault_of(self, line: Line) -> UnreadablePart | None:
-        if line.too_long:
-            return UnreadablePart(line=line.number, why="the line is too long")
-        if line.data[:1] == b"{" and line.data[-2:] == b"}\n":
-            return None
-        text = line.data.strip()
-        if not text or (text[:1] == b"{" and text[-1:] == b"}"):
-            return None
-        return UnreadablePart(
-            line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
-        )
-
     def _add(self, call: ImportedCall) -> Iterator[Item]:
         before = self._call
         if before is None or before.identity != call.identity:
             yield from self._take()
             self._call = call
-        elif before.revision < call.revision:
+        elif _amount(before) < _amount(call):
             self._call = msgspec.structs.replace(call, started_at=min(before.started_at, call.started_at))
 
     def _take(self) -> Iterator[Item]:
@@ -304,34 +286,30 @@ class _Reader:
             self._call = None
 
     def _said(self, line: _Line, at: Line) -> ImportedMessage | None:
-        """The message of a line. What sub-agents say is another conversation, and is left out."""
+        """The message of a line. Messages of sub-agents are left out, because they belong to another
+        conversation.
+        """
         message, session, when = line.message, self._session(line), moment(line.timestamp)
         if message is None or session is None or when is None or line.is_sidechain or line.agent_id:
             return None
         if line.type not in ("user", "assistant") or line.is_meta or not bytes(message.content):
             return None
         found = message_of(decoded(message.content), line.type, name(line.uuid))
-        return (
-            None
-            if found is None
-            else ImportedMessage(
-                identity=name(line.uuid) or str(at.number), session=session, at=when, message=found
-            )
-        )
+        if found is None:
+            return None
+        identity = name(line.uuid) or str(at.number)
+        return ImportedMessage(identity=identity, session=session, at=when, message=found)
 
     # --- Lines ---
 
     def _note(self, line: _Line, at: Line) -> ImportedCall | None:
         self._note_project(line)
-        match line.type:
-            case "assistant":
-                return self._assistant(line, at)
-            case "user":
-                self._user(line)
-            case "progress":
-                return self._progress(line, at)
-            case _:
-                pass
+        if line.type == "assistant":
+            return self._assistant(line, at)
+        if line.type == "progress":
+            return self._progress(line, at)
+        if line.type == "user":
+            self._user(line)
         return None
 
     def _note_project(self, line: _Line) -> None:
@@ -354,7 +332,7 @@ class _Reader:
             self._state.prompt = line.prompt_id or line.uuid
 
     def _note_chain(self, line: _Line) -> None:
-        """Remember which sidechain of the session's file a line belongs to. The first line has no parent."""
+        """Store the sidechain of a line. The first line of a sidechain has no parent."""
         if not line.is_sidechain or line.agent_id or not line.uuid:
             return
         state = self._state
@@ -419,6 +397,7 @@ class _Reader:
             return msgspec.structs.replace(
                 before,
                 line=at.number,
+                model=name(message.model) or before.model,
                 started_at=began,
                 usage=usage,
                 stop_reason=_stop_reason(message.stop_reason),
@@ -443,12 +422,7 @@ class _Reader:
             response_id=name(message.id),
             request_id=name(line.request_id),
             tags=tags,
-            turn=place.turn,
-            parent=place.parent,
-            parent_tool_use_id=place.parent_tool_use_id,
-            parent_turn=place.parent_turn,
-            root_turn=place.root_turn,
-            depth=place.depth,
+            **place._asdict(),
         )
 
     def _identity(self, line: _Line, message: _Message, at: Line) -> str:
@@ -457,7 +431,7 @@ class _Reader:
         return message.id if line.request_id is None else f"{message.id}:{line.request_id}"
 
     def _usage(self, raw: msgspec.Raw) -> TokenUsage | None:
-        """The tokens of a line. Most lines of a reply have the same ones."""
+        """The tokens of a line. Most lines of a reply have equal tokens, so the last result is reused."""
         told = bytes(raw)
         if told != self._last_usage[0]:
             usage = token_usage(read_usage(raw), raw=raw)
@@ -489,20 +463,27 @@ class _Reader:
         del self._state.tasks[:-_MOST_REMEMBERED]
 
 
+def _amount(call: ImportedCall) -> tuple[int, int]:
+    """What grows with the lines of a reply. A fallback to another model may change its input on the way."""
+    return 0 if call.usage is None else call.usage.output_tokens, call.revision
+
+
 def _starts_agents(message: _Message) -> bool:
     content = bytes(message.content)
     return b'"Task"' in content or b'"Agent"' in content
 
 
 class _IncompleteLine(Exception):
-    """A line without what a call needs."""
+    """A line that lacks required fields of a call."""
 
 
 _NULL = msgspec.Raw(b"null")
 
 
 def _may_matter(data: bytes) -> bool:
-    """Whether a line may have a usage, a prompt or a link to a sub-agent. Most of a file's bytes are in others."""
+    """Whether a line may have a usage, a prompt or a link to a sub-agent. Most bytes of a file are in other
+    lines.
+    """
     if b'"usage"' in data or b'"agentId"' in data:
         return True
     if b'"tool_result"' in data:
@@ -515,7 +496,7 @@ def _stop_reason(word: str | None) -> StopReason | None:
 
 
 def _folder_of(cwd: str) -> str:
-    """The folder in which Claude Code keeps the sessions of a project."""
+    """The name of Claude Code's folder for the sessions of a project."""
     return re.sub("[^a-zA-Z0-9]", "-", cwd)
 
 

@@ -1,9 +1,9 @@
 """Codex's sessions: ``~/.codex/sessions/YEAR/MONTH/DAY/rollout-*.jsonl``.
 
-After each reply the file has a ``token_count`` with the usage of the reply and the sums so far. It may be
-repeated, and then the sums are the same. A call has no id of its own. A forked session starts with a copy of the
-other's lines, with new times but with the same sums. So a call is identified by the sums up to it, from the
-session that was the first of its line.
+After each reply the file has a ``token_count`` with the usage of the reply and the sums so far. A repeated
+``token_count`` has the same sums. A call has no id. A forked session starts with a copy of the original's lines,
+with new times but the same sums. So a call is identified by all sums up to it and the id of the first session,
+across forks.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ..source import (
     Mark,
     SourceFile,
     UnreadablePart,
+    broken_line,
     lines,
     moment,
     name,
@@ -53,7 +54,7 @@ class _Counts(msgspec.Struct, frozen=True):
     total_tokens: int = 0
 
     def since(self, before: _Counts) -> _Counts:
-        """The difference to earlier sums. After a restart of the sums it is all of them."""
+        """The difference to earlier sums. If the sums have restarted, the sums themselves."""
         mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(before)
         if any(one < other for one, other in zip(mine, others, strict=True)):
             return self
@@ -109,7 +110,7 @@ class _State(msgspec.Struct, omit_defaults=True):
 
     session: str | None = None
     first: str | None = None
-    """The session that the first lines come from, through all forks."""
+    """The first session, across all forks, where the first lines come from."""
     parent: str | None = None
     """The session whose tool started this one."""
     above: str | None = None
@@ -136,7 +137,7 @@ class Codex:
     name = "codex"
 
     def __init__(self) -> None:
-        self._turns: dict[str, list[tuple[int, str]]] = {}  # of each session: their starts and names
+        self._turns: dict[str, list[tuple[int, str]]] = {}  # the starts and names of each session's turns
         self._sessions: dict[str, Path] = {}  # the file of each session
         self._whole: set[str] = set()  # sessions whose file was read from its start
 
@@ -178,18 +179,14 @@ class Codex:
                 yield item
             if content and b'"response_item"' in line.data and (said := _said(line, state, file)) is not None:
                 yield said
-            if line.whole:  # A last line that is still written is read again. Its sums are known then.
+            if line.whole:  # An incomplete last line is read again later. Its sums are then known.
                 mark = Mark(read_to=line.end, line=line.number)
         yield msgspec.structs.replace(mark, state=_encode_state(state).decode())
 
     def _item(self, line: Line, state: _State, file: SourceFile) -> ImportedCall | UnreadablePart | None:
         text = line.data.strip()
-        if line.too_long:
-            return UnreadablePart(line=line.number, why="the line is too long")
-        if text and not (text[:1] == b"{" and text[-1:] == b"}"):
-            return UnreadablePart(
-                line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete"
-            )
+        if (fault := broken_line(line)) is not None:
+            return fault
         if not any(word in text for word in _WORDS):
             return None
         try:
@@ -239,7 +236,7 @@ class Codex:
                 )
             )
         if sums == state.sums:
-            return None  # repeated, such as for new rate limits
+            return None  # a repetition, for example with new rate limits
         counts = last or sums.since(state.sums)
         if min(msgspec.structs.astuple(counts)) < 0:
             return UnreadablePart(line=line.number, why="a number of tokens is negative")
@@ -289,7 +286,7 @@ _WORDS = (b'"token_count"', b'"turn_context"', b'"session_meta"')
 
 
 def _note_session(state: _State, payload: _Payload, at: int | None) -> None:
-    """Remember the session. Its own line is the first one. Further ones were copied from sessions before it."""
+    """Store the session's id. It is in the first such line. Later ones were copied from earlier sessions."""
     if state.session is None:
         state.session = name(payload.id)
         state.first = name(payload.forked_from_id) or state.session
@@ -311,7 +308,7 @@ _decode_item = msgspec.json.Decoder(_ResponseItem).decode
 
 
 def _said(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None:
-    """The message of a line. A fork repeats the messages of its past."""
+    """The message of a line. A fork repeats the earlier messages."""
     try:
         record = _decode_item(line.data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,8 +1,8 @@
 """Gemini CLI's and Qwen Code's sessions.
 
-Gemini CLI writes ``~/.gemini/tmp/PROJECT/chats/session-*.json``, one object that is written again after each
-reply, or, in later versions, JSON lines. Qwen Code, which came from it, writes JSON lines in ``~/.qwen/projects``.
-Cached input is part of the input. Thoughts are not part of the output, nor tools' prompts of the input.
+Gemini CLI writes ``~/.gemini/tmp/PROJECT/chats/session-*.json``, one object that is rewritten after each reply, or
+JSON lines in later versions. Qwen Code, a fork, writes JSON lines in ``~/.qwen/projects``. Cached input is part of
+the input. Thoughts are not part of the output, and tool prompts are not part of the input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .records import Record, json_records, read_whole, tokens
 
 
 class _Tokens(msgspec.Struct):
-    """The counts as the program sums them up."""
+    """The counts that the program computes."""
 
     input: int = 0
     output: int = 0
@@ -45,7 +45,7 @@ class _Tokens(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
-    """The counts as the provider reports them."""
+    """The counts that the provider reports."""
 
     prompt_token_count: int = 0
     candidates_token_count: int = 0
@@ -233,7 +233,7 @@ def _usage(message: _Message) -> TokenUsage | None:
 
 
 def _project_of(path: Path) -> dict[str, str]:
-    """The folder of the project. It is a hash or a short name, and a file in it may have the path."""
+    """The project's folder, as a tag: its path from a file there, or else a hash or a short name."""
     folder = next((each for each in path.parents if each.name == "chats"), path).parent
     root = folder / ".project_root"
     try:

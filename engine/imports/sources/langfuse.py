@@ -1,8 +1,8 @@
-"""Langfuse's observations, as its exports and its API give them: JSON lines, an array, or ``{"data": […]}``.
+"""Langfuse's observations, from exports or the API: JSON lines, an array, or ``{"data": […]}``.
 
-A usage has one of three forms. The newest, ``usageDetails``, has names for disjoint counts. The older ``usage``
-and ``promptTokens`` have input and output only. Names are in camel or snake case. Costs that Langfuse states are
-kept.
+A usage has one of three forms. The newest, ``usageDetails``, has named disjoint counts. The older ``usage`` and
+``promptTokens`` have input and output only. Names are in camel or snake case. Langfuse's costs are stored as
+stated costs.
 """
 
 from __future__ import annotations

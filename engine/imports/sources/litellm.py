@@ -1,8 +1,8 @@
 """LiteLLM's spend logs: the table ``LiteLLM_SpendLogs`` on a server, or exports of it as CSV, JSON or JSON lines.
 
-The prompt's tokens include cache reads and cache writes. The metadata has the provider's whole
-usage, in versions since 2025. A spend of zero is unknown and not free. A hit in LiteLLM's own cache has no tokens
-at the provider.
+The prompt's tokens include cache reads and cache writes. In versions since 2025, the metadata has the provider's
+whole usage. A spend of zero means an unknown cost, not a free call. A hit in LiteLLM's own cache has no tokens at
+the provider. The prompt tokens of a failed request are LiteLLM's own estimate, unless it had a spend.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage, details_of, tier_in, unusual_tier
 from callboard.tracestore.postgres.connection import server_rows
 
 from ..source import (
@@ -51,6 +51,7 @@ _ERRORS = {
     "PermissionDeniedError": "auth",
     "BadRequestError": "invalid_request",
     "NotFoundError": "invalid_request",
+    "ProxyModelNotFoundError": "invalid_request",
     "ContentPolicyViolationError": "invalid_request",
     "ContextWindowExceededError": "context_overflow",
     "RateLimitError": "rate_limit",
@@ -59,7 +60,7 @@ _ERRORS = {
     "Timeout": "network",
     "APIConnectionError": "network",
 }
-"""LiteLLM's exceptions, with Callboard's classes."""
+"""Callboard's error classes for LiteLLM's exceptions."""
 
 
 class LiteLlm:
@@ -109,12 +110,12 @@ class LiteLlm:
 _COLUMNS = (
     *("request_id", "model", "model_group", "custom_llm_provider", "startTime", "endTime", "completionStartTime"),
     *("prompt_tokens", "completion_tokens", "spend", "cache_hit", "status", "session_id", "end_user", "user"),
-    *("team_id", "metadata"),
+    *("team_id", "metadata", "call_type"),
 )
 _CONTENT = ("messages", "response", "proxy_server_request")
 _ORDER = "endTime"
 _OVERLAP = "1 hour"
-"""LiteLLM writes rows in batches, some minutes after a request ended."""
+"""The time span that is read again, because LiteLLM writes rows in batches some minutes after a request."""
 _ROWS_BETWEEN_MARKS = 1000
 
 
@@ -144,6 +145,8 @@ def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
 
 def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[Item]:
     """The call of a row of the table, and its messages if LiteLLM stored them."""
+    if row.get("call_type") in _TOOLS and not nano_of(amount_of(row.get("spend"))):
+        return
     call = _call(row, line)
     if not content or isinstance(call, UnreadablePart):
         yield call
@@ -154,8 +157,12 @@ def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[I
     yield from conversation(session, call.started_at, asked, _stored(row.get("response")))
 
 
+_TOOLS: Final = ("call_mcp_tool", "list_mcp_tools")
+"""Rows for requests to MCP servers, which no model answered."""
+
+
 def _stored(value: Json) -> Json:
-    """A column with content. LiteLLM writes an empty object if it stores no content."""
+    """The value of a column with content. LiteLLM writes an empty object if it stores no content."""
     return None if value in ("", "{}", "[]", {}, []) else value
 
 
@@ -166,7 +173,7 @@ def _call(row: Mapping[str, Json], line: int) -> ImportedCall | UnreadablePart:
     if mine is None or began is None:
         return UnreadablePart(line=line, why="the time or the request_id is missing or impossible")
     ended, first = moment_of(row.get("endTime")), moment_of(row.get("completionStartTime"))
-    metadata = object_of(row.get("metadata"))
+    metadata, stated = object_of(row.get("metadata")), nano_of(amount_of(row.get("spend"))) or None
     provider, model = vendor_and_model(
         text_of(row.get("custom_llm_provider")), text_of(row.get("model")) or text_of(row.get("model_group"))
     )
@@ -178,12 +185,12 @@ def _call(row: Mapping[str, Json], line: int) -> ImportedCall | UnreadablePart:
         provider=provider,
         model=model,
         started_at=began,
-        usage=None if failed else _usage(row, metadata),
+        usage=None if failed and not stated else _usage(row, metadata),
         error_class=_ERRORS.get(error or "", "other") if failed else None,
         error_type=error if failed else None,
         latency_ms=None if ended is None or ended < began else (ended - began) // 1000,
         first_token_ms=None if first is None or first < began or first == ended else (first - began) // 1000,
-        stated_cost_nano_usd=nano_of(amount_of(row.get("spend"))) or None,
+        stated_cost_nano_usd=stated,
         session=text_of(row.get("session_id")),
         request_id=mine,
         tags=tags_of(
@@ -208,15 +215,25 @@ def _usage(row: Mapping[str, Json], metadata: JsonObject) -> TokenUsage:
         whole.get("cache_read_input_tokens"), prompt.get("cached_tokens"), more.get("cache_read_input_tokens")
     )
     reasoning = count_of(completion.get("reasoning_tokens"))
-    return tokens(
+    tools = object_of(whole.get("server_tool_use"))
+    usage = tokens(
         total_input=count_of(row.get("prompt_tokens"), whole.get("prompt_tokens")),
         output=count_of(row.get("completion_tokens"), whole.get("completion_tokens")),
         read=read,
         written=count_of(
             whole.get("cache_creation_input_tokens"),
+            prompt.get("cache_write_tokens"),
             prompt.get("cache_creation_tokens"),
             more.get("cache_creation_input_tokens"),
         ),
         hour=count_of(written.get("ephemeral_1h_input_tokens")),
         reasoning=reasoning or None,
+    )
+    tier = object_of(metadata.get("cost_breakdown")).get("service_tier") or whole.get("service_tier")
+    return msgspec.structs.replace(
+        usage,
+        details=details_of(web_search=count_of(tools.get("web_search_requests"))),
+        service_tier=tier_in(
+            "fast" if whole.get("speed") == "fast" else unusual_tier(text_of(tier)), whole.get("inference_geo")
+        ),
     )

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from callboard.bus.values.usage import TokenUsage
-from callboard.tracestore.foreign import foreign_rows
+from callboard.tracestore.foreign_rows import foreign_rows
 
 from ..source import START, ImportedCall, ImportedMessage, Item, Mark, SourceFile, UnreadablePart, name
 from .messages import message_of
@@ -90,12 +90,12 @@ def _usage(row: Mapping[str, Any]) -> TokenUsage | None:
     completion = object_of(details.get("completion_tokens_details")) or object_of(
         details.get("output_tokens_details")
     )
-    beside = count_of(details.get("thoughtsTokenCount"))  # Gemini counts thoughts apart from the output.
+    beside = count_of(details.get("thoughtsTokenCount"))  # Gemini's output count excludes thoughts.
     reasoning = count_of(completion.get("reasoning_tokens"), beside)
     fresh, output = count_of(row.get("input_tokens")), count_of(row.get("output_tokens"))
     read = count_of(details.get("cache_read_input_tokens"))
     written = count_of(details.get("cache_creation_input_tokens"))
-    if read or written:  # Anthropic counts cache reads and writes apart from the input.
+    if read or written:  # Anthropic's input count excludes cache reads and writes.
         return TokenUsage(fresh, output, read, written, reasoning_tokens=reasoning or None)
     return tokens(
         total_input=fresh,

@@ -1,8 +1,8 @@
-"""Messages of other programs as Callboard's messages, for imports with content.
+"""Converts messages of other programs to Callboard's, for imports with content.
 
-The forms of the Messages API, of Chat Completions, of Responses, of Gemini and of OpenTelemetry are understood.
-Text, thinking, calls of tools and their results are kept. Other blocks, such as images, are named and left out.
-So are instructions.
+It reads the formats of the Messages API, Chat Completions, Responses, Gemini and OpenTelemetry. Text, thinking,
+tool calls and their results are kept. Other blocks, such as images, are replaced by their names. Instructions are
+left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RESULT = frozenset(
 
 
 def decoded(raw: msgspec.Raw | bytes | str) -> Json:
-    """A JSON value; None if it is none."""
+    """The value of a JSON text; None if it is not JSON."""
     try:
         found: Json = _decode(raw)
         return found
@@ -53,7 +53,7 @@ def decoded(raw: msgspec.Raw | bytes | str) -> Json:
 
 
 def message_of(value: Json, role: str = "user", message_id: str | None = None) -> Message | None:
-    """One message; None if nothing of it can be kept.
+    """One message; None if it has no supported content.
 
     Args:
         value: A message with its role, an item of the Responses API, a list of blocks, or a text.
@@ -78,7 +78,7 @@ def message_of(value: Json, role: str = "user", message_id: str | None = None) -
 
 
 def made(role: str, blocks: Iterable[ContentBlock], message_id: str | None = None) -> Message | None:
-    """A message of the blocks that its role may have. Results of tools are a message of their own."""
+    """A message with the blocks that its role allows. Tool results become a separate message."""
     blocks = list(blocks)
     kind = _ROLES.get(role.lower())
     if any(isinstance(block, ToolResultBlock) for block in blocks):
@@ -92,7 +92,7 @@ def made(role: str, blocks: Iterable[ContentBlock], message_id: str | None = Non
 
 
 def messages_of(value: Json, role: str = "user", depth: int = 0) -> Iterator[Message]:
-    """The messages of a request or a reply, in any of the forms that gateways and tracers keep."""
+    """The messages of a request or a reply, in any format of gateways and tracers."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         value = decoded(value) or value
     if depth > _DEEPEST:
@@ -117,7 +117,7 @@ def messages_of(value: Json, role: str = "user", depth: int = 0) -> Iterator[Mes
 
 
 def conversation(session: str, at: int, asked: Json, said: Json) -> Iterator[ImportedMessage]:
-    """The messages of a call. Later calls repeat them, so a message is named by its content.
+    """The messages of a call. Later calls repeat them, so a message's id is a hash of its content.
 
     Args:
         session: The session.
@@ -184,7 +184,7 @@ def _first(value: JsonObject, *names: str) -> Json:
 
 
 def _text(value: Json) -> str:
-    """The text of a value: itself, or the texts of its parts."""
+    """The text of a value: the text itself, or the joined texts of its parts."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """opencode's messages: a SQLite database, and in earlier versions one JSON file for each message.
 
-The input excludes cache reads and cache writes. Reasoning is no part of the output, unless the total includes it.
-opencode computes costs itself, so they are kept as stated costs.
+The input excludes cache reads and cache writes. Reasoning is not part of the output, unless the total includes it.
+opencode computes costs itself. They are stored as stated costs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import TokenUsage
-from callboard.tracestore.foreign import foreign_rows
+from callboard.tracestore.foreign_rows import foreign_rows
 
 from ..source import (
     START,
@@ -167,7 +167,7 @@ def _database(path: Path, *, content: bool) -> Iterator[Item]:
 
 
 def _parts(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The parts of all messages, in order. A damaged database is reported with its messages."""
+    """The parts of all messages, in order. Errors of the database are reported when its messages are read."""
     with contextlib.suppress(OSError):
         for row in foreign_rows(path, "part", ("id", "message_id", "session_id", "data"), ("time_created", "id")):
             if isinstance(row.get("data"), str | bytes):

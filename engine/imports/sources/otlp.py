@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry: files of OTLP/JSON, as the collector writes them, and bodies of ``POST /v1/traces``.
+"""OpenTelemetry spans, from the collector's OTLP/JSON files and from bodies of ``POST /v1/traces``.
 
-A span is a call of a model if it has a model and counts of tokens, and is no span around others. The names of its
-attributes have changed several times, and OpenInference (Phoenix) has its own. All of them are understood. By the
-convention, the input includes cache reads and cache writes. If these are more than the input, it does not.
+A span is a model call if it has a model and token counts, and doesn't contain other calls. The names of its
+attributes have changed several times, and OpenInference (Phoenix) has its own. All of them are read. By
+convention, the input includes cache reads and cache writes. If these exceed the input, it excludes them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _AROUND: Final = frozenset(
         "chain",
     )
 )
-"""Operations of spans around others. Their counts are sums of calls that have spans of their own."""
+"""Operations that contain model calls. Their counts are sums over those calls."""
 
 
 class Otlp:
@@ -160,7 +160,7 @@ def read_otlp(
 
 
 class Span(NamedTuple):
-    """A span of either form."""
+    """A span, from JSON or Protobuf."""
 
     trace_id: str
     span_id: str
@@ -184,7 +184,7 @@ def _calls(spans: Iterable[Span], line: int, *, content: bool) -> Iterator[Item]
 
 
 def _told(span: Span, names: Sequence[str]) -> Json:
-    """The messages in attributes: as one value, or each part under a name with a number."""
+    """The messages in attributes: one value, or parts with numbered names."""
     named = span.attributes
     whole = next((named[each] for each in names if each in named), None)
     if whole is not None:
@@ -252,7 +252,7 @@ def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
 
 
 def _first(named: Attributes, names: Sequence[str]) -> str | None:
-    """The first of some attributes that is a text."""
+    """The first attribute with a text, of some names."""
     return next((text for each in names if (text := text_of(named.get(each)))), None)
 
 
@@ -302,7 +302,7 @@ def _span_of_json(span: JsonObject, resource: Attributes) -> Span:
 
 
 def _nanoseconds(value: Json) -> int:
-    """A time, which JSON has as text; 0 for none."""
+    """A time in nanoseconds, which is text in JSON; 0 if it is missing."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 20 else 0
 
@@ -327,7 +327,7 @@ def _value(value: JsonObject) -> Json:
     return None
 
 
-# --- Protobuf: as much of it as spans need ---
+# --- Protobuf: the subset that spans need ---
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

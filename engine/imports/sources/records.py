@@ -1,4 +1,4 @@
-"""What several sources share: records of JSON, counts, times, and names of vendors."""
+"""Shared code of several sources: JSON records, counts, times, and vendor names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from ..source import START, Mark, UnreadablePart, lines, name
 
 LARGEST_FILE: Final = 64 * 1024 * 1024
-"""The bytes of a file that is one JSON value. It must be held as a whole."""
+"""The largest size in bytes of a file with a single JSON value, which must fit into memory."""
 
 _records = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -24,7 +24,7 @@ class Record(NamedTuple):
     """One JSON value of a file."""
 
     line: int
-    """The line, from 1; 0 in a file that is one value."""
+    """The line, from 1; 0 in a file with one value."""
     data: msgspec.Raw | bytes
 
 
@@ -37,7 +37,7 @@ def read_whole(stream: BinaryIO) -> bytes | None:
 def json_records(stream: BinaryIO, start: Mark = START) -> Iterator[Record | UnreadablePart | Mark]:
     """The records of a file: JSON lines, an array, or an object with an array in ``data``.
 
-    Lines are read one at a time, with a mark after each hundred of them.
+    Lines are read one at a time, with a mark after each hundred lines.
     """
     head = stream.peek(64).lstrip() if hasattr(stream, "peek") else b""
     if not start.read_to and (head[:1] == b"[" or head[:8] == b'{"data":'):
@@ -76,12 +76,12 @@ def _array(stream: BinaryIO) -> Iterator[Record | UnreadablePart | Mark]:
 
 
 def text_of(value: Json) -> str | None:
-    """A name from a record; None if it is no text."""
+    """A text from a record; None for any other value."""
     return name(value) if isinstance(value, str) else None
 
 
 def object_of(value: Json) -> JsonObject:
-    """An object of a record, also one that is JSON in a text; empty if it is none."""
+    """An object of a record, also from a JSON text; empty for any other value."""
     if isinstance(value, str) and value[:1] == "{":
         try:
             value = msgspec.json.decode(value)
@@ -91,7 +91,7 @@ def object_of(value: Json) -> JsonObject:
 
 
 def count_of(*values: Json) -> int:
-    """The first of some counts that is above zero; 0 if none is. A count may be a text, as in CSV."""
+    """The first count above zero, or 0. A count may be a text, as in CSV."""
     for value in values:
         if isinstance(value, str):
             try:
@@ -104,12 +104,12 @@ def count_of(*values: Json) -> int:
 
 
 def amount_of(value: Json) -> float | str | None:
-    """An amount of money as a file has it; None if it is none."""
+    """An amount of money from a file; None for any other value."""
     return value if isinstance(value, str | float | int) else None
 
 
 def moment_of(value: Json) -> int | None:
-    """A time as PostgreSQL, Prisma or Python write it, in microseconds; None if it is none."""
+    """A time in microseconds, from the formats of PostgreSQL, Prisma or Python; None for any other value."""
     if not isinstance(value, str):
         return None
     text = value.strip().replace(" ", "T", 1)
@@ -125,9 +125,9 @@ def moment_of(value: Json) -> int | None:
 def tokens(
     *, total_input: int, output: int, read: int = 0, written: int = 0, hour: int = 0, reasoning: int | None = None
 ) -> TokenUsage:
-    """A usage from an input that includes cache reads and cache writes.
+    """The usage for an input count that includes cache reads and cache writes.
 
-    If these are more than the input, the input does not include them.
+    If these exceed the input, the input is taken to exclude them.
     """
     fresh = total_input - read - written
     if fresh < 0:
@@ -155,11 +155,11 @@ STOP_REASONS: Final[Mapping[str, StopReason]] = {
     "content_filter": StopReason.CONTENT_FILTER,
     "content-filter": StopReason.CONTENT_FILTER,
 }
-"""The words for the end of a reply that gateways and tracers use."""
+"""The stop reasons of gateways and tracers."""
 
 
 def stop_reason(word: Json) -> StopReason | None:
-    """The end of a reply; None if it is not known."""
+    """Callboard's stop reason for a word; None for an unknown word."""
     return STOP_REASONS.get(word.lower()) if isinstance(word, str) else None
 
 
@@ -192,7 +192,7 @@ _VENDORS: Final[Mapping[str, str]] = {
     "moonshotai": "moonshot",
     "text-completion-openai": "openai",
 }
-"""Names of vendors in other programs, with the names that prices have."""
+"""The vendor names in price tables for the names in other programs."""
 
 _FAMILIES: Final = (
     ("claude", "anthropic"),
@@ -216,10 +216,10 @@ _FAMILIES: Final = (
 
 
 def vendor_and_model(vendor: str | None, model: str | None) -> tuple[str, str]:
-    """The provider and the model, as prices know them.
+    """The provider and the model, by their names in price tables.
 
-    A model may have the vendor before it, as ``anthropic/claude-opus-4-6``. Without a vendor, a well-known family
-    of models has its maker. Anything else is ``unknown``, and has no price.
+    A model's name may begin with the vendor, as in ``anthropic/claude-opus-4-6``. Without a vendor, the vendor of
+    a well-known model family is used. Anything else is ``unknown``, and has no price.
     """
     model = model or "unknown"
     if vendor is None and "/" in model:

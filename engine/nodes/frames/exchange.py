@@ -25,31 +25,33 @@ from .wire import Ending, Frame
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a reader waits."""
+    """The waiting times of a reader."""
 
     quiet: float = 3.0
-    """Seconds without news after which the owner is asked whether the turn continues."""
+    """Seconds without a frame after which the owner is asked whether the turn continues."""
     gap: float = 0.2
-    """Seconds for which missing events may still be on their way."""
+    """Seconds to wait for missing events before requesting them."""
     retry: float = 1.0
-    """Seconds after which the owner and the store are asked again, when the owner has not answered."""
+    """Seconds after which the owner and the store are asked again if the owner has not answered."""
     patience: float = 20.0
-    """Seconds without a sign of the owner after which the turn counts as lost, if the store has no answer."""
+    """Seconds without a message of the owner after which the turn counts as lost, if the store has no answer
+    either.
+    """
     new: float = 5.0
-    """Seconds in which a node may not have published anything yet about a new turn."""
+    """Seconds after the start of a turn within which its node may not have published anything about it."""
 
 
 class AskOwner(msgspec.Struct, frozen=True):
-    """A question to the owner: its events from a number on."""
+    """A request to the owner for its events from a number on."""
 
     from_seq: int
     """The number of the first event that is wanted."""
     node: str
-    """The node that is thought to own the stream; empty if it is unknown."""
+    """The node that probably owns the stream; empty if unknown."""
 
 
 class AskStore(msgspec.Struct, frozen=True):
-    """A question to the store: the turn as stored, or its ending."""
+    """A request to the store for the stored turn, or for its end."""
 
     session_id: str
     """The stream's session, if known."""
@@ -60,7 +62,7 @@ class AskStore(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """A question to the broker: the frames that it has kept."""
+    """A request to the broker for the frames that it has stored."""
 
 
 Question: TypeAlias = Replay | AskOwner | AskStore
@@ -94,7 +96,7 @@ class Follower:
         mirror: The copy of the stream's log.
         now: The time in seconds, of a clock that never goes back.
         timing: How long it waits.
-        new: Whether the turn may have been made a moment ago.
+        new: Whether the turn may have just started.
     """
 
     def __init__(
@@ -108,19 +110,19 @@ class Follower:
         self.mirror = mirror
         self._timing = timing
         self._phase: Literal["following", "replaying", "asking owner", "asking store"] = "following"
-        self._stale = True  # Kept frames may have more.
+        self._stale = True  # whether stored frames may contain more
         self._next: Literal["owner", "store"] = "owner"
         self._due = now
         self._owner_at = now
         self._unknown_at = (
             now + timing.new if new else now
-        )  # From then on an unknown stream counts as nonexistent.
-        self._known = False  # Whether frames or the owner have shown that the stream exists.
-        self._ended: Frame | None = None  # an ending that is not to be heard before the kept frames
+        )  # after this time, an unknown stream counts as nonexistent
+        self._known = False  # whether a frame or the owner has shown that the stream exists
+        self._ended: Frame | None = None  # an ending that must be applied after the stored frames
 
     @property
     def over(self) -> bool:
-        """Whether the work is complete."""
+        """Whether the stream's end has been reached."""
         return self.mirror.over
 
     @property
@@ -176,7 +178,7 @@ class Follower:
             case Stored(events=events, owner=owner):
                 end = events[-1]
                 if isinstance(end, TurnComplete) and end.status == "outcome_unknown" and self.mirror.next_seq:
-                    self.mirror.end(Ending(end.status, end.error))  # Readers keep the frames that arrived.
+                    self.mirror.end(Ending(end.status, end.error))  # readers keep the events that have arrived
                 else:
                     self.mirror.complete(events, owner)
             case Ending():
@@ -193,8 +195,8 @@ class Follower:
                 pass
 
     def question(self, now: float) -> Question | None:
-        """The question that is due now, if there is one. It must be answered: by `replayed`,
-        `owner_answered` or `store_answered`.
+        """The request that is due now; None if there is none. Report its result with `replayed`, `owner_answered`
+        or `store_answered`.
         """
         if now < self.wake_at:
             return None
@@ -220,13 +222,13 @@ def unknown_anywhere(stream_id: str) -> UnknownStream:
 T = TypeVar("T")
 
 ANY = "-"
-"""In place of a node or a session: any node, no session."""
+"""The token for any node, or for no session."""
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 
 
 def token(name: str) -> str:
-    """A name as one token of a subject. Tokens of different names differ, and none equals `ANY`."""
+    """Encode a name as one token of a subject. Different names have different tokens, and none equals `ANY`."""
     if not name:
         return ANY
     return "".join(
@@ -340,8 +342,8 @@ class Subscription(Protocol):
 
 
 class FrameBroker(Protocol):
-    """The methods of a broker that frames use. While the broker is unreachable, messages are lost, and that is
-    reported.
+    """The methods of a broker that frames use. Messages sent while the broker is unreachable are lost; callbacks
+    report its return.
     """
 
     @property
@@ -371,7 +373,7 @@ class FrameBroker(Protocol):
         """Delete all stored frames of a subject from the broker. It never raises."""
 
     async def let_go(self) -> None:
-        """Return when published messages will be sent even if this process dies, if possible. It never raises."""
+        """Wait, if possible, until published messages will be sent even if this process dies. It never raises."""
 
     async def drain(self) -> None:
         """Send everything that was published."""
@@ -380,4 +382,4 @@ class FrameBroker(Protocol):
         """Work until cancelled."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call a function whenever the broker is back. Messages that were sent or stored may be lost."""
+        """Call a function whenever the broker is back. Messages may have been lost meanwhile."""

@@ -2,9 +2,9 @@
 
     empty ──▶ contiguous ⇄ with a gap ──▶ over
 
-- A frame that directly follows is added; if it overlaps, only its new part is added. Known events, and events of
-  an older epoch, are ignored.
-- A frame after a gap is held. The gap is closed by the missing frames, or by a snapshot.
+- If a frame directly follows or overlaps, its new events are added. Known events, and events of an older epoch,
+  are ignored.
+- A frame after a gap is held until the missing frames or a snapshot arrive.
 - The mirror is over with exactly one of these: the turn's own end, an ending from another node, or the store's
   copy of the turn. Later frames are ignored.
 
@@ -37,7 +37,9 @@ def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEven
 
 
 MOST_HELD = 256
-"""The number of frames held after a gap. Later ones are dropped; the missing frames are requested anyway."""
+"""The largest number of frames held after a gap. Later ones are dropped, because missing frames are requested
+again.
+"""
 
 
 class Mirror:
@@ -90,7 +92,7 @@ class Mirror:
         return self.log.closed or self.next_seq > before
 
     def expect(self, next_seq: int) -> None:
-        """Note how many events the owner has."""
+        """Record how many events the owner has."""
         self.ahead = max(self.ahead, next_seq)
 
     def end(self, ending: Ending) -> None:
@@ -139,11 +141,11 @@ class Mirror:
         return None
 
     def _add(self, frame: Frame) -> None:
-        # An event of a newer version becomes an UnknownEvent, so that it keeps its number.
+        # An event of a newer version becomes an UnknownEvent, so that the numbers of later events stay right.
         try:
             events = cast("list[TurnEvent]", unpacked(frame.entries))
         except ValueError:
-            return  # it contradicts itself, so the gap stays, and is asked for
+            return  # the frame is inconsistent; the gap stays, and is requested again
         if frame.folded:
             self.log.jump(events, frame.next_seq)
         else:

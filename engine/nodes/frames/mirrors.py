@@ -1,14 +1,14 @@
 """The reader's side: mirrors of streams on other nodes, each filled while it has readers.
 
-Each has a `Follower`, which decides, and a task, which receives frames and sends questions. The log of a mirror is
-in the engine's streams like any other. So further readers share it, and a completed stream is kept.
+Each has a `Follower`, which makes the decisions, and a task, which receives frames and sends requests. The log of
+a mirror is one of the engine's streams. So further readers share it, and a completed stream is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Unpack
 
 import anyio
 import anyio.abc
@@ -19,6 +19,7 @@ from callboard.bus.backend import Signal, new_signal
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnEvent
 
+from ...runtime.alone import ReaderArguments
 from .exchange import (
     AskCancel,
     AskFrames,
@@ -61,9 +62,9 @@ class RemoteReader(StreamReader[TurnEvent]):
     the stream, or it has another owner. ValueError: `from_seq` is beyond the end.
 
     Args:
-        filling: The log, and its facts.
+        filling: The log and its state.
+        begin: A function that starts to fill the log.
         from_seq: As for `StreamLog.reader`.
-        start: A function that starts to fill the log.
         coalesce: As for `StreamLog.reader`.
         min_interval: As for `StreamLog.reader`.
         owner: As for `StreamChannel.attach`.
@@ -73,13 +74,13 @@ class RemoteReader(StreamReader[TurnEvent]):
     def __init__(
         self,
         filling: Filling,
-        from_seq: int | Literal["tail"],
         begin: Callable[[], Awaitable[None]],
         *,
-        coalesce: bool = False,
-        min_interval: float = 0.0,
-        owner: str | None = None,
-        any_owner: bool = False,
+        from_seq: int | Literal["tail"],
+        coalesce: bool,
+        min_interval: float,
+        owner: str | None,
+        any_owner: bool,
     ) -> None:
         start = 0 if from_seq == "tail" else from_seq
         if start < 0:
@@ -113,7 +114,7 @@ class RemoteReader(StreamReader[TurnEvent]):
             self._cursor, self._unfold = (
                 0,
                 None,
-            )  # The events that it has read have other numbers, so it starts again.
+            )  # the numbers of its events have changed, so the reader starts again
         elif self._cursor > log.next_seq and log.error is None and not self._closed:
             self.close()
             raise ValueError(
@@ -142,7 +143,7 @@ ASK_SECONDS = 2.0
 """The longest wait for an owner's answer."""
 
 ASK_ALL_SECONDS = 1.0
-"""The longest wait for an answer of an unknown owner. Other nodes don't answer."""
+"""The longest wait for an answer if the owner is unknown: nodes that don't own the stream don't answer."""
 
 STEADY_SECONDS = 5.0
 """Seconds after a connection in which a silent node may still be connecting itself."""
@@ -156,14 +157,14 @@ class TurnSource(Protocol):
 
 
 class _Mirrored:
-    """A mirror, and the reader's side of its readers."""
+    """A mirror with its follower."""
 
     def __init__(self, stream_id: str, streams: StreamChannel) -> None:
         self.stream_id = stream_id
         self.log = streams.open(stream_id)
         self.mirror = Mirror(self.log)
         self.stored = False
-        self.follower: Follower | None = None  # while it is at work
+        self.follower: Follower | None = None  # set while the mirror is being filled
         self.woken = anyio.Event()
         self._assembly = Assembly()
         self._waiting: list[Signal] = []
@@ -243,31 +244,17 @@ class Mirrors:
     def attach(
         self,
         stream_id: str,
-        from_seq: int | Literal["tail"],
         start: Callable[[], Awaitable[None]],
-        *,
-        coalesce: bool = False,
-        min_interval: float = 0.0,
-        owner: str | None = None,
-        any_owner: bool = False,
+        **arguments: Unpack[ReaderArguments],
     ) -> RemoteReader:
         """A reader of a stream that this engine's streams don't have, or that is being mirrored."""
         for other in tuple(self._mirrored.values()):
             if other.follower is None and not other.log.readers:
-                self._forget(other)  # its reader came and never read
+                self._forget(other)  # its reader attached and never read
         mirrored = self._mirrored.get(stream_id)
         if mirrored is None:
             mirrored = self._mirrored[stream_id] = _Mirrored(stream_id, self._streams)
-        begin = partial(self._begin, mirrored, start)
-        return RemoteReader(
-            mirrored,
-            from_seq,
-            begin,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        return RemoteReader(mirrored, partial(self._begin, mirrored, start), **arguments)
 
     def __len__(self) -> int:
         """The number of streams that are being mirrored."""
@@ -312,7 +299,7 @@ class Mirrors:
 
     def _work(self, mirrored: _Mirrored) -> None:
         if self._group is None or mirrored.follower is not None or mirrored.log.closed:
-            return  # `run` starts the ones that don't work yet.
+            return  # `run` starts it later
         new = may_be_new(mirrored.stream_id, self._now_us())
         mirrored.follower = Follower(mirrored.mirror, anyio.current_time(), self._timing, new=new)
         self._group.start_soon(self._fill, mirrored, mirrored.follower, name=f"mirror {mirrored.stream_id}")
@@ -368,7 +355,7 @@ class Mirrors:
             return
         found = await source.turn(stream_id, question.session_id, question.node, question.epoch)
         if found == "nothing" and self._broker.connected_seconds < STEADY_SECONDS:
-            found = "no answer"  # the owner may not have been reached, or may not be back yet
+            found = "no answer"  # the owner may not have been reached, or may still be reconnecting
         if isinstance(found, Ending):
             self._announce(stream_id, question.session_id, found)
         mirrored.stored = isinstance(found, Stored) and not mirrored.log.closed

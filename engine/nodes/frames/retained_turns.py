@@ -1,8 +1,8 @@
 """The messages in a session's stored frames that its stored history lacks, for a takeover.
 
 The owner may have died with messages that the shared store lacks: the user's, completed replies, and the text of
-the reply in progress. All of them were in frames before any reader got them. The code is pure: frames in any order
-go in, and messages come out.
+the reply in progress. All of them were in frames before any reader got them. The code is pure: it converts frames
+in any order to messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _log = Log("engine.frames")
 
 
 class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn, as far as its frames were kept."""
+    """A turn, reconstructed from the stored frames."""
 
     stream_id: str
     node: str
@@ -64,7 +64,7 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     status: TurnStatus | None
     """How it ended; None if it has no end."""
     finished: bool
-    """Whether its own node has published its end. Otherwise another node has published it, or none."""
+    """Whether its own node has published its end. False if another node has, or none."""
     opening: bytes
     """The session's setup from the turn's start; empty if that was not kept."""
     appended: dict[int, Message]
@@ -87,7 +87,7 @@ class RetainedTurns(msgspec.Struct, frozen=True):
     def messages(self) -> dict[int, Message]:
         """The messages of its history by their places.
 
-        A later epoch replaces the messages of an earlier one from its places on.
+        Messages of a later epoch replace those of an earlier one from their position on.
         """
         history: dict[int, Message] = {}
         for epoch in sorted({turn.epoch for turn in self.turns}):
@@ -122,7 +122,7 @@ class RetainedTurns(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _last(turns: Iterable[RetainedTurn]) -> RetainedTurn | None:
-        # of one epoch the last in order: `max` takes the first of equal ones
+        # of several turns of an epoch, the last; reversed, because `max` returns the first
         return max(reversed(tuple(turns)), key=lambda turn: turn.epoch, default=None)
 
 
@@ -156,7 +156,7 @@ class _Turn:
 
     def take(self, frame: Frame) -> None:
         if self._ending is not None or frame.ending is not None:
-            self._ending = self._ending or frame.ending  # Later frames of its node are ignored.
+            self._ending = self._ending or frame.ending  # later frames of its node are ignored
             return
         if frame.epoch >= self._mirror.epoch:
             self._node = frame.node
@@ -204,10 +204,10 @@ def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | N
 
 
 def _reply(start: MessageStart, accumulator: StreamAccumulator) -> Message:
-    """The arrived part of a reply. Facts that its node could not publish stay unknown."""
+    """The part of a reply that had arrived. Data that its node could not publish stays unknown."""
     complete = accumulator.complete
     reason = StopReason.ERROR if complete is None else complete.stop_reason
-    content = with_whole_calls(accumulator.content, StopReason.ERROR)  # its calls were not run here
+    content = with_whole_calls(accumulator.content, StopReason.ERROR)  # its tool calls were not run here
     model = f"{start.provider}:{start.model}"
     if complete is None:
         estimated = estimate_request((Message(Role.ASSISTANT, content),), (), None, rates_for("", "", model))
@@ -243,7 +243,7 @@ class TurnEndings(Protocol):
     """The interface for deciding how a dead node's turn ended."""
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The ending of a turn. It is decided now, if the lease of its node has expired."""
+        """The ending of a turn. If its node's lease has expired, the ending is decided now."""
 
 
 class NoStoredTurns:
@@ -257,8 +257,8 @@ class StoredTurns:
     """Turns as the shared store has them.
 
     Args:
-        trace: Gives the store, open.
-        endings: Where endings are decided.
+        trace: A function that returns the open store.
+        endings: Decides how a dead node's turns ended.
     """
 
     def __init__(self, trace: Callable[[], Awaitable[Store]], endings: TurnEndings) -> None:
@@ -283,8 +283,8 @@ class StoredTurns:
 async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
     """The events of a completed turn, with whole messages; None if it isn't stored.
 
-    A turn has two ends if its node died after its end but before shipping it, and sent no frame of it. Then the
-    end that another node decided and published applies.
+    A turn may have two ends: its node died after the end, before shipping it or sending a frame of it. Then the
+    end that another node published applies.
     """
     started_at = started_us(stream_id)
     since = None if started_at is None else max(started_at - _MINUTE_US, 0)  # a minute earlier, to be safe
@@ -340,7 +340,7 @@ def _reply_events(message: Message, step: int) -> Iterator[TurnEvent]:
 
 
 LARGEST_SETUP_BYTES = 256 * 1024
-"""The largest setup that is sent with each turn, in bytes. Very many tools make it larger."""
+"""The largest setup that is sent with each turn, in bytes. Only a session with very many tools exceeds it."""
 
 
 class Opening(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """The owner's side: events of its streams are sent, and questions about them are answered.
 
-A log with new events marks itself, once. The frames of all marked logs are then made together: immediately if the
-last time is long enough ago, or else as soon as it is. So a silent stream costs nothing. A busy one costs a list
-append per delta, as without a cluster.
+A log with new events is marked once. The frames of all marked logs are made together, at most once per
+`frame_seconds`. So a silent stream costs nothing, and a busy one only a list append per delta, as without a
+cluster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Unpack
 
 import anyio
 import msgspec
@@ -21,7 +21,7 @@ from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from ...conversation.options import StoredTurnOptions
-from ...runtime.alone import LocalStreams
+from ...runtime.alone import LocalStreams, ReaderArguments
 from ...sessions.state import SessionState
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
@@ -66,7 +66,7 @@ class Framer:
         self._beginning = Beginning(history, tuple(map(pack_message, said)), opening)
 
     def append(self, position: int, message: Message) -> None:
-        """Note a message that has entered the history."""
+        """Record a message that has entered the history."""
         self._appended.append(Appended(position, pack_message(message)))
 
     def again(self) -> None:
@@ -116,7 +116,7 @@ class Framer:
 _log = Log("engine.frames")
 
 PROMPT = 0.9
-"""The fraction of the waiting time after which frames are made. The rest is for making them."""
+"""The fraction of `frame_seconds` after which frames are made. The rest is time for making them."""
 
 MOST_ENDED = 4096
 """The number of completed streams with a remembered owner."""
@@ -212,7 +212,7 @@ class FrameSender:
         return stream_id in self._open or stream_id in self._ended
 
     def say_again(self) -> None:
-        """Send all open streams again, because frames may be lost."""
+        """Send all open streams again, because frames may have been lost."""
         for followed in self._open.values():
             followed.framer.again()
             self._note(followed)
@@ -248,7 +248,7 @@ class FrameSender:
     def _try_to_publish(self, stream_id: str, followed: _Followed) -> None:
         try:
             self._say(stream_id, followed)
-        except Exception as error:  # of one stream; the others go on
+        except Exception as error:  # an error in one stream must not stop the others
             _log.error("frames_not_made", stream_id=stream_id, error=f"{type(error).__name__}: {error}")
             self._open.pop(stream_id, None)
 
@@ -260,7 +260,7 @@ class FrameSender:
         if not self._is_ours(framer):
             if log.closed:
                 self._open.pop(stream_id, None)
-            return  # The session's new owner publishes how the turn ended.
+            return  # the session's new owner publishes how the turn ended
         self._send(self._subjects.stream(stream_id, session_id), framer.frames())
         if framer.over:
             self._open.pop(stream_id, None)
@@ -271,8 +271,7 @@ class FrameSender:
     def _is_ours(self, framer: Framer) -> bool:
         """Whether the session still belongs to this node in the turn's epoch.
 
-        The end of a turn that has ended here is always published, because the session may have been handed over
-        since.
+        The end of a turn that has ended here is always sent, even if the session was handed over since.
         """
         epoch = self._epoch_of(framer.session_id) if framer.session_id else 0
         framer.epoch = framer.epoch or epoch
@@ -388,25 +387,12 @@ class Frames(LocalStreams):
     def attach(
         self,
         stream_id: str,
-        from_seq: int | Literal["tail"],
         begin: Callable[[], Awaitable[None]],
-        *,
-        coalesce: bool,
-        min_interval: float,
-        owner: str | None,
-        any_owner: bool,
+        **arguments: Unpack[ReaderArguments],
     ) -> StreamReader[TurnEvent] | None:
         if stream_id in self._streams and stream_id not in self.mirrors:
             return None
-        return self.mirrors.attach(
-            stream_id,
-            from_seq,
-            begin,
-            coalesce=coalesce,
-            min_interval=min_interval,
-            owner=owner,
-            any_owner=any_owner,
-        )
+        return self.mirrors.attach(stream_id, begin, **arguments)
 
     async def cancel(self, turn_id: str, owner: str | None) -> bool:
         return await self.mirrors.cancel(turn_id, owner)
@@ -443,7 +429,9 @@ class Frames(LocalStreams):
         await self._broker.forget(self._subjects.of_session(session_id))
 
     async def hand_over(self, stream_id: str) -> None:
-        """Release a stream completely. If this process dies later, the end that was sent still counts."""
+        """Send the end of a stream before its session is handed over, so that it arrives even if this process
+        dies.
+        """
         if self.sender.say_now(stream_id):
             with anyio.CancelScope(shield=True):
                 await self._broker.let_go()

@@ -38,7 +38,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def pack_event(event: TurnEvent) -> Packed:
-    """An event of a turn's stream. An event without a JSON form becomes a note of its type."""
+    """Encode an event of a turn's stream. If it can't be encoded, only its type is kept."""
     raw: msgspec.Raw | None = None
     if isinstance(event, MessageComplete | StepFinish) and event.usage.raw is not None:
         raw, usage = event.usage.raw, _without_raw(event.usage)
@@ -100,7 +100,7 @@ def _message_decoder() -> msgspec.json.Decoder[Message]:
 def _as_json(value: msgspec.Struct) -> bytes:
     try:
         return _json_encoder.encode(value)
-    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair; a number that msgspec can't write
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, or a number that msgspec can't write
         return text_bytes(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
@@ -248,7 +248,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """The part's place, from 0."""
     count: int
     body: bytes
-    """A stretch of the encoded frame."""
+    """A piece of the encoded frame."""
 
 
 class UnreadableFrame(ValueError):
@@ -295,7 +295,7 @@ class Assembly:
         self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
 
     def frame(self, payload: bytes) -> Frame | None:
-        """The frame that a message carries or completes; None if parts are missing yet."""
+        """The frame that a message contains or completes; None if parts are missing."""
         packet = read_packet(payload)
         if isinstance(packet, Frame):
             return packet
@@ -319,7 +319,7 @@ class Assembly:
 # --- Entries of a log ---
 
 ENTRY_BYTES = 48
-"""The size of an entry without its text, for the size of a frame."""
+"""The approximate size of an entry without its text, in bytes."""
 
 Chunk = tuple[tuple[Entry, ...], int]
 """The entries of one frame, and the number of their events."""
@@ -371,7 +371,9 @@ def _pieces(entry: Texts | Thoughts | Arguments) -> list[str]:
 
 
 def _entries(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[tuple[Entry, int, int]]:
-    """Entries, each with its number of events and its size. No run of deltas is larger than a frame."""
+    """Yield entries, each with its number of events and its size. A sequence of deltas is cut at the size of a
+    frame.
+    """
     index, total = 0, len(events)
     while index < total:
         event = events[index]
@@ -415,7 +417,7 @@ def _run(events: Sequence[TurnEvent], start: int, first: _Delta, most: int) -> t
 
 
 def _merged(last: TurnEvent, text: bytes, lengths: list[int]) -> Entry:
-    """The entry of a run of deltas that ends with this one."""
+    """The entry for a sequence of deltas that ends with this one."""
     match last:
         case ThinkingDelta():
             return Thoughts(text, lengths, last.content_block_index, last.message_id, last.signature)

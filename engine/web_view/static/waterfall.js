@@ -20,9 +20,8 @@ const place = (from, to, scale) => ({
 
 function words(bar, scale) {
   const began = `after ${duration((bar.start_us - scale.start) / 1000)}`;
-  const took = bar.end_us ? duration((bar.end_us - bar.start_us) / 1000) : "in progress";
   const tries = bar.attempts.length > 1 ? `, ${plural(bar.attempts.length, "attempt")}` : "";
-  return `${bar.kind} ${bar.name}, started ${began}, ${took}${tries}, ${bar.status}`;
+  return `${bar.kind} ${bar.name}, started ${began}, ${length(bar)}${tries}, ${bar.status}`;
 }
 
 function Attempt({ attempt, scale }) {
@@ -45,8 +44,11 @@ function Row({ bar, scale, current }) {
       ${bar.attempts.length ? bar.attempts.map((attempt) => html`<${Attempt} key=${attempt.attempt} attempt=${attempt} scale=${scale} />`)
         : html`<i class="span tool ${bar.status}" style=${place(bar.start_us, end, scale)} title=${words(bar, scale)}></i>`}
     </span>
-    <span class="num small">${bar.end_us ? duration((bar.end_us - bar.start_us) / 1000) : "…"}</span></li>`;
+    <span class="num small">${bar.end_us ? length(bar) : "…"}</span></li>`;
 }
+
+// The time of a bar. An imported call without a latency has none.
+const length = (bar) => bar.end_us > bar.start_us ? duration((bar.end_us - bar.start_us) / 1000) : bar.end_us ? "–" : "in progress";
 
 export function Waterfall({ turn, current }) {
   const ends = turn.bars.map((bar) => bar.end_us ?? bar.start_us);

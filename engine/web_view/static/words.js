@@ -4,7 +4,7 @@ export function usd(nano) {
   if (nano === null || nano === undefined) return "unknown";
   const size = Math.abs(nano);
   if (size === 0) return "$0";
-  const places = size < 1e7 ? 6 : size < 1e9 ? 4 : 2;
+  const places = size < 1e4 ? 9 : size < 1e7 ? 6 : size < 1e9 ? 4 : 2;
   const text = (size / 1e9).toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
   return `${nano < 0 ? "−" : ""}$${text}`;
 }

@@ -7,7 +7,7 @@ import pytest
 
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.anthropic.request import write_request
-from callboard.adapters.requests.fitted import WireCall
+from callboard.adapters.requests.fitted_history import WireCall
 from callboard.adapters.requests.history import FAILED_SILENTLY
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

@@ -16,7 +16,7 @@ from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import ImageWire, VideoWire
-from callboard.adapters.requests.fitted import WireCall
+from callboard.adapters.requests.fitted_history import WireCall
 from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock
 from callboard.bus.values.base import Json, JsonObject
@@ -92,7 +92,7 @@ MODELS: Mapping[str, str] = {
 """An embedding model for each type of adapter."""
 
 
-def embedding_request(kind: str, *texts: str, **changes: object) -> EmbeddingRequest:
+def embedding_request(kind: str, *texts: str | Sequence[int], **changes: object) -> EmbeddingRequest:
     fields: dict[str, object] = {
         "request_id": "req_1", "model": f"{kind}:{MODELS[kind]}", "inputs": texts or ("hello", "world"),
         **changes,

@@ -88,6 +88,25 @@ async def test_embeddings_stand_beside_a_server_s_conversations(base_url: str, u
     assert {name: sent(transport).get(name) for name in body} == body
 
 
+@pytest.mark.parametrize(("kind", "base_url", "accepts"), [
+    ("openai", None, True), ("openai", "https://gw.example", False),
+    ("openai_compatible", "https://x.openai.azure.com", True), ("openai_compatible", "https://gw.example", False),
+    *((kind, None, False) for kind in MODELS if not kind.startswith("openai")),
+])  # fmt: skip
+async def test_tokens_are_sent_only_to_servers_that_are_known_to_accept_them(
+    kind: str, base_url: str | None, accepts: bool
+) -> None:
+    adapter, transport = maker(kind, answer(kind, [[1.0]]), base_url=base_url)
+    asked = request(kind, [5, 6])
+    if accepts:
+        await adapter.embed(asked)
+        assert sent(transport)["input"] == [[5, 6]]
+    else:
+        with pytest.raises(CapabilityError, match=r"accepts only texts for .*, not tokens"):
+            await adapter.embed(asked)
+        assert not transport.requests
+
+
 @pytest.mark.parametrize(("input_type", "text"), [
     ("query", "task: search result | query: hello"),
     ("document", "title: none | text: hello"),

@@ -74,6 +74,23 @@ def test_images_are_asked_for_in_each_api_s_words() -> None:
     assert body["contents"][0]["parts"][1] == {"inlineData": {"mimeType": "image/png", "data": PACKED}}
 
 
+@pytest.mark.parametrize(("kind", "name"), [
+    *(("openai", name) for name in ("seconds", "size", "audio", "n")),
+    *(("gemini", name) for name in ("durationSeconds", "resolution", "generateAudio", "sampleCount")),
+])  # fmt: skip
+def test_the_price_of_a_video_depends_on_arguments_only(kind: str, name: str) -> None:
+    """Budgets and costs count the arguments, so that `provider_options` must not replace them."""
+    request = video_request(f"{kind}:m", provider_options={kind: {"seed": 1, name: 8}})
+    with pytest.raises(InvalidRequestError, match=f"can't set '{name}', because the price depends on it"):
+        video_wire(kind).create(request, kind)
+
+
+def test_the_number_of_images_is_an_argument() -> None:
+    request = image_request("openai:gpt-image-2", provider_options={"openai": {"n": 10}})
+    with pytest.raises(InvalidRequestError, match="use n="):
+        written("openai", request)
+
+
 @pytest.mark.parametrize(("model", "aspect", "size"), [
     ("gpt-image-1.5", "3:2", "1536x1024"),
     ("gpt-image-1.5", "6:4", "1536x1024"),

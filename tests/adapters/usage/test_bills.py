@@ -18,6 +18,7 @@ from callboard.adapters.provider import providers
 from callboard.adapters.providers.anthropic.response import token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
+from callboard.adapters.providers.openai_compatible.wire import _read_any_usage, _read_plain_usage
 from callboard.adapters.providers.openai_compatible.wire import read_usage as read_chat
 from callboard.adapters.requests import text_traits
 from callboard.adapters.requests.content import image_pixels
@@ -351,6 +352,10 @@ def raw(value: JsonObject) -> msgspec.Raw:
     ({"service_tier": "standard"}, None),
     ({"service_tier": "batch"}, "batch"),
     ({"service_tier": "standard", "speed": "fast"}, "fast"),
+    ({"service_tier": "standard", "inference_geo": "global"}, None),
+    ({"service_tier": "standard", "inference_geo": "not_available"}, None),
+    ({"service_tier": "standard", "inference_geo": "us"}, "geo-us"),
+    ({"service_tier": "batch", "speed": "fast", "inference_geo": "us"}, "fast+geo-us"),
 ])  # fmt: skip
 def test_anthropic_says_its_tier_speed_and_searches(said: JsonObject, tier: str | None) -> None:
     """The usual tier is none; fast is a tier of its own."""
@@ -584,3 +589,34 @@ def test_a_model_is_counted_by_the_vocabulary_nearest_to_its_own(
     protocol: str, model: str, vocabulary: str
 ) -> None:
     assert vocabulary_of(protocol, model) == vocabulary
+
+
+_COUNTS = st.none() | st.integers(min_value=-1, max_value=9) | st.just(3.0)
+
+
+@given(st.fixed_dictionaries(
+    {"prompt_tokens": _COUNTS, "completion_tokens": _COUNTS},
+    optional={
+        "total_tokens": _COUNTS,
+        "prompt_tokens_details": st.none() | st.fixed_dictionaries(
+            {}, optional={"cached_tokens": _COUNTS, "audio_tokens": _COUNTS}
+        ),
+        "completion_tokens_details": st.none() | st.fixed_dictionaries(
+            {}, optional={"reasoning_tokens": _COUNTS, "rejected_prediction_tokens": _COUNTS}
+        ),
+    },
+))  # fmt: skip
+def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
+    raw = msgspec.Raw(msgspec.json.encode(usage))
+    assert _read_plain_usage(raw, "flex") in (None, _read_any_usage(raw, "flex"))
+
+
+def test_the_usual_counts_are_plain() -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 0}}
+    more = {
+        "completion_tokens_details": {"reasoning_tokens": 1, "audio_tokens": 0, "accepted_prediction_tokens": 0}
+    }
+    raw = msgspec.json.encode({"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9, **details, **more})
+    found = _read_plain_usage(msgspec.Raw(raw), None)
+    assert found is not None
+    assert (found.input_tokens, found.cached_input_tokens, found.reasoning_tokens) == (3, 2, 1)

@@ -24,9 +24,11 @@ from callboard.engine.budgets.budget import FOREVER, Budget, Payer, Window
 from callboard.engine.budgets.budgets import Budgets, Counted
 from callboard.engine.budgets.ledger import Account, Amount, Ledger
 from callboard.engine.budgets.worst_case import (
+    UNLIMITED,
     Priced,
     most_of_images,
     most_output,
+    tiers_of,
     tool_fees,
     worst_case,
     worst_case_of_reply,
@@ -468,12 +470,30 @@ def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: s
 
 @pytest.mark.parametrize(("options", "most"), [
     ({}, 50), ({"temperature": 3}, 50), ({"n": 3}, 150), ({"max_completion_tokens": 80, "max_tokens": 20}, 80),
-    ({"generationConfig": {"candidateCount": 2, "maxOutputTokens": 60}}, 120), ({"n": None, "max_tokens": -1}, 50),
+    ({"generationConfig": {"candidateCount": 2, "maxOutputTokens": 60}}, 120), ({"n": None, "max_tokens": 0}, 50),
+    ({"options": {"num_predict": 80}}, 80), ({"parameters": {"max_new_tokens": 80}}, 80), ({"n_predict": 80}, 80),
+    ({"max_tokens": 8e1, "n": "2"}, 160), ({"max_tokens": "many"}, 50), ({"max_tokens": -1}, UNLIMITED),
 ])  # fmt: skip
 def test_options_of_the_provider_may_raise_the_output(options: dict[str, Any], most: int) -> None:
     """The provider bills each choice up to the highest limit that the request names."""
     assert most_output(50, {"mine": options}, adapter="mine", adapter_type="gemini") == most
     assert most_output(50, {"anthropic": options}, adapter="mine", adapter_type="gemini") == 50
+
+
+@pytest.mark.parametrize(("options", "cost"), [
+    ({}, 20), ({"service_tier": "auto"}, 20), ({"service_tier": "flex"}, 20), ({"speed": "fast"}, None),
+    ({"inference_geo": "global"}, 20), ({"inference_geo": "us"}, 22), ({"inference_geo": "mars"}, None),
+    ({"service_tier": "Priority"}, 40), ({"serviceTier": "priority"}, 40),
+])  # fmt: skip
+def test_the_worst_case_is_that_of_the_dearest_service_tier_asked_for(
+    options: dict[str, Any], cost: int | None
+) -> None:
+    """A provider may serve the call by its default tier, too. A tier without a price has no worst case."""
+    tiers = {"": 10, "priority": 20, "flex": 5, "geo-us": 11}
+    rows = [PriceRow(model="s:m", input=0, output=rate, service_tier=tier) for tier, rate in tiers.items()]
+    asked = tiers_of({"mine": options, "anthropic": {"speed": "fast"}}, adapter="mine", adapter_type="openai")
+    priced = Priced(PriceTable(rows, "t"), "s:m", 0, tiers=asked)
+    assert worst_case_of_reply(priced, 1, 2000, {}).nano_usd == cost
 
 
 def test_fees_of_tools_are_in_the_worst_case() -> None:

@@ -125,6 +125,31 @@ async def test_costs_of_children_on_another_node_are_in_the_tree(server: NatsSer
     assert [child.model for child in stream.children] == ["a:m"]
 
 
+async def test_the_text_of_a_tree_has_the_text_of_children_on_another_node(server: NatsServer) -> None:
+    """While they run, and with a child of theirs."""
+    said = anyio.Event()
+
+    async def deep(engine: Engine) -> str:
+        @tool
+        async def dig() -> str:
+            """Dig."""
+            return (await engine.stream("a:m", "Dig.").message()).text
+
+        return (await engine.session("a:m", tools=[dig]).stream("Look.").message()).text
+
+    far = [Say("let me ", calls=[("dig", {})]), Say("deep"), Say("found ", "it", pause=said.wait)]
+    async with nodes(server, [ASKS, Say("Done.")], far) as (home, other):
+        turn = home.session("s:m", tools=[elsewhere(other, deep)]).stream("Go.")
+        pieces: list[tuple[int, str]] = []
+        with anyio.fail_after(20):
+            async for piece in turn.text_stream(tree=True):
+                pieces.append((piece.depth, piece.text))
+                if piece.text == "let me ":
+                    said.set()
+    texts = {depth: "".join(text for at, text in pieces if at == depth) for depth, _ in pieces}
+    assert texts == {0: "Done.", 1: "let me found it", 2: "deep"}
+
+
 async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(server: NatsServer) -> None:
     """The far call ends as cancelled, and the place refuses further ones."""
     begun, after = anyio.Event(), list[str]()

@@ -20,12 +20,14 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     RequestTimeoutError,
 )
-from callboard.engine import BatchHandle, Budget, BudgetExceededError, Engine
+from callboard.engine import BatchHandle, Budget, BudgetExceededError, Engine, tool
 from callboard.engine.routing.availability import AvailabilityTable
 from callboard.tracestore import CallFilter, CallRow
-from tests.support.batch_engines import OFTEN, engine_at, name_of, nano_of, requests_of
+from tests.support.batch_engines import OFTEN, PRICES, engine_at, name_of, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
-from tests.support.batch_wires import MODELS
+from tests.support.batch_wires import MODELS, config_of, type_of
+from tests.support.engines import entry, model, serving
+from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
 
 from ...support.present import present
@@ -64,6 +66,29 @@ def billed(server: BatchServer, batch_id: str) -> list[str]:
 def jobs_of(server: BatchServer, batch_id: str) -> list[dict[str, Any]]:
     """The jobs that the server has made of a batch."""
     return [job for job in server.books()["jobs"] if job["mark"].startswith(f"{batch_id}/")]
+
+
+async def test_a_batch_in_a_tool_is_a_child_of_the_turn(server: BatchServer, store: Path) -> None:
+    """Its creation and its requests count in the tree, each once."""
+    wire = next(iter(MODELS))
+
+    @tool
+    async def night() -> str:
+        """Run a batch."""
+        batch = await engine.create_batch(requests_of(wire, "one", "two"), batch_id="in-a-tool", polling=OFTEN)
+        return str(len(await batch.wait()))
+
+    lead = scripted_type(Say(calls=[("night", {})]), Say("Done."))
+    models = serving(
+        model(name_of(wire)), s=lead, **{wire: entry(wire, type_of(wire), config_of(wire, server.url))}
+    )
+    async with Engine(models=models, store=store, prices=PRICES) as engine:
+        reply = await engine.session("s:m", tools=[night]).send("Go.")
+        rows = await rows_of(engine, "batch")
+        roots = await engine.store.calls(CallFilter(provider="s"))
+        (root,) = {row.turn_id for row in roots}
+    assert [(row.parent_turn_id, row.root_turn_id, row.depth) for row in rows] == [(root, root, 1)] * 2
+    assert reply.tree_cost.calls == 2 + 1 + 2
 
 
 @WIRES

@@ -41,7 +41,16 @@ from callboard.bus import (
     Lossless,
     Subscription,
 )
-from callboard.engine import Engine, ModelChoice, ModelEntry, ModelRegistry, embed, embed_sync
+from callboard.engine import (
+    Budget,
+    BudgetExceededError,
+    Engine,
+    ModelChoice,
+    ModelEntry,
+    ModelRegistry,
+    embed,
+    embed_sync,
+)
 from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.routing.candidates import expand
 from callboard.tracestore import CallFilter, PriceTable
@@ -102,6 +111,13 @@ class Embedder(ScriptedAdapter):
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
         return EmbeddingCapabilities(max_inputs=3, dimensions=type(self).dimensions, dimension_choices=(1, 2))
+
+
+class TokenEmbedder(Embedder):
+    """Accepts tokens."""
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(supports_tokens=True)
 
 
 def embedder_type(name: str, **fields: object) -> str:
@@ -168,6 +184,35 @@ async def test_an_adapter_without_embeddings_or_key_is_refused_before_any_call()
         with pytest.raises(ConfigurationError, match="A_KEY"):
             await engine.embed(["x"], model="b:small")
         assert await seen(events, engine) == []
+
+
+@pytest.mark.parametrize(("tokens", "refused"), [([[5, 6], [7]], False), ([[5, 6], [7, 8]], True)])
+async def test_a_budget_counts_tokens_that_are_given_exactly(tokens: list[list[int]], refused: bool) -> None:
+    """A text's tokens are an estimate, of which a budget holds the upper end."""
+    models = serving(small("a"), a=f"{__name__}:TokenEmbedder")
+    async with Engine(models=models, trace=False, budgets=[Budget(max_tokens=3)]) as engine:
+        if refused:
+            with pytest.raises(BudgetExceededError):
+                await engine.embed(tokens, model="a:small")
+        else:
+            result = await engine.embed(tokens, model="a:small")
+            assert [vector[0] for vector in result.vectors] == [2.0, 1.0]
+
+
+async def test_tokens_go_to_no_provider_that_accepts_only_texts() -> None:
+    async with engine_of(serving(small("a"), a=embedder_type("Texts"))) as (engine, events):
+        with pytest.raises(CapabilityError, match="a:small embeds only texts, not tokens"):
+            await engine.embed([(5, 6)], model="a:small")
+        assert await seen(events, engine) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error"), [([5, 6], TypeError), ([[]], ValueError), ([[True]], ValueError), ([[-1]], ValueError)]
+)
+async def test_an_input_that_is_neither_a_text_nor_tokens_is_refused(inputs: Any, error: type[Exception]) -> None:
+    async with engine_of(serving(small("a"), a=f"{__name__}:TokenEmbedder")) as (engine, _):
+        with pytest.raises(error, match="token"):
+            await engine.embed(inputs, model="a:small")
 
 
 # -- failures

@@ -29,7 +29,10 @@ function Days({ rows }) {
 }
 
 const side = (sum) => sum === null ? "–" : html`${usd(sum.nano_usd)}${sum.unpriced ? html` <span class="soft small">+ ${count(sum.unpriced)} unpriced</span>` : ""}`;
-const total = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ? row[name].nano_usd : 0), 0);
+const total = (rows, name, field = "nano_usd") => rows.reduce((sum, row) => sum + (row[name] ? row[name][field] : 0), 0);
+const whole = (rows, name) => side({ nano_usd: total(rows, name), unpriced: total(rows, name, "unpriced") });
+const sum = (rows, field) => count(rows.reduce((all, row) => all + row[field], 0));
+const latest = (a, b) => (a.key[0] < b.key[0] ? 1 : -1);
 
 function Difference({ before, after }) {
   const by = after - before;
@@ -40,15 +43,15 @@ function Difference({ before, after }) {
 function Sums({ data, by }) {
   const columns = [
     { title: BY.find(([value]) => value === by)?.[1] ?? by, cell: (row) => html`<${T}>${row.key[0] || "none"}<//>`, foot: () => "All" },
-    { title: "Calls", class: "num", cell: (row) => count(row.calls), foot: (rows) => count(rows.reduce((sum, row) => sum + row.calls, 0)) },
-    { title: "Tokens in", class: "num", cell: (row) => count(row.input_tokens) },
-    { title: "out", class: "num", cell: (row) => count(row.output_tokens) },
-    { title: "Left", class: "num", cell: (row) => side(row.left), foot: (rows) => usd(total(rows, "left")) },
-    { title: "Right", class: "num", cell: (row) => side(row.right), foot: (rows) => usd(total(rows, "right")) },
+    { title: "Calls", class: "num", cell: (row) => count(row.calls), foot: (rows) => sum(rows, "calls") },
+    { title: "Tokens in", class: "num", cell: (row) => count(row.input_tokens), foot: (rows) => sum(rows, "input_tokens") },
+    { title: "out", class: "num", cell: (row) => count(row.output_tokens), foot: (rows) => sum(rows, "output_tokens") },
+    { title: "Left", class: "num", cell: (row) => side(row.left), foot: (rows) => whole(rows, "left") },
+    { title: "Right", class: "num", cell: (row) => side(row.right), foot: (rows) => whole(rows, "right") },
     { title: "Difference", class: "num", cell: (row) => row.left && row.right ? html`<${Difference} before=${row.left.nano_usd} after=${row.right.nano_usd} />` : "–",
       foot: (rows) => html`<${Difference} before=${total(rows, "left")} after=${total(rows, "right")} />` },
   ];
-  return html`<${Table} label="Sums" columns=${columns} rows=${data} foot=${data} keyed=${(row) => row.key.join("/")}
+  return html`<${Table} label="Sums" columns=${columns} rows=${by === "day" ? [...data].sort(latest) : data} foot=${data} keyed=${(row) => row.key.join("/")}
     empty=${html`<${Empty} title="No call has ended yet" />`} />`;
 }
 

@@ -107,7 +107,7 @@ function One({ id, me, onState }) {
       <${Card} title="Messages" aside=${data.missing.length ? plural(data.missing.length, "part is missing", "parts are missing") : ""}>
         ${data.system_prompt && html`<div class="bubble"><div class="kind small soft">system</div><div class="said" dir="auto">${data.system_prompt}</div></div>`}
         ${data.messages.length ? data.messages.map((message) => html`<${Said} key=${message.id} message=${message} shown=${data.shown} />`)
-          : html`<${Empty} title="Content was not captured">An engine with capture_content=True stores the messages.<//>`}<//>
+          : html`<${Empty} title="Content was not captured">${data.tags.origin ? "An import with --content stores the messages." : "An engine with capture_content=True stores the messages."}<//>`}<//>
       ${me.engine && me.content && html`<${Preview} id=${id} />`}
       <${Trees} trees=${data.trees} />
       ${data.turns.length > 0 && html`<${Card} title="Turns over time" aside="newest first">${data.turns.map((turn) => html`<div class="turn" key=${turn.turn_id}>

@@ -59,7 +59,7 @@ def _rows(
     sorting = [name for name in order if name in known]
     assert all(re.fullmatch(r"\w+", name) for name in (table, *wanted, *sorting))
     by = f" ORDER BY {', '.join(sorting)}" if sorting else ""
-    # By number, because an error in a row ends the statement that reads it.
+    # Each row is read by its own statement, because an error in a row ends the statement.
     numbers = [number for (number,) in connection.execute(f"SELECT rowid FROM {table}{by}")]
     for number in numbers:
         try:

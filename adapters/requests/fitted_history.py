@@ -1,4 +1,4 @@
-"""Fitted histories: a target's abilities, the history to send, and its losses."""
+"""Types of fitted histories: the abilities of a target, the history to send, and the lost content."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ToolIdRule(msgspec.Struct, frozen=True):
     """The form of the tool call ids that a provider accepts.
 
     Raises:
-        ValueError: The rule derives ids that it does not accept.
+        ValueError: Ids that the rule derives do not match its pattern.
     """
 
     max_length: int = 64
@@ -53,7 +53,8 @@ class ToolIdRule(msgspec.Struct, frozen=True):
         return bool(re.fullmatch(f"{self.pattern}{{1,{self.max_length}}}", wire_id))
 
     def derive(self, canonical_id: str) -> str:
-        """Derive an id for another provider's call. It depends on the call alone, and differs for different calls.
+        """Derive an id for another provider's call. The same call always gets the same id, and different calls get
+        different ids.
 
         It is a digest, so it reveals no part of the original id.
         """
@@ -67,7 +68,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     """The adapter's name, which marks its own opaque data."""
     model: str | None = None
-    """The model, if only the issuing model accepts its reasoning back. None if any model of the provider does."""
+    """The model, if reasoning can be sent back only to the model that wrote it. None if any model of the provider
+    accepts it.
+    """
     tool_ids: ToolIdRule = ToolIdRule()
     accepts_images: bool = True
     """Whether user messages may hold images."""
@@ -84,18 +87,20 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     fetches: tuple[str, ...] = WEB
     """The schemes of the addresses from which the provider fetches media."""
     results_carry: tuple[Literal["image", "document", "opaque"], ...] = ("image",)
-    """The content that a tool's result may have besides text: media and the provider's own kinds."""
+    """The kinds of content besides text that a tool's result may have. ``opaque`` means the provider's own
+    kinds.
+    """
     replays_thinking: bool = False
     """Whether the provider accepts its own reasoning back."""
     replays_images: bool = False
-    """Whether the provider accepts its model's images back, as the model's own."""
+    """Whether images made by the provider's models can be sent back as the model's own."""
     keeps_developer: bool = False
     adopts_signatures: bool = False
-    """Whether a signature of unstated origin counts as the provider's own; see `is_unowned`."""
+    """Whether a signature without a stated provider counts as this provider's; see `is_unowned`."""
     begins_with_user: bool = False
     """Whether the provider rejects a history that starts with an assistant's message."""
     keeps_own_blanks: bool = False
-    """Whether the provider needs its blank texts back, if they have its own data."""
+    """Whether blank texts must be sent back if they have the provider's data."""
     carries_tools: bool = True
     """Whether requests can have tool calls and results. Otherwise they are written as text."""
     takes_system: bool = True
@@ -129,7 +134,7 @@ def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tupl
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A part of the history that the target does not receive, or receives in another form."""
+    """A part of the history that is not sent, or is sent in another form."""
 
     session_id: str
     message_id: str
@@ -156,7 +161,7 @@ class FittedHistory(msgspec.Struct, frozen=True):
     session_id: str = ""
     adapter: str = ""
     homes: tuple[Home, ...] = ()
-    """The origins of the blocks of `messages`. A shared block belongs to the first message."""
+    """The original messages of the blocks in `messages`. A block that occurs in several belongs to the first."""
     plain: tuple[str, ...] = ()
     """The texts of the first messages, while they alternate between plain user and assistant text."""
     may_lose: bool = True
@@ -185,8 +190,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The losses, as the response reports them."""
-        if not self.losses:  # nearly always
+        """The losses, as warnings of the response."""
+        if not self.losses:  # the usual case
             return ()
         return tuple(
             CallWarning(
@@ -206,24 +211,24 @@ class FittedHistory(msgspec.Struct, frozen=True):
 
 
 RECENT = 4
-"""The number of the last plain messages that are written again for each request, because a wire may mark or join
-them.
-"""
+"""The number of last plain messages that are not cached as JSON, because a wire may mark or join them."""
 
 
 def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> list[Json]:
-    """The JSON of a history's beginning in one protocol, without the `RECENT` messages. See `Beginning`.
+    """The cached JSON of a history's beginning in one protocol, without the last `RECENT` messages. See
+    `Beginning`.
 
     Args:
         history: The history.
         name: The protocol.
-        make: Makes the wire's message of a plain text and its place. User and model alternate; the user begins.
+        make: A function that makes the wire's message from a text and its index. User and model alternate,
+            starting with the user.
     """
     end = max(len(history.plain) - RECENT, 0)
     beginning = beginning_of(history.messages) if end else None
     if beginning is None:
         return []
-    # To an encoder, Raw is JSON like any other.
+    # Encoders write Raw unchanged.
     raw = beginning.form(f"{name}_json", lambda text, place: msgspec.Raw(encode_json(make(text, place))))
     return cast("list[Json]", raw[:end])
 
@@ -233,8 +238,8 @@ def block_type(block: ContentBlock) -> str:
 
 
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
-    """The text for a message that lost all its blocks. Without it the message would vanish, and the reply would
-    answer no question.
+    """A text in place of the blocks, for a message that lost all of them. Without it the message would be missing,
+    and the reply would answer nothing.
     """
     return [TextBlock(f"({block_type(block)} left out: not supported here)") for block in refused]
 
@@ -324,14 +329,16 @@ class WireCall(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
     """Headers of this request only. The key and the content type are added on sending."""
     warnings: tuple[CallWarning, ...] = ()
-    """The request fields and values that were dropped, changed or estimated."""
+    """Warnings about request fields and values that were dropped, changed or estimated."""
     losses: tuple[Loss, ...] = ()
-    """The parts of the history among the warnings."""
+    """The lost parts of the history. The warnings include them."""
     tool_ids: Mapping[str, str] = {}
     """The id of each tool call in the body by Callboard's id, for errors that name an id."""
     method: str = "POST"
     once: bool = False
-    """Whether the provider bills the request each time that it arrives; see `HttpRequest`."""
+    """Whether the provider bills each delivery of the request, so that it must not arrive twice; see
+    `HttpRequest`.
+    """
 
 
 def get(path: str, headers: Mapping[str, str] = {}) -> WireCall:

@@ -1,4 +1,4 @@
-"""Events that wait in memory to be stored, and the memory that they keep alive."""
+"""Events that wait in memory to be stored, and their journal."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Waiting:
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
         """The events after the oldest ones. They still wait."""
-        events = self._events  # A deque is quick at both of its ends; islice would walk over the oldest.
+        events = self._events  # indexing a deque is fast near its ends; islice would walk over the oldest events
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
     def remove(self, oldest: Sequence[Envelope]) -> None:
-        """Remove the events that `first` returned, or the first of them."""
+        """Remove the oldest events, all or some of the result of `first`."""
         for _ in oldest:
             self._events.popleft()
         self.size = self.size - _weigh(oldest) if self._events else 0
@@ -73,16 +73,14 @@ def _weigh(envelopes: Sequence[Envelope]) -> int:
     return size
 
 
-# --- The journal ---
-# It has copies of the events that wait in memory, so that they survive the end of the process. Commits are shared
-# by all events of a tenth of a second, but replies are returned immediately. Events up to a reply are therefore
-# first written to a file of JSON lines next to the database. A write into the system's page cache is cheap; it
-# survives the process, but not the machine. Adopting such a file finds some events stored already, which is
-# harmless.
+# --- The journal --- It has copies of the events that wait in memory, so that they survive the end of the process.
+# Events of a tenth of a second share a commit, but a reply must be returned immediately. So the events up to a
+# reply are first written to a file of JSON lines next to the database. Such a write goes to the system's page
+# cache: it is cheap, and it survives the process but not the machine. When a file is adopted, some of its events
+# may be stored already, which is harmless.
 #
-# Two files are used in turn. While one batch is committed, copies of later events go into the other, so that the
-# first can be emptied when the commit is done. So no committed events stay here, which may be deleted from the
-# store later.
+# Two files are used alternately. While a batch is committed, copies of later events go to the other file, and the
+# first is emptied after the commit. So the journal does not keep events that may later be deleted from the store.
 
 
 _log = Log("tracestore.journal")
@@ -159,7 +157,8 @@ class Journal:
             part.events -= gone
             events -= gone
             if not part.events and part.file.size:
-                with contextlib.suppress(OSError):  # then they are written twice some day, which is harmless
+                # On failure, the events are later stored twice, which is harmless.
+                with contextlib.suppress(OSError):
                     part.file.empty()
 
     def keep(self, events: int) -> None:

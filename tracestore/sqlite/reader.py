@@ -57,7 +57,7 @@ _log = Log("tracestore.late_events")
 _T = TypeVar("_T")
 
 _ATTEMPTS = 3
-"""The number of new copies that are made because another process has stored a file in the meantime."""
+"""The number of attempts to copy, because another process may store a file meanwhile."""
 
 _PAGES_AT_ONCE = 1000
 
@@ -115,7 +115,7 @@ class WholeTrace(Database):
         """The events that are not shown, because they could be neither stored nor merged."""
         self._ready = False
         self._looking = anyio.Lock()
-        self._mark: _Mark | None = None  # of the events that were merged, or could not be
+        self._mark: _Mark | None = None  # the state of the files when events were last merged, or could not be
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
         """Open the file, and add the events next to it."""
@@ -194,12 +194,14 @@ class WholeTrace(Database):
                 await anyio.to_thread.run_sync(_copied, self.path, copy)
                 await _stored(copy, beside=self.path)
                 if before != await anyio.to_thread.run_sync(leftovers, self.path):
-                    continue  # Events that another process has stored are in the trace, but not in the copy.
+                    # Another process has stored some events, so they are in the trace but not in the copy: copy
+                    # again.
+                    continue
                 await self._reopen(copy)
             except (StoreError, OSError):
                 return False
             finally:
-                # The open connection keeps the copy. So nothing is left of it, however this process ends.
+                # The folder is removed while the connection is open, so no copy is left when this process ends.
                 await anyio.to_thread.run_sync(shutil.rmtree, folder, True)
             return True
         return False

@@ -12,26 +12,26 @@ import anyio
 from .kit import Kit, NotShown, run_virtual
 
 LIMIT_SECONDS = 3600.0
-"""Virtual seconds after which a waiting check counts as hanging."""
+"""Virtual seconds after which a check counts as hanging."""
 
 REAL_LIMIT_SECONDS = 60.0
-"""Real seconds after which a check of a kit on real time counts as hanging."""
+"""Real seconds after which a check counts as hanging, if the kit runs in real time."""
 
 Body: TypeAlias = Callable[[Kit], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One sentence of behaviour."""
+    """A check of one required behaviour."""
 
     name: str
     """The name of the check."""
     sentence: str
-    """The sentence."""
+    """The behaviour, as one sentence."""
     section: str
     """The section of the contract."""
     proves: str
-    """The point of the checklist for new providers."""
+    """The point of the new-provider checklist that it proves."""
     body: Body = field(repr=False)
     """The function that checks a kit."""
 
@@ -45,7 +45,7 @@ class Outcome:
     result: Literal["passed", "failed", "skipped"]
     """The result."""
     reason: str = ""
-    """The reason why it was skipped, or the behaviour that was found instead."""
+    """Why it was skipped or failed."""
     error: BaseException | None = field(default=None, repr=False)
     """The exception of a check that failed."""
 
@@ -96,7 +96,7 @@ def run_checks(kit: Kit, backend: str = "virtual-asyncio") -> list[Outcome]:
 
 
 def _only(error: BaseException) -> BaseException:
-    """The exception inside the exception of a task group. A failed assertion takes precedence."""
+    """The exception inside an exception group. Of several, a failed assertion takes precedence."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     inner = [_only(each) for each in error.exceptions]
@@ -139,14 +139,14 @@ CHECKLIST = (
     "Retry configuration tuned",
     "Full integration test suite passing",
 )
-"""Points for a new provider that checks can prove."""
+"""Points of the new-provider checklist that checks can prove."""
 
 BY_HAND = (
     "Behaviour compensations identified and implemented",
     "Provider-specific prompt addendum written",
     "Tool count threshold determined",
 )
-"""Points that need the real provider."""
+"""Points of the checklist that need the real provider."""
 
 WIDTH = 110
 
@@ -177,7 +177,7 @@ def _short(reason: str) -> str:
 
 
 def checklist(outcomes: Iterable[Outcome]) -> str:
-    """The points for a new provider: proved, not proved (with the checks), or to be decided by hand."""
+    """The new-provider checklist: proved, not proved (with the checks), or to be decided by hand."""
     outcomes = list(outcomes)
     lines = []
     for point in CHECKLIST:

@@ -1,4 +1,4 @@
-"""The requests of the checks and their answers, and the invariants of a stream."""
+"""Helpers of the checks: make requests, read replies, and check the invariants of a stream."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, well: b
     require(start.tool_name == content.name, f"started as {start.tool_name!r}, ended as {content.name!r}")
     require(isinstance(end.final_input, dict), f"final_input is not an object: {end.final_input!r}")
     require(end.final_input == content.input, f"ended with {end.final_input}, kept as {content.input}")
-    msgspec.json.encode(end.final_input)  # it can be sent back
+    msgspec.json.encode(end.final_input)  # it must be possible to send it back
     if well:
         agree = end.incomplete == content.incomplete
         require(agree, f"incomplete is {end.incomplete} at its end and {content.incomplete} in the final content")
@@ -204,7 +204,7 @@ PATIENCE_SECONDS = 30.0
 """The virtual time in seconds within which a cancelled call or a closed adapter must end."""
 
 SOON = RetryPolicy(base_delay=0.01, jitter=False)
-"""The retry policy for attempts with unchecked waits."""
+"""A retry policy with short waits, for checks that don't measure the waits."""
 
 
 @contextmanager
@@ -276,7 +276,7 @@ async def failure(at: Stage, *, streamed: bool, request: CanonicalRequest | None
 
 
 def content_in_short(content: Sequence[ContentBlock]) -> list[object]:
-    """The content without ids and opaque data."""
+    """The content without ids and opaque data, for comparisons."""
     short: list[object] = []
     for block in content:
         match block:
@@ -290,18 +290,18 @@ def content_in_short(content: Sequence[ContentBlock]) -> list[object]:
 
 
 def expected_in_short(scene: Says) -> list[object]:
-    """The expected content of a scene without a thought."""
+    """The expected content of a scene, without reasoning."""
     said: list[object] = [scene.text] if scene.text else []
     return said + [(name, given, False) for name, given in CALLS[: scene.calls]]
 
 
 def in_short(response: CanonicalResponse) -> tuple[list[object], str]:
-    """Content and stop reason."""
+    """The content without ids, and the stop reason."""
     return content_in_short(response.content), str(response.stop_reason)
 
 
 def with_one_id(events: Sequence[StreamEvent]) -> list[bytes]:
-    """Events as JSON. Ids of tool calls, which each stream generates, are numbered."""
+    """Events as JSON, for comparisons: the random ids of tool calls are replaced by numbers."""
     numbers: dict[str, str] = {}
     texts: list[bytes] = []
     for event in events:
@@ -341,7 +341,7 @@ def keyed(kit: Kit) -> None:
 
 
 def waiting(kit: Kit) -> None:
-    """Skip the check in real time, because it would take minutes."""
+    """Skip the check if the kit runs in real time, because it would take minutes."""
     if kit.real_time:
         raise NotShown("it waits for minutes and needs virtual time")
 

@@ -1,0 +1,184 @@
+"""Leaving the tree of turns, and joining a tree of another process.
+
+The headers of `trace_context` name the tool's run, and the rest of its turn's limits. `attach_trace_context` makes
+a `Caller` from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextvars import Token
+from decimal import Decimal
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, unquote
+
+from callboard.bus.log import current_trace
+
+from .tree import Caller, TreeNode, TurnLimits, current_tool
+
+_PREFIX = "callboard-"
+
+
+@contextlib.contextmanager
+def detached() -> Iterator[None]:
+    """Start calls in this block outside of the tree, although a tool runs.
+
+    They have no parent, no share in its costs and limits, and they don't end with it. Use it for work that
+    outlives the turn.
+    """
+    token = current_tool.set(None)
+    try:
+        yield
+    finally:
+        current_tool.reset(token)
+
+
+def trace_context() -> dict[str, str]:
+    """The place of this code in the tree of turns, for `attach_trace_context` in another process.
+
+    Returns:
+        The headers ``traceparent`` and ``baggage`` as W3C defines them, if there is anything to carry. A parent's
+        remaining limits are included.
+    """
+    caller = current_tool.get()
+    carried: dict[str, str] = {}
+    if (trace := current_trace() or (None if caller is None else caller.trace_parent)) is not None:
+        carried["traceparent"] = trace
+    if caller is not None and not caller.node.over:
+        members = {**_place(caller), **_left(caller.node)}
+        if caller.carry is not None:
+            members.update(caller.carry(caller))
+        carried["baggage"] = ",".join(
+            f"{_PREFIX}{name}={quote(value, safe='')}" for name, value in members.items()
+        )
+    return carried
+
+
+def _place(caller: Caller) -> dict[str, str]:
+    node = caller.node
+    place = {
+        "turn": node.turn_id,
+        "root": node.root_turn_id,
+        "depth": str(node.depth),
+        "call": caller.call_id or "",
+        "tool": caller.tool_use_id or "",
+    }
+    return {name: value for name, value in place.items() if value}
+
+
+def _left(node: TreeNode) -> dict[str, str]:
+    """The unused part of the turn's limits, which applies to the calls of its tools."""
+    calls = [
+        each.limits.max_calls - each.calls - (node.depth + 1 - each.depth)
+        for each in node.limited
+        if each.limits is not None and each.limits.max_calls is not None
+    ]
+    depth = [
+        each.limits.max_depth - (node.depth + 1 - each.depth)
+        for each in node.limited
+        if each.limits is not None and each.limits.max_depth is not None
+    ]
+    children = [
+        each.limits.max_children
+        for each in node.limited
+        if each.limits is not None and each.limits.max_children is not None
+    ]
+    nano = [left for each in node.accounts if (left := each.state(0).left_nano_usd) is not None]
+    found: dict[str, int | None] = {
+        "max-calls": min(calls, default=None),
+        "max-depth": min(depth, default=None),
+        "max-children": min(children, default=None),
+        "max-nano-usd": min(nano, default=None),
+    }
+    carried = {name: str(max(value, -1)) for name, value in found.items() if value is not None}
+    if node.deadline < math.inf:
+        carried["seconds"] = f"{max(node.deadline - _now(), 0):.3f}"
+    return carried
+
+
+class attach_trace_context:
+    """Make the calls of this process children of the tool that another process runs.
+
+    It takes effect immediately, for this task and all that it starts. As a context manager it ends with the block.
+
+    Args:
+        carried: What `trace_context` returned, as headers or as environment variables: ``os.environ`` with
+            ``TRACEPARENT`` and ``BAGGAGE`` works. Nothing happens without them.
+    """
+
+    def __init__(self, carried: Mapping[str, str]) -> None:
+        headers = {
+            name.lower(): value for name, value in carried.items() if name.lower() in ("traceparent", "baggage")
+        }
+        self._token: Token[Caller | None] | None = None
+        caller = _caller_in(headers)
+        if caller is not None:
+            self._token = current_tool.set(caller)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            current_tool.reset(self._token)
+            self._token = None
+
+
+def _caller_in(headers: Mapping[str, str]) -> Caller | None:
+    members = {}
+    for member in headers.get("baggage", "").split(","):
+        name, _, value = member.partition(";")[0].strip().partition("=")
+        if name.startswith(_PREFIX):
+            members[name.removeprefix(_PREFIX)] = unquote(value)
+    turn_id = members.get("turn")
+    if not turn_id:
+        return None
+    node = TreeNode(turn_id, limits=_limits_in(members))
+    node.root_turn_id, node.depth = members.get("root", turn_id), _number(members.get("depth")) or 0
+    if node.limits is not None and node.limits.timeout_seconds is not None:
+        node.deadline = _now() + node.limits.timeout_seconds
+    return Caller(
+        node,
+        call_id=members.get("call"),
+        tool_use_id=members.get("tool"),
+        trace_parent=headers.get("traceparent"),
+        carried=members,
+    )
+
+
+def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
+    calls, depth, children, nano, seconds = (
+        _number(members.get(name))
+        for name in ("max-calls", "max-depth", "max-children", "max-nano-usd", "seconds")
+    )
+    if calls is depth is children is nano is seconds is None:
+        return None
+    return TurnLimits(
+        # The carried facts are for a child. The node stands for its parent, one level higher.
+        max_calls=None if calls is None else calls + 1,
+        max_depth=None if depth is None else depth + 1,
+        max_children=None if children is None else max(children, 0),
+        max_cost_usd=None if nano is None else Decimal(max(nano, 0)).scaleb(-9),
+        timeout_seconds=None if seconds is None else float(members["seconds"]),
+    )
+
+
+def _now() -> float:
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()  # as event loops count
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else max(int(float(text)), -1)
+    except (ValueError, OverflowError):
+        return None
