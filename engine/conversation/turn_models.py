@@ -240,6 +240,10 @@ class TurnModels:
             # choose.
             if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
+        if not speaks_client and (wire := self._turn.given and self._turn.given.wire) and wire.refers_to:
+            obstacle = CapabilityError(
+                f"{named.model} can't serve the request: {wire.refers_to!r} names data of another provider"
+            )
         return Option(
             named=named,
             capabilities=capabilities,

@@ -109,6 +109,7 @@ class _Reader:
             request=request,
             stream=stream,
             body=body,
+            refers_to="cachedContent" if self.fields.get("cachedContent") else "",
             losses=tuple(self.losses),
             options=self.options,
         )
@@ -120,15 +121,15 @@ class _Reader:
         if isinstance(given, str):
             return given
         parts = given if isinstance(given, list) else camel(given, "system_instruction").get("parts")
-        said: list[str] = []
+        texts: list[str] = []
         for number, part in enumerate(each(parts, "system_instruction.parts")):
             where = f"system_instruction.parts[{number}]"
             text = part if isinstance(part, str) else camel(part, where).get("text")
             if isinstance(text, str):
-                said.append(text)
+                texts.append(text)
             else:
                 self.losses.content(f"{where}", "only text can be an instruction")
-        return "\n\n".join(said) or None
+        return "\n\n".join(texts) or None
 
     # --- Tools ---
 
