@@ -158,7 +158,7 @@ def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
 # --- The provider's limit of a reply ---
 
 LEAST_OUTPUT = 256
-"""In tokens. If less room than this is left for the reply, the error counts as a prompt that is too long."""
+"""Tokens for the reply. If the refusal leaves less, the error counts as a prompt that is too long."""
 
 _NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
 
