@@ -54,8 +54,8 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
 
         near = [] if unknown is None else get_close_matches(unknown, known, n=1)
         hint = f", did you mean `{near[0]}`?" if near else "."
-        said = f"{name}: options of type {type_name}: {error}{hint} Expected {', '.join(known)}"
-        raise ConfigurationError(said) from error
+        message = f"{name}: options of type {type_name}: {error}{hint} Expected {', '.join(known)}"
+        raise ConfigurationError(message) from error
 
 
 def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[JsonObject]:

@@ -59,11 +59,11 @@ def read_messages(given: Json, names: ToolNames, losses: LossReport) -> ReadHist
         raise missing("messages")
     messages = a_list(given, "messages")
     if not messages:
-        said = (
+        message = (
             "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array "
             "instead."
         )
-        raise BadRequest(said, param="messages", code="empty_array")
+        raise BadRequest(message, param="messages", code="empty_array")
     return _Reader(names, losses).read(messages)
 
 

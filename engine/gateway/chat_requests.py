@@ -103,9 +103,9 @@ class _Reader:
         )
 
     def _options(self, tools: ReadTools) -> dict[str, Json]:
-        told = self.body.get("stream_options")
+        stream_options = self.body.get("stream_options")
         options: dict[str, Json] = {}
-        if told is not None and an_object(told, "stream_options").get("include_usage") is True:
+        if stream_options is not None and an_object(stream_options, "stream_options").get("include_usage") is True:
             options[INCLUDE_USAGE] = True
         if self.names.changed:
             options[TOOL_NAMES] = self.names.changed
@@ -185,10 +185,10 @@ class _Reader:
     # --- The reply's form ---
 
     def _schema(self) -> JsonObject | None:
-        given = self.body.get("response_format")
-        if given is None:
+        response_format = self.body.get("response_format")
+        if response_format is None:
             return None
-        match an_object(given, "response_format"):
+        match an_object(response_format, "response_format"):
             case {"type": "text"}:
                 return None
             case {"type": "json_object"} as form if len(form) == 1:

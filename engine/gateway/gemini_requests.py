@@ -114,12 +114,16 @@ class _Reader:
         )
 
     def _system(self) -> str | None:
-        given = self.fields.get("systemInstruction")
-        if given is None:
+        system_instruction = self.fields.get("systemInstruction")
+        if system_instruction is None:
             return None
-        if isinstance(given, str):
-            return given
-        parts = given if isinstance(given, list) else camel(given, "system_instruction").get("parts")
+        if isinstance(system_instruction, str):
+            return system_instruction
+        parts = (
+            system_instruction
+            if isinstance(system_instruction, list)
+            else camel(system_instruction, "system_instruction").get("parts")
+        )
         said: list[str] = []
         for number, part in enumerate(each(parts, "system_instruction.parts")):
             where = f"system_instruction.parts[{number}]"
@@ -157,10 +161,10 @@ class _Reader:
         name = fields.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}.name: Name cannot be empty.", param=f"{where}.name")
-        given = fields.get("parametersJsonSchema")
+        parameters_json_schema = fields.get("parametersJsonSchema")
         schema: JsonObject | None = None
-        if isinstance(given, dict):
-            schema = given
+        if isinstance(parameters_json_schema, dict):
+            schema = parameters_json_schema
         elif fields.get("parameters") is not None:
             schema = json_schema(fields["parameters"], f"{where}.parameters")
         described = ("name", "description", "parameters", "parametersJsonSchema")

@@ -154,8 +154,10 @@ class Bodies:
         elif encoding == "zstd" and zstd() is not None:
             unpack = _unzstd
         else:
-            said = f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip"
-            raise BadRequest(said, code=UNSUPPORTED_MEDIA_TYPE)
+            message = (
+                f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip"
+            )
+            raise BadRequest(message, code=UNSUPPORTED_MEDIA_TYPE)
         body = await self._read(request)
         request.is_read = True
         return body if unpack is None else unpack(body, self._limits)

@@ -131,11 +131,11 @@ def _input(given: Json, kind: type) -> EmbeddingInput:
                 raise BadRequest("Invalid 'input': a token is not a valid integer.", param="input")
             return tokens
         case _:
-            said = (
+            message = (
                 "Invalid type for 'input': expected a string, an array of strings, an array of tokens, or an "
                 f"array of token arrays, but got {kind_of(given)}."
             )
-            raise BadRequest(said, param="input", code="invalid_type")
+            raise BadRequest(message, param="input", code="invalid_type")
 
 
 def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:

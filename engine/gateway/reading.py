@@ -43,8 +43,8 @@ def kind_of(value: Json) -> str:
 
 
 def wrong_type(param: str, expected: str, value: Json) -> BadRequest:
-    said = f"Invalid type for '{param}': expected {expected}, but got {kind_of(value)} instead."
-    return BadRequest(said, param=param, code="invalid_type")
+    message = f"Invalid type for '{param}': expected {expected}, but got {kind_of(value)} instead."
+    return BadRequest(message, param=param, code="invalid_type")
 
 
 def missing(param: str) -> BadRequest:
@@ -53,8 +53,8 @@ def missing(param: str) -> BadRequest:
 
 def wrong_value(param: str, value: object, allowed: Iterable[str]) -> BadRequest:
     listed = ", ".join(f"'{each}'" for each in allowed)
-    said = f"Invalid value: '{str(value)[:100]}'. Supported values are: {listed}."
-    return BadRequest(said, param=param, code="invalid_value")
+    message = f"Invalid value: '{str(value)[:100]}'. Supported values are: {listed}."
+    return BadRequest(message, param=param, code="invalid_value")
 
 
 def an_object(value: Json, param: str) -> JsonObject:
@@ -89,8 +89,8 @@ def an_integer(value: Json, param: str, *, least: int | None = None) -> int | No
     if not isinstance(value, int) or isinstance(value, bool):
         raise wrong_type(param, "an integer", value)
     if least is not None and value < least:
-        said = f"Invalid '{param}': integer below minimum value. Expected a value >= {least}, but got {value}"
-        raise BadRequest(f"{said} instead.", param=param, code="integer_below_min_value")
+        message = f"Invalid '{param}': integer below minimum value. Expected a value >= {least}, but got {value}"
+        raise BadRequest(f"{message} instead.", param=param, code="integer_below_min_value")
     return value
 
 
@@ -171,15 +171,15 @@ def free_form_schema(format: Json) -> JsonObject:
     """The schema of a function in place of a free-form tool. Its only argument is the text, and the description
     has the grammar.
     """
-    told = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
+    description = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
     match format:
         case {"grammar": dict(inner)}:  # the form of Chat Completions
             return free_form_schema(inner)
         case {"syntax": str(syntax), "definition": str(definition)}:
-            told = f"{told} It must match this {syntax} grammar:\n{definition}"
+            description = f"{description} It must match this {syntax} grammar:\n{definition}"
         case _:
             pass
-    properties: JsonObject = {INPUT: {"type": "string", "description": told}}
+    properties: JsonObject = {INPUT: {"type": "string", "description": description}}
     return {"type": "object", "properties": properties, "required": [INPUT], "additionalProperties": False}
 
 
