@@ -164,6 +164,9 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     """The body as the client sent it."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the request, such as ``anthropic-beta``."""
+    refers_to: str = ""
+    """A field that names data at the provider, such as ``conversation``. No other protocol can serve the request.
+    Empty if there is none."""
     on_headers: Callable[[Mapping[str, str], RateLimitInfo | None], object] | None = None
     """Called with the headers of a reply and the limits that they state, when its first content has arrived. An
     attempt that fails calls it with the headers of its reply, which are empty without one. An adapter of any

@@ -53,7 +53,8 @@ from ..budgets.worst_case import Priced, most_output, most_output_of_body, tiers
 from ..middleware.chain import Filtering
 from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
-from .events import CallContext, CallEvents, settings_of
+from .call_context import CallContext, settings_of
+from .events import CallEvents
 from .outcome import CallOutcome, texts_of, without_quotes
 
 CANCEL_GRACE_SECONDS = 5.0

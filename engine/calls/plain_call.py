@@ -35,7 +35,8 @@ from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
 from ..tree import PARENT_ENDED, caller_here, tags_here
-from .events import CallContext, CallEvents, Served
+from .call_context import CallContext
+from .events import CallEvents, Served
 from .fallback import BorrowedAdapters, examined, first_that_works
 from .outcome import CallInfo, without_quotes
 

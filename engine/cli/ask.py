@@ -11,7 +11,7 @@ from callboard.bus.values.base import JsonObject
 from .. import load_registry
 from .answers import Question, answer, name_of
 from .command_line import PAIR
-from .conversation_setup import LastSession, add_mcp_file, last_session
+from .conversation_setup import LastSession, add_tools_and_options, last_session
 from .inputs import Pipe, as_json_options, attached, content_of, joined, options_of, schema_of, takes_pipe
 from .options import add_key, add_models_file, repeated, short, tag
 from .sanitize import note
@@ -60,25 +60,12 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         metavar=("FILE", "TYPE"),
         help="attach a file with an explicit media type, such as image/heic",
     )
-    repeated(
+    add_tools_and_options(
         parser,
-        "-T",
-        "--tool",
-        dest="tools",
-        metavar="TOOL",
-        help="let the model call tools: FILE.py, FILE.py:function, a module, a plugin, or an MCP server as a "
+        tools="let the model call tools: FILE.py, FILE.py:function, a module, a plugin, or an MCP server as a "
         "URL or 'mcp:command'",
-    )
-    add_mcp_file(parser)
-    parser.add_argument("--approve", action="store_true", help="ask before each tool call")
-    repeated(
-        parser,
-        "-o",
-        "--option",
-        dest="options",
-        nargs=2,
-        metavar=PAIR,
-        help="set an option, such as temperature=0.2 or temperature 0.2, or anthropic.top_k 40 for one provider",
+        options="set an option, such as temperature=0.2 or temperature 0.2, or anthropic.top_k 40 for one "
+        "provider",
     )
     parser.add_argument("-t", "--template", metavar="NAME", help="use this template")
     repeated(

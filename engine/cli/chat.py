@@ -26,10 +26,9 @@ from ..routing.model_choice import model_text
 from ..watching.preview import RequestLoss, RequestPreview
 from .chat_input import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
 from .chat_state import ChatEngine, Interrupts, ReplyInProgress, ReplyWriter, Setting
-from .command_line import PAIR
-from .conversation_setup import LastSession, add_mcp_file, last_session, remember
+from .conversation_setup import LastSession, add_tools_and_options, last_session, remember
 from .inputs import attachment, content_of, options_of
-from .options import add_key, add_models_file, command_name, repeated
+from .options import add_key, add_models_file, command_name
 from .sanitize import echo, note
 from .screen import Screen, error_text, make_console, print_error
 from .table import cost_text, plural, seconds, sum_text, usd
@@ -317,24 +316,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continue the last saved conversation",
     )
-    repeated(
+    add_tools_and_options(
         parser,
-        "-T",
-        "--tool",
-        dest="tools",
-        metavar="TOOL",
-        help="let the model call tools, as in `callboard ask`: a FILE.py, a module, or an MCP server",
-    )
-    add_mcp_file(parser)
-    parser.add_argument("--approve", action="store_true", help="ask before each tool call")
-    repeated(
-        parser,
-        "-o",
-        "--option",
-        dest="options",
-        nargs=2,
-        metavar=PAIR,
-        help="set an option for every message, such as temperature=0.2 or temperature 0.2",
+        tools="let the model call tools, as in `callboard ask`: a FILE.py, a module, or an MCP server",
+        options="set an option for every message, such as temperature=0.2 or temperature 0.2",
     )
     add_key(parser)
     add_models_file(parser)

@@ -36,6 +36,8 @@ from .. import (
 from ..models.configured import FROM_ENVIRONMENT
 from ..tools import Approve, ToolLike, as_tools
 from ..tools.collect import plugin_tools
+from .command_line import PAIR
+from .options import repeated
 from .sanitize import note, one_line
 from .table import json_text
 
@@ -121,6 +123,14 @@ _COMMAND = "mcp:"
 
 MCP_FILE = "mcp-file:"
 """The prefix of a file of MCP servers among the tools of a conversation."""
+
+
+def add_tools_and_options(parser: argparse.ArgumentParser, *, tools: str, options: str) -> None:
+    """The tools and options of a conversation: -T, --mcp, --approve and -o, with the help of -T and -o."""
+    repeated(parser, "-T", "--tool", dest="tools", metavar="TOOL", help=tools)
+    add_mcp_file(parser)
+    parser.add_argument("--approve", action="store_true", help="ask before each tool call")
+    repeated(parser, "-o", "--option", dest="options", nargs=2, metavar=PAIR, help=options)
 
 
 def add_mcp_file(parser: argparse.ArgumentParser) -> None:

@@ -58,6 +58,22 @@ def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
     parser.add_argument(*flags, action="append", default=[], **how)
 
 
+def add_address(parser: argparse.ArgumentParser, port: int, *, network: str, hosts: str) -> None:
+    """The address of a server: --port, --bind, --allow-network and --host, with the help of the last two."""
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=port,
+        metavar="N",
+        help=f"listen on this port (default: {port}; 0: any free port)",
+    )
+    parser.add_argument(
+        "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
+    )
+    parser.add_argument("--allow-network", action="store_true", help=network)
+    repeated(parser, "--host", metavar="NAME", help=hosts)
+
+
 def add_action(
     inner: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,

@@ -15,7 +15,7 @@ from callboard.bus import ConfigurationError
 from .. import Engine, Session, load_registry
 from ..tools import ToolLike
 from .conversation_setup import add_mcp_file, given_tools
-from .options import add_models_file, repeated
+from .options import add_address, add_models_file, repeated
 from .sanitize import note
 from .web import listening, refuse_open_binds, serve_until_interrupt
 
@@ -45,22 +45,12 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--name", default="callboard", metavar="NAME", help="set the name of the server (default: callboard)"
     )
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=PORT,
-        metavar="N",
-        help=f"listen on this port (default: {PORT}; 0: any free port)",
+    add_address(
+        parser,
+        PORT,
+        network=f"serve other machines; clients send the token in ${TOKEN_VARIABLE}",
+        hosts="accept requests for this host name (repeatable)",
     )
-    parser.add_argument(
-        "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
-    )
-    parser.add_argument(
-        "--allow-network",
-        action="store_true",
-        help=f"serve other machines; clients send the token in ${TOKEN_VARIABLE}",
-    )
-    repeated(parser, "--host", metavar="NAME", help="accept requests for this host name (repeatable)")
     add_models_file(parser)
     parser.set_defaults(run=run)
 

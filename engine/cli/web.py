@@ -14,7 +14,7 @@ from callboard.bus import ConfigurationError
 
 from .. import Engine, load_registry
 from ..stores import TracePlace, store_to_read
-from .options import add_models_file, add_trace, chosen_trace, named_trace, repeated
+from .options import add_address, add_models_file, add_trace, chosen_trace, named_trace
 from .screen import make_console
 
 if TYPE_CHECKING:
@@ -32,22 +32,12 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     add_trace(parser)
     add_models_file(parser)
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=PORT,
-        metavar="N",
-        help=f"listen on this port (default: {PORT}; 0: any free port)",
+    add_address(
+        parser,
+        PORT,
+        network="allow other machines to connect: --bind may be any address of this machine",
+        hosts="allow this host name in the address (repeatable)",
     )
-    parser.add_argument(
-        "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
-    )
-    parser.add_argument(
-        "--allow-network",
-        action="store_true",
-        help="allow other machines to connect: --bind may be any address of this machine",
-    )
-    repeated(parser, "--host", metavar="NAME", help="allow this host name in the address (repeatable)")
     parser.add_argument("--view-only", action="store_true", help="do not allow cancelling, repricing or undoing")
     parser.set_defaults(run=run, draws=True)
 

@@ -52,7 +52,7 @@ from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
-from ..calls.events import place_below
+from ..calls.call_context import place_below
 from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, model_text
 from ..runtime.in_flight import CLOSED

@@ -1,4 +1,4 @@
-"""The models that a turn may use, and the parts of a turn that its steps share.
+"""The models that a turn may use: which can serve, which have failed, and which one answers.
 
 A turn keeps its configuration and its adapters until its end, even if a reload replaces them. If a conversation is
 too long for the model, the session's context policy shortens it.
@@ -22,15 +22,12 @@ from callboard.adapters import (
 )
 from callboard.adapters.contract import ProviderAdapter, SendsClientRequests
 from callboard.adapters.requests.content import current_turn
-from callboard.bus import (
-    ContextOverflowError,
-    PromptTooLongError,
-)
+from callboard.bus import ContextOverflowError, PromptTooLongError
 from callboard.bus.errors import WarningCode
 
 from ..budgets.ledger import Amount, Refusal
 from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
-from ..calls.events import payer_of
+from ..calls.call_context import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
@@ -243,6 +240,10 @@ class TurnModels:
             # choose.
             if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
+        if not speaks_client and (wire := self._turn.given and self._turn.given.wire) and wire.refers_to:
+            obstacle = CapabilityError(
+                f"{named.model} can't serve the request: {wire.refers_to!r} names data of another provider"
+            )
         return Option(
             named=named,
             capabilities=capabilities,

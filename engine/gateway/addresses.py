@@ -84,7 +84,9 @@ _GEMINI_PURPOSES: Mapping[str, Purpose] = {
     "batchEmbedContents": "embed_gemini",
 }
 
-_RESPONSE = re.compile(r"/v1/responses/(?P<id>[^/]+)(?:/(?P<action>cancel|input_items))?")
+_RESPONSE = re.compile(
+    r"/v1/responses/(?P<id>(?!(?:compact|input_tokens)$)[^/]+)(?:/(?P<action>cancel|input_items))?"
+)
 _RESPONSE_PURPOSES: Mapping[tuple[str, str | None], Purpose] = {
     ("GET", None): "show_response",
     ("DELETE", None): "delete_response",
@@ -101,12 +103,12 @@ def find(request: Incoming) -> Address:
     found = find_path(request, path, request.method)
     if found is not None:
         return found
-    place = f"{request.method} {request.path[:200]}"
+    asked = f"{request.method} {request.path[:200]}"
     names_action = request.method == "POST" and _GEMINI.fullmatch(path)  # which is no model's name
     if not names_action and (allowed := methods_of(request, path)):
-        said = f"{place} is not allowed. Use {' or '.join(allowed)}"
-        raise BadRequest(said, kind="wrong_method", allow=allowed)
-    raise BadRequest(f"{place} is not an address of this gateway{hint_at(request)}", kind="missing")
+        message = f"{asked} is not allowed. Use {' or '.join(allowed)}"
+        raise BadRequest(message, kind="wrong_method", allow=allowed)
+    raise BadRequest(f"{asked} is not an address of this gateway{hint_at(request)}", kind="missing")
 
 
 def methods_of(request: Incoming, path: str) -> tuple[str, ...]:
@@ -144,7 +146,8 @@ def find_path(request: Incoming, path: str, method: str) -> Address | None:
 def hint_at(request: Incoming) -> str:
     """What a client with a wrong base URL may have meant; empty if nothing is like it."""
     path = request.path.rstrip("/")
-    for meant in (f"/v1{path}", path.removeprefix("/v1"), f"/v1beta{path}"):
+    once = re.sub("//+", "/", path)
+    for meant in (once, f"/v1{once}", once.removeprefix("/v1"), f"/v1beta{once}"):
         if meant != path and find_path(request, meant, request.method) is not None:
             return f". Did you mean {meant}? Check the base URL"
     return ""

@@ -287,8 +287,9 @@ class Gateway:
             stream=call.address.action == "streamGenerateContent",
         )
         if call.address.action == "streamGenerateContent":  # an array, unless the client asks for events
-            alt = call.request.query.get("alt", "json")
-            asked = msgspec.structs.replace(asked, options={**asked.options, "alt": alt})
+            query = call.request.query
+            alt = query.get("$alt") or query.get("alt") or "json"
+            asked = msgspec.structs.replace(asked, options={**asked.options, "alt": alt.lower()})
         async with self._exchange(call, asked) as exchange:
             call.request.summary = exchange.summary
             await exchange.answer()

@@ -62,7 +62,7 @@ _SAME = frozenset({"stop", "tool_calls", "function_call", "length", "content_fil
 
 def end_of(response: CanonicalResponse, names: ClientNames) -> JsonObject:
     """The finish reason, the provider's own value, and vLLM's field for the stop sequence."""
-    reason, said, raw = response.stop_reason, response.provider_details, response.raw_stop_reason
+    reason, details, raw = response.stop_reason, response.provider_details, response.raw_stop_reason
     word = FINISH_REASONS[reason]
     if reason is StopReason.TOOL_USE and names.legacy:
         word = "function_call"
@@ -72,8 +72,8 @@ def end_of(response: CanonicalResponse, names: ClientNames) -> JsonObject:
     if raw and raw not in _SAME:
         found["native_finish_reason"] = raw
     for name in ("stop_sequence", "matched_stop", "stop_reason"):
-        if reason is StopReason.STOP_SEQUENCE and isinstance(said.get(name), str):
-            found["stop_reason"] = said[name]
+        if reason is StopReason.STOP_SEQUENCE and isinstance(details.get(name), str):
+            found["stop_reason"] = details[name]
             break
     return found
 
@@ -154,15 +154,15 @@ def _grounded(metadata: Json, text: str) -> Iterator[Json]:
     encoded = text.encode("utf-8", "replace")
     for support in as_list(known.get("groundingSupports")):
         match support:
-            case {"segment": {"text": str(said)} as segment, "groundingChunkIndices": list(places)}:
+            case {"segment": {"text": str(quoted)} as segment, "groundingChunkIndices": list(places)}:
                 first = segment.get("startIndex", 0) if isinstance(segment, dict) else 0
                 start = len(encoded[: first if isinstance(first, int) else 0].decode("utf-8", "ignore"))
-                if not text.startswith(said, start):  # the index counts bytes from the start of the text's part
-                    start = max(text.find(said), 0)
+                if not text.startswith(quoted, start):  # the index counts bytes from the start of the text's part
+                    start = max(text.find(quoted), 0)
                 for place in places:
                     page = pages[place] if isinstance(place, int) and 0 <= place < len(pages) else None
                     if isinstance(page, dict) and isinstance(page.get("uri"), str):
-                        yield _citation(page["uri"], page.get("title"), start, start + len(said))
+                        yield _citation(page["uri"], page.get("title"), start, start + len(quoted))
             case _:
                 pass
 
@@ -185,8 +185,8 @@ def _annotation(entry: Json, start: int, end: int) -> list[Json]:
 
 
 def _citation(url: Json, title: Json, start: Json, end: Json) -> JsonObject:
-    said: JsonObject = {"url": url, "title": title or "", "start_index": start, "end_index": end}
-    return {"type": "url_citation", "url_citation": said}
+    fields: JsonObject = {"url": url, "title": title or "", "start_index": start, "end_index": end}
+    return {"type": "url_citation", "url_citation": fields}
 
 
 def media_of(content: Iterable[ContentBlock]) -> JsonObject:

@@ -59,11 +59,11 @@ def read_messages(given: Json, names: ToolNames, losses: LossReport) -> ReadHist
         raise missing("messages")
     messages = a_list(given, "messages")
     if not messages:
-        message = (
+        explanation = (
             "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array "
             "instead."
         )
-        raise BadRequest(message, param="messages", code="empty_array")
+        raise BadRequest(explanation, param="messages", code="empty_array")
     return _Reader(names, losses).read(messages)
 
 
@@ -106,7 +106,7 @@ class _Reader:
     def _message(self, role: Json, message: JsonObject, where: str) -> Message:
         match role:
             case "user":
-                return Message(Role.USER, self._said(message, where), name=self._author(message, where))
+                return Message(Role.USER, self._content_of(message, where), name=self._author(message, where))
             case "assistant":
                 return Message(Role.ASSISTANT, self._reply(message, where), name=self._author(message, where))
             case "system" | "developer":
@@ -114,9 +114,9 @@ class _Reader:
                     self.losses.changed(
                         f"{where} becomes a part of the system prompt, if the protocol has no {role} messages"
                     )
-                said = self._said(message, where)
-                texts = tuple(block for block in said if isinstance(block, TextBlock))
-                for block in said:
+                content = self._content_of(message, where)
+                texts = tuple(block for block in content if isinstance(block, TextBlock))
+                for block in content:
                     if not isinstance(block, TextBlock):
                         self.losses.content(f"a part of {where}", "a system prompt is text")
                 kind = Role.SYSTEM if role == "system" else Role.DEVELOPER
@@ -133,7 +133,7 @@ class _Reader:
 
     # --- Content ---
 
-    def _said(self, message: JsonObject, where: str) -> tuple[ContentBlock, ...]:
+    def _content_of(self, message: JsonObject, where: str) -> tuple[ContentBlock, ...]:
         """The content of a system, developer or user message."""
         content = message.get("content")
         if content is None:
@@ -227,14 +227,14 @@ class _Reader:
     def _reply(self, message: JsonObject, where: str) -> tuple[ContentBlock, ...]:
         self._note_others(message, _REPLY_FIELDS, where)
         blocks: list[ContentBlock] = [*read_reasoning(message)]
-        content, said = message.get("content"), message.get("refusal")
+        content, text = message.get("content"), message.get("refusal")
         if isinstance(content, str):
             if content:
                 blocks.append(TextBlock(content, _own({MARK: message.get(MARK)})))
         elif content is not None:
             blocks += _with_mark(self._reply_parts(content, f"{where}.content"), message)
-        if isinstance(said, str) and said:
-            blocks.append(TextBlock(said))
+        if isinstance(text, str) and text:
+            blocks.append(TextBlock(text))
         blocks += self._reply_parts(as_list(message.get("images")), f"{where}.images")
         if message.get("audio") is not None:
             self.losses.content(f"{where}.audio")

@@ -32,7 +32,7 @@ def flat_text(value: Json) -> str:
 def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
     """The reasoning of a reply in the history. If it has several forms, the most exact one is read."""
     text = message.get("reasoning_content") or message.get("reasoning")
-    said = text if isinstance(text, str) else ""
+    plain_text = text if isinstance(text, str) else ""
     extra = message.get("extra_content")
     if isinstance(extra, dict):
         yield ThinkingBlock("", provider_raw=ProviderRaw(PROTOCOL, {"extra_content": extra}))
@@ -41,10 +41,10 @@ def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThin
     if blocks:
         yield from _thinking_blocks(blocks)
     elif details:
-        yield from _details(details, said)
-    elif said:
+        yield from _details(details, plain_text)
+    elif plain_text:
         field: JsonObject = {} if message.get("reasoning_content") else {"reasoning_field": "reasoning"}
-        yield ThinkingBlock(said, provider_raw=ProviderRaw(PROTOCOL, field))
+        yield ThinkingBlock(plain_text, provider_raw=ProviderRaw(PROTOCOL, field))
 
 
 def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
@@ -61,7 +61,7 @@ def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThi
                 pass
 
 
-def _details(details: list[JsonObject], said: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
+def _details(details: list[JsonObject], plain_text: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
     """OpenRouter's form. Each part of Anthropic's reasoning becomes a block. Other parts become one block."""
     others: list[Json] = []
     signed = [detail for detail in details if detail.get("signature")]
@@ -70,7 +70,7 @@ def _details(details: list[JsonObject], said: str) -> Iterator[ThinkingBlock | R
         if detail.get("format") != ANTHROPIC_FORMAT or not (signature or data):
             others.append(detail)
         elif isinstance(signature, str):
-            text = _detail_text(detail) or (said if len(signed) == 1 else "")
+            text = _detail_text(detail) or (plain_text if len(signed) == 1 else "")
             yield ThinkingBlock(text, signature, _raw({**detail, "text": text}))
         else:
             yield RedactedThinkingBlock(str(data), _raw(detail))
@@ -117,17 +117,17 @@ def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> li
         if not isinstance(block, ThinkingBlock | RedactedThinkingBlock):
             continue
         raw = block.provider_raw
-        said: JsonObject = {"format": ANTHROPIC_FORMAT, "index": len(details)}
+        common: JsonObject = {"format": ANTHROPIC_FORMAT, "index": len(details)}
         if raw is not None and "reasoning_details" in raw.data:
             given = as_list(raw.data["reasoning_details"])
             details += given if with_text else _without_text(given)
         elif raw is not None and raw.provider != ANTHROPIC:
             continue  # no other provider's signatures have a form here
         elif isinstance(block, RedactedThinkingBlock):
-            details.append({"type": "reasoning.encrypted", "data": block.data, **said})
+            details.append({"type": "reasoning.encrypted", "data": block.data, **common})
         elif block.signature:
             text: JsonObject = {"text": block.text} if with_text else {}
-            details.append({"type": "reasoning.text", **text, "signature": block.signature, **said})
+            details.append({"type": "reasoning.text", **text, "signature": block.signature, **common})
     return details
 
 

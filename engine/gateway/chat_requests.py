@@ -62,11 +62,11 @@ class _Reader:
         if name is None or name == "":
             raise BadRequest("you must provide a model parameter", param="model")
         name = a_text(name, "model")
-        told = read_tools(body, self.names, self.losses)
-        self.own |= told.own
+        tool_set = read_tools(body, self.names, self.losses)
+        self.own |= tool_set.own
         history = read_messages(body.get("messages"), self.names, self.losses)
         limit, effort, schema = self._limit(), self._effort(), self._schema()
-        self._others(has_tools=bool(told.tools))
+        self._others(has_tools=bool(tool_set.tools))
         options = {PROTOCOL: self.own} if self.own else {}
         request = CanonicalRequest(
             request_id="",
@@ -74,9 +74,9 @@ class _Reader:
             messages=history.messages,
             system_prompt=history.system_prompt,
             has_beginning=history.has_beginning or body.get("continue_final_message") is True,
-            tools=told.tools,
-            tool_choice=told.choice,
-            parallel_tool_calls=False if told.legacy else self._flag("parallel_tool_calls"),
+            tools=tool_set.tools,
+            tool_choice=tool_set.choice,
+            parallel_tool_calls=False if tool_set.legacy else self._flag("parallel_tool_calls"),
             max_output_tokens=limit or DEFAULT_OUTPUT_TOKENS,
             default_output_limit=limit is None,
             stop_sequences=self._stop(),
@@ -99,7 +99,7 @@ class _Reader:
             headers={each: self.headers[each] for each in _HEADERS if each in self.headers},
             losses=tuple(self.losses),
             session_hint=self._session(),
-            options=self._options(told),
+            options=self._options(tool_set),
         )
 
     def _options(self, tools: ReadTools) -> dict[str, Json]:
@@ -153,11 +153,13 @@ class _Reader:
         if effort is not None and effort not in EFFORTS:  # for example Groq's "default", or a future value
             self._keep("reasoning_effort", f"reasoning_effort {effort!r}")
             effort = None
-        told, thinking = self.body.get("reasoning"), self.body.get("thinking")
-        if told is not None:
-            told = an_object(told, "reasoning")
-            read = _effort_of(told)
-            self._keep("reasoning", "reasoning" if read is None and told else self._beyond(told, "effort"))
+        reasoning, thinking = self.body.get("reasoning"), self.body.get("thinking")
+        if reasoning is not None:
+            reasoning = an_object(reasoning, "reasoning")
+            read = _effort_of(reasoning)
+            self._keep(
+                "reasoning", "reasoning" if read is None and reasoning else self._beyond(reasoning, "effort")
+            )
             effort = effort or read
         if thinking is not None:
             thinking = an_object(thinking, "thinking")
@@ -172,8 +174,8 @@ class _Reader:
         return f"{', '.join(beyond)} of the reasoning's settings" if beyond else None
 
     def _session(self) -> str | None:
-        told = self.body.get("metadata")
-        metadata = told if isinstance(told, dict) else {}
+        given = self.body.get("metadata")
+        metadata = given if isinstance(given, dict) else {}
         found = (
             *(self.headers.get(name) for name in _SESSION_HEADERS),
             *(self.body.get(name) for name in _SESSION_FIELDS),
@@ -193,8 +195,8 @@ class _Reader:
                 return None
             case {"type": "json_object"} as form if len(form) == 1:
                 return {"type": "object"}
-            case {"type": "json_schema", "json_schema": dict(told)}:
-                return _named_schema(told)
+            case {"type": "json_schema", "json_schema": dict(json_schema)}:
+                return _named_schema(json_schema)
             case {"type": "json_schema"}:
                 raise missing("response_format.json_schema")
             case {"type": str()}:
@@ -216,7 +218,7 @@ class _Reader:
             if name in _CANONICAL or value is None:
                 continue
             if name == "n":
-                if value != 1:
+                if an_integer(value, "n", least=1) != 1:
                     self.losses.parameter("n", "another protocol returns one choice")
                 continue
             harmless = name in _HARMLESS or (name in _DEFAULTS and value in _DEFAULTS[name])
@@ -275,21 +277,21 @@ def _in_other_words(name: str, value: Json) -> dict[str, JsonObject]:
         case "modalities", list(kinds) if "image" in kinds:  # OpenRouter's way to request images
             words: list[Json] = [str(kind).upper() for kind in kinds]
             return {"gemini": {"generationConfig": {"responseModalities": words}}}
-        case "web_search_options", dict(told):
-            return _search(told)
+        case "web_search_options", dict(options):
+            return _search(options)
         case _:
             return {"openai": {name: value}} if name in _OF_OPENAI else {}
 
 
-def _search(told: JsonObject) -> dict[str, JsonObject]:
+def _search(options: JsonObject) -> dict[str, JsonObject]:
     """The search tool of each protocol."""
     given: JsonObject = {}
-    match told.get("user_location"):
+    match options.get("user_location"):
         case {"approximate": dict(place)}:
             given["user_location"] = {"type": "approximate", **place}
         case _:
             pass
-    size: JsonObject = {name: told[name] for name in ("search_context_size",) if told.get(name) is not None}
+    size: JsonObject = {name: options[name] for name in ("search_context_size",) if options.get(name) is not None}
     return {
         "openai": {"tools": [{"type": "web_search", **given, **size}]},
         "anthropic": {"tools": [{"type": "web_search_20250305", "name": "web_search", **given}]},
@@ -297,14 +299,14 @@ def _search(told: JsonObject) -> dict[str, JsonObject]:
     }
 
 
-def _named_schema(told: JsonObject) -> JsonObject:
+def _named_schema(json_schema: JsonObject) -> JsonObject:
     """The schema of the reply, with the format's name as title, and its description."""
-    given = told.get("schema")
+    given = json_schema.get("schema")
     schema: JsonObject = {"type": "object"}
     if given is not None:
         schema = an_object(given, "response_format.json_schema.schema")
     for name, field in (("name", "title"), ("description", "description")):
-        value = told.get(name)
+        value = json_schema.get(name)
         if isinstance(value, str) and value and value != "response" and field not in schema:
             schema = {**schema, field: value}
     return schema

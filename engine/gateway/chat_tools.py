@@ -99,20 +99,20 @@ class _Reader:
 
     def _function(self, tool: JsonObject, function: JsonObject, where: str) -> ToolDefinition:
         name = self.names.canonical(a_text(function.get("name"), f"{where}.function.name"))
-        beside = _others(tool, ("type", "function"))
+        outside = _others(tool, ("type", "function"))
         inside = _others(function, ("name", "description", "parameters", "strict"))
         options: JsonObject = {}
-        if beside or inside:
-            own: JsonObject = {**beside, **({"function": inside} if inside else {})}
+        if outside or inside:
+            own: JsonObject = {**outside, **({"function": inside} if inside else {})}
             options[PROTOCOL] = own
-        for each in (*beside, *inside):
+        for each in (*outside, *inside):
             if each in MARKS:
                 self.losses.mark(each)
             else:
                 self.losses.parameter(f"{where}.{each}")
         return ToolDefinition(
             name,
-            _said(function.get("description")),
+            _text(function.get("description")),
             self._schema(function.get("parameters"), f"{where}.function.parameters"),
             strict=function.get("strict") is True,
             provider_options=options,
@@ -142,7 +142,7 @@ class _Reader:
                 pass
         return ToolDefinition(
             name,
-            _said(tool.get("description")),
+            _text(tool.get("description")),
             free_form_schema(tool.get("format")),
             provider_options={PROTOCOL: fields, "openai": dict(fields)},
         )
@@ -204,7 +204,7 @@ class _Reader:
         return tuple(tool for tool in tools if tool.name in names)
 
 
-def _said(value: Json) -> str:
+def _text(value: Json) -> str:
     return value if isinstance(value, str) else ""
 
 

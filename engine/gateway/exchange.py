@@ -158,28 +158,29 @@ class Exchange:
             protocol=self.wire.protocol,
             body=self.body,
             headers=self.asked.headers,
+            refers_to=self.asked.refers_to,
             on_event=self.passed.take_in,
             on_headers=self._take_headers,
         )
         request = msgspec.structs.replace(self._canonical, wire=sent)
         return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
 
-    def _take_headers(self, headers: Mapping[str, str], told: RateLimitInfo | None) -> None:
+    def _take_headers(self, headers: Mapping[str, str], limits: RateLimitInfo | None) -> None:
         self._provider_headers = headers
-        self._provider_rates = None if told is None else provider_rates(told, self._runtime.clock.now_us())
+        self._provider_rates = None if limits is None else provider_rates(limits, self._runtime.clock.now_us())
 
     def _rates(self) -> Headers:
         """The headers with rate limits: the client's limits, or else the provider's, unchanged if the reply is
         passed through.
         """
         if self.passed.seen or self._speaks_client:
-            told = passed_rates(self._provider_headers)
+            headers = passed_rates(self._provider_headers)
         elif self._provider_rates is not None:
-            told = rate_headers(self.wire.name, self._provider_rates)
+            headers = rate_headers(self.wire.name, self._provider_rates)
         else:
             return []
         own = {name for name, _ in self.more_headers}
-        return [each for each in told if each[0] not in own]
+        return [each for each in headers if each[0] not in own]
 
     def _is_array(self) -> bool:
         return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
@@ -341,8 +342,8 @@ class Exchange:
                 if start is None:
                     continue  # the end of a turn that failed before its reply
                 if not out.started:
-                    told = warnings_header(self._warnings(start.warnings))
-                    out.headers = [*out.headers, *told, *self._rates()]
+                    warnings = warnings_header(self._warnings(start.warnings))
+                    out.headers = [*out.headers, *warnings, *self._rates()]
             if data := writer.write(batch):
                 await out.write(data)
         response = self.turn.steps[-1].response
@@ -383,24 +384,24 @@ class Exchange:
         route = self.turn.route
         return route is not None and route.option.speaks_client
 
-    def own_words(self, said: T) -> T:
+    def own_words(self, reply: T) -> T:
         """A response or an event, with the protocol's name on its opaque data if the provider uses the client's
         protocol.
         """
         route, known_as = self.turn.route, self.wire.protocol
         if route is None or not route.option.speaks_client:
-            return said
+            return reply
         name = route.option.named.entry.adapter
-        match said:
+        match reply:
             case CanonicalResponse(content=content):
                 own = content_of_provider(content, name, known_as)
-                return msgspec.structs.replace(said, provider=known_as, content=own)
+                return msgspec.structs.replace(reply, provider=known_as, content=own)
             case MessageComplete(final_content=content):
-                return msgspec.structs.replace(said, final_content=content_of_provider(content, name, known_as))
+                return msgspec.structs.replace(reply, final_content=content_of_provider(content, name, known_as))
             case MessageStart():
-                return msgspec.structs.replace(said, provider=known_as)
+                return msgspec.structs.replace(reply, provider=known_as)
             case _:
-                return said
+                return reply
 
     def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
         """The warnings of a reply, with the losses if the provider uses another protocol."""

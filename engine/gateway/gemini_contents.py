@@ -173,13 +173,13 @@ class _Reader:
     def _user(self, parts: Sequence[tuple[JsonObject, str]]) -> None:
         self._end_reply()
         results = [self._result(part, where) for part, where in parts if "functionResponse" in part]
-        said = [self._said(part, where) for part, where in parts if "functionResponse" not in part]
+        blocks = [self._block(part, where) for part, where in parts if "functionResponse" not in part]
         if results:
             self._messages.append(Message(Role.TOOL, tuple(results)))
-        if said:
-            self._messages.append(Message(Role.USER, tuple(said)))
+        if blocks:
+            self._messages.append(Message(Role.USER, tuple(blocks)))
 
-    def _said(self, part: JsonObject, where: str) -> ContentBlock:
+    def _block(self, part: JsonObject, where: str) -> ContentBlock:
         signed = real_signature(part.get("thoughtSignature")) is not None
         block: ContentBlock
         match part:
@@ -217,7 +217,7 @@ class _Reader:
         return ToolResultBlock(answered, content, is_error, raw)
 
     def _in_result(self, part: JsonObject, where: str) -> ResultPart:
-        block = self._said(part, where)
+        block = self._block(part, where)
         if isinstance(block, TextBlock | ImageBlock | DocumentBlock | OpaqueBlock):
             return block
         return OpaqueBlock(_kind_of(part, where), ProviderRaw(GEMINI, part))
@@ -233,8 +233,8 @@ class _Reader:
             call = part.get("functionCall")
             if call is not None:
                 reply.add(self._call(part, camel(call, f"{where}.function_call"), where))
-            elif isinstance(said := part.get("text"), str):
-                reply.text(part, said)
+            elif isinstance(text := part.get("text"), str):
+                reply.text(part, text)
             else:
                 reply.other(part, _kind_of(part, where))
 
@@ -295,8 +295,8 @@ def _read_response(response: Json) -> tuple[str, bool]:
             return "", False
         case {"error": error, **rest} if not rest and error is not None:
             return as_text(error), True
-        case {"output": said, **rest} | {"result": said, **rest} if not rest:
-            return as_text(said), False
+        case {"output": output, **rest} | {"result": output, **rest} if not rest:
+            return as_text(output), False
         case _:
             return as_text(response), False
 
@@ -386,9 +386,9 @@ class _Reply:
         self._grow(text)
         if not ends:
             return
-        said, (self._pieces, self._kind) = "".join(self._pieces), ([], "")
+        thought, (self._pieces, self._kind) = "".join(self._pieces), ([], "")
         raw: JsonObject = {**about, "start": start} if signature and start else about
-        self._blocks.append(ThinkingBlock(said, signature, ProviderRaw(GEMINI, raw) if signature else None))
+        self._blocks.append(ThinkingBlock(thought, signature, ProviderRaw(GEMINI, raw) if signature else None))
 
     def other(self, part: JsonObject, kind: str) -> None:
         blob = part.get("inlineData")
@@ -422,12 +422,12 @@ class _Reply:
 
     def _end(self) -> None:
         kind, self._kind = self._kind, ""
-        said = "".join(self._pieces)
+        text = "".join(self._pieces)
         if kind == "text":
             raw: JsonObject = {**self._about, **({"signatures": self._signed} if self._signed else {})}
-            self._blocks.append(TextBlock(said, ProviderRaw(GEMINI, raw) if raw else None))
+            self._blocks.append(TextBlock(text, ProviderRaw(GEMINI, raw) if raw else None))
         elif kind == "thinking":
-            self._blocks.append(ThinkingBlock(said, None, ProviderRaw(GEMINI, self._about)))
+            self._blocks.append(ThinkingBlock(text, None, ProviderRaw(GEMINI, self._about)))
         self._pieces = []
 
 

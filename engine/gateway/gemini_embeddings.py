@@ -88,13 +88,13 @@ def _text(value: Json, where: str, losses: LossReport) -> _Text:
     fields = camel(value, where)
     content = fields.get("content")
     parts = content if isinstance(content, list) else camel(content or {}, f"{where}.content").get("parts")
-    said: list[str] = []
+    texts: list[str] = []
     for number, part in enumerate(each(parts, f"{where}.content.parts")):
         text = part if isinstance(part, str) else camel(part, f"{where}.content.parts[{number}]").get("text")
         if not isinstance(text, str):
             raise BadRequest("only text can be embedded here", param=f"{where}.content.parts[{number}]")
-        said.append(text)
-    if not said:
+        texts.append(text)
+    if not texts:
         raise BadRequest("content is required", param=f"{where}.content")
     task = fields.get("taskType")
     known = _TASKS.get(task) if isinstance(task, str) else None
@@ -106,7 +106,7 @@ def _text(value: Json, where: str, losses: LossReport) -> _Text:
         own["taskType"] = task
     for name in own:
         losses.parameter(name)
-    return _Text("\n".join(said), known, dimensions, own)
+    return _Text("\n".join(texts), known, dimensions, own)
 
 
 _KNOWN = frozenset({"model", "content", "taskType", "outputDimensionality"})

@@ -95,9 +95,9 @@ def _end(response: CanonicalResponse) -> JsonObject:
         names = ", ".join(block.name for block in broken)
         return {"finishReason": _MALFORMED, "finishMessage": f"Malformed function call: {names}"}
     end: JsonObject = {"finishReason": reason}
-    said = next((one.message for one in response.warnings if one.code in _EXPLAINED), None)
-    if said is not None:
-        end["finishMessage"] = said.removeprefix(f"{raw}: ")
+    message = next((one.message for one in response.warnings if one.code in _EXPLAINED), None)
+    if message is not None:
+        end["finishMessage"] = message.removeprefix(f"{raw}: ")
     elif own is None and raw and reason in ("SAFETY", "OTHER"):
         end["finishMessage"] = f"The provider stopped with {raw!r}."
     return end
@@ -147,11 +147,11 @@ class _Reply:
             if place < since:
                 continue
             if self.unwrapping is not None and isinstance(block, TextBlock):
-                parts += self.said(self.unwrapping.feed(block.text))
+                parts += self.text_parts(self.unwrapping.feed(block.text))
             else:
                 parts += self.parts.parts(block)
         if self.unwrapping is not None:
-            parts += self.said(self.unwrapping.end())
+            parts += self.text_parts(self.unwrapping.end())
         candidate: JsonObject = {
             "content": {"parts": parts, "role": "model"} if parts else empty,
             **_end(response),
@@ -162,7 +162,7 @@ class _Reply:
         return {"candidates": [candidate], **usage, **about, **self.identity}
 
     @staticmethod
-    def said(text: str) -> list[JsonObject]:
+    def text_parts(text: str) -> list[JsonObject]:
         return [{"text": text}] if text else []
 
 
@@ -259,8 +259,8 @@ class GeminiWriter:
         return [{"text": "", "thoughtSignature": signed[-1][2]}, *parts] if signed else parts
 
     def _chunks(self, parts: Iterator[JsonObject]) -> bytes:
-        said = b",".join(map(encode_json, parts))
-        return self._frame(self._before + said + self._after) if said else b""
+        chunk = b",".join(map(encode_json, parts))
+        return self._frame(self._before + chunk + self._after) if chunk else b""
 
     def _frame(self, chunk: bytes) -> bytes:
         if self._in_events:

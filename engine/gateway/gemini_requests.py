@@ -109,30 +109,27 @@ class _Reader:
             request=request,
             stream=stream,
             body=body,
+            refers_to="cachedContent" if self.fields.get("cachedContent") else "",
             losses=tuple(self.losses),
             options=self.options,
         )
 
     def _system(self) -> str | None:
-        system_instruction = self.fields.get("systemInstruction")
-        if system_instruction is None:
+        given = self.fields.get("systemInstruction")
+        if given is None:
             return None
-        if isinstance(system_instruction, str):
-            return system_instruction
-        parts = (
-            system_instruction
-            if isinstance(system_instruction, list)
-            else camel(system_instruction, "system_instruction").get("parts")
-        )
-        said: list[str] = []
+        if isinstance(given, str):
+            return given
+        parts = given if isinstance(given, list) else camel(given, "system_instruction").get("parts")
+        texts: list[str] = []
         for number, part in enumerate(each(parts, "system_instruction.parts")):
             where = f"system_instruction.parts[{number}]"
             text = part if isinstance(part, str) else camel(part, where).get("text")
             if isinstance(text, str):
-                said.append(text)
+                texts.append(text)
             else:
                 self.losses.content(f"{where}", "only text can be an instruction")
-        return "\n\n".join(said) or None
+        return "\n\n".join(texts) or None
 
     # --- Tools ---
 
@@ -161,10 +158,10 @@ class _Reader:
         name = fields.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}.name: Name cannot be empty.", param=f"{where}.name")
-        parameters_json_schema = fields.get("parametersJsonSchema")
+        given = fields.get("parametersJsonSchema")
         schema: JsonObject | None = None
-        if isinstance(parameters_json_schema, dict):
-            schema = parameters_json_schema
+        if isinstance(given, dict):
+            schema = given
         elif fields.get("parameters") is not None:
             schema = json_schema(fields["parameters"], f"{where}.parameters")
         described = ("name", "description", "parameters", "parametersJsonSchema")

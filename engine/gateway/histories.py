@@ -69,7 +69,7 @@ def digest(*parts: object) -> bytes:
     return hashlib.sha256(encode_json(parts)).digest()
 
 
-def _said(message: Message) -> list[object]:
+def _hashed_content(message: Message) -> list[object]:
     """The part of a user's or a tool's message that enters the chain."""
     found: list[object] = []
     for block in message.content:
@@ -129,7 +129,7 @@ def chains(client: str, messages: Sequence[Message], replies: Sequence[Run]) -> 
 def _link(chain: bytes, message: Message) -> bytes:
     if message.role in (Role.SYSTEM, Role.DEVELOPER):  # clients change these from request to request
         return chain
-    return hashlib.sha256(chain + encode_json((message.role, _said(message)))).digest()
+    return hashlib.sha256(chain + encode_json((message.role, _hashed_content(message)))).digest()
 
 
 def after_reply(chain: bytes, reply: bytes) -> bytes:

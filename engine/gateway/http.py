@@ -117,12 +117,6 @@ class Incoming:
         text: bytes = self._scope.get("query_string", b"")
         return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)) if text else {}
 
-    @property
-    def peer(self) -> str | None:
-        """The client's address; None if it is unknown."""
-        client = self._scope.get("client")
-        return client[0] if client else None
-
     def check_headers(self, limits: GatewayLimits) -> str | None:
         """The reason if the headers are too large or too many, else None."""
         headers = self._scope["headers"]
@@ -188,8 +182,8 @@ class Bodies:
                     if held > limits.body_bytes:
                         raise BadRequest(_too_large(limits), kind="too_large")
                     if self._reading > limits.bodies_bytes:
-                        said = "too many large requests arrive. Retry later"
-                        raise BadRequest(said, kind="unavailable", retry_after=1.0)
+                        text = "too many large requests arrive. Retry later"
+                        raise BadRequest(text, kind="unavailable", retry_after=1.0)
                     if not message.get("more_body"):
                         return b"".join(parts)
                     message = await request.receive()
@@ -453,20 +447,20 @@ def rate_headers(wire: str, rates: RateHeaders) -> Headers:
     return found
 
 
-def provider_rates(told: RateLimitInfo, now_us: int) -> RateHeaders:
+def provider_rates(limits: RateLimitInfo, now_us: int) -> RateHeaders:
     """The limits in a provider's reply."""
 
     def seconds(reset: str | None) -> float | None:
         return None if reset is None else seconds_until(reset, now_us)
 
     return RateHeaders(
-        limit_requests=told.requests_limit,
-        remaining_requests=told.requests_remaining,
-        reset_requests=seconds(told.requests_reset),
-        limit_tokens=told.tokens_limit,
-        remaining_tokens=told.tokens_remaining,
-        reset_tokens=seconds(told.tokens_reset),
-        counts_output=told.counts_output,
+        limit_requests=limits.requests_limit,
+        remaining_requests=limits.requests_remaining,
+        reset_requests=seconds(limits.requests_reset),
+        limit_tokens=limits.tokens_limit,
+        remaining_tokens=limits.tokens_remaining,
+        reset_tokens=seconds(limits.tokens_reset),
+        counts_output=limits.counts_output,
     )
 
 

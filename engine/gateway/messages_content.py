@@ -90,7 +90,7 @@ class ContentReader:
             raise bad("messages", "at least one message is required")
         turns: list[tuple[str, list[ContentBlock]]] = []
         for at, message in enumerate(given):
-            role, blocks = self._said(object_at(message, f"messages.{at}"), f"messages.{at}")
+            role, blocks = self._role_and_blocks(object_at(message, f"messages.{at}"), f"messages.{at}")
             # Anthropic treats these as one turn, and parallel calls may be in several messages.
             if turns and turns[-1][0] == role:
                 turns[-1][1].extend(blocks)
@@ -98,7 +98,7 @@ class ContentReader:
                 turns.append((role, blocks))
         return [message for role, blocks in turns for message in self._turn(role, blocks)]
 
-    def _said(self, fields: JsonObject, path: str) -> tuple[str, list[ContentBlock]]:
+    def _role_and_blocks(self, fields: JsonObject, path: str) -> tuple[str, list[ContentBlock]]:
         """The role and the blocks of one message."""
         role = required(fields, "role", f"{path}.role")
         if role not in ("user", "assistant", "system"):

@@ -256,7 +256,7 @@ class _Reader:
 
     def _tool(self, fields: JsonObject, path: str) -> ToolDefinition:
         path = f"{path}.custom"
-        said = fields.get("description")
+        description = fields.get("description")
         given = object_at(required(fields, "input_schema", f"{path}.input_schema"), f"{path}.input_schema")
         strict = fields.get("strict")
         name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
@@ -268,7 +268,7 @@ class _Reader:
         self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
         return ToolDefinition(
             name,
-            "" if said is None else text_at(said, f"{path}.description"),
+            "" if description is None else text_at(description, f"{path}.description"),
             schema,
             None if strict is None else bool_at(strict, f"{path}.strict"),
             provider_options={PROTOCOL: rest} if rest else {},

@@ -110,11 +110,11 @@ class LossReport:
         """Report a prompt cache mark."""
         self.parameter(name, "adapters of other protocols set their own marks")
 
-    def changed(self, said: str) -> None:
-        self._add(WarningCode.PARAMETER_CHANGED, said)
+    def changed(self, message: str) -> None:
+        self._add(WarningCode.PARAMETER_CHANGED, message)
 
-    def _add(self, code: WarningCode, said: str) -> None:
-        self._found[code, _PLACE.sub("[]", said)] = None
+    def _add(self, code: WarningCode, message: str) -> None:
+        self._found[code, _PLACE.sub("[]", message)] = None
 
     def __iter__(self) -> Iterator[CallWarning]:
         return (CallWarning(code, message) for code, message in self._found)

@@ -124,7 +124,7 @@ class InputReader:
         if role not in ROLES:
             raise wrong_value(f"{place}.role", role, ROLES)
         if role == "assistant":
-            self._said(item, content, f"{place}.content")
+            self._add_content(item, content, f"{place}.content")
             return
         blocks = self._content(content, f"{place}.content")
         if role == "user":
@@ -173,7 +173,7 @@ class InputReader:
                     self._tools.losses.parameter(f"{name!r} of a part of a message")
         return blocks
 
-    def _said(self, item: JsonObject, content: Json, place: str) -> None:
+    def _add_content(self, item: JsonObject, content: Json, place: str) -> None:
         """A message of the model."""
         if isinstance(content, str):
             content = [{"type": "output_text", "text": content}]

@@ -90,6 +90,8 @@ class _Reader:
         verbosity, schema = self._text()
         self._include()
         limit = self._limit()
+        for field in ("background", "store"):
+            self._bool(field)
         if self.tools.hosted:
             self.options["tools"] = self.tools.hosted
         definitions = tuple(self.tools.definitions.values())
@@ -118,6 +120,7 @@ class _Reader:
             body=body,
             headers=self._kept_headers(),
             losses=tuple(self.losses),
+            refers_to=next((name for name in ("conversation", "prompt") if body.get(name)), ""),
             session_hint=self._session(),
             options=self._writer_options(),
         )
@@ -263,8 +266,10 @@ class _Reader:
         if kind in (FUNCTION, CUSTOM) or kind in HOST_TOOLS:
             name = self._chosen(choice)
             if name is None:
-                told = choice.get("name", kind)
-                raise BadRequest(f"Tool choice {told!r} not found in 'tools' parameter.", param="tool_choice")
+                missing_name = choice.get("name", kind)
+                raise BadRequest(
+                    f"Tool choice {missing_name!r} not found in 'tools' parameter.", param="tool_choice"
+                )
             return ToolChoice("named", name)
         self.options["tool_choice"] = choice
         self.losses.parameter(f"the tool choice {kind!r}", "the tool runs at OpenAI")

@@ -171,12 +171,12 @@ class ToolTable:
     def _add_namespace(self, tool: JsonObject, place: str) -> list[str]:
         space, known = a_text(tool.get("name"), f"{place}.name"), frozenset(self.definitions)
         names = self.add(tool.get("tools"), f"{place}.tools", space)
-        told = _description(tool)
-        for name in names[:1] if told else ():
+        description = _description(tool)
+        for name in names[:1] if description else ():
             if name not in known:  # the namespace's description is on its first tool
                 first = self.definitions[name]
-                told = f"{first.description}\n\nAll tools of {space}: {told}".strip()
-                self.definitions[name] = msgspec.structs.replace(first, description=told)
+                description = f"{first.description}\n\nAll tools of {space}: {description}".strip()
+                self.definitions[name] = msgspec.structs.replace(first, description=description)
         return names
 
     def _define(self, wire: WireTool, fields: JsonObject) -> str:

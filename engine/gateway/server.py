@@ -63,6 +63,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._stop_waiting()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle is not None:
+            self._end_by_closing(self.cycle)
+
+    @staticmethod
+    def _end_by_closing(cycle: RequestResponseCycle) -> None:
+        """Send an answer without a length as it is, and close after it: HTTP/1.0 has no chunks.
+
+        uvicorn sends chunks to every client (RFC 9112, section 6.1).
+        """
+        send = cycle.send
+        has_length = True
+
+        async def send_plain(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                if not has_length:
+                    cycle.chunked_encoding, cycle.keep_alive = False, False
+            elif not has_length:
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        cycle.send = send_plain  # type: ignore[method-assign]
 
     def _expect_headers(self) -> None:
         self._stop_waiting()

@@ -69,6 +69,14 @@ class StoredResponses:
     async def read(self, wire: ClientWire, client: str, body: JsonObject, request: Incoming) -> Continued:
         """Read a request that may continue a stored response. Raises BadRequest."""
         previous = body.get("previous_response_id")
+        if body.get("background") is True and body.get("store") is False:
+            raise BadRequest("Background mode requires 'store' to be true.", param="background")
+        if previous and body.get("conversation"):
+            raise BadRequest(
+                "Mutually exclusive parameters: 'previous_response_id' and 'conversation'.",
+                param="previous_response_id",
+                code="mutually_exclusive_parameters",
+            )
         items = input_items(body)
         if not isinstance(previous, str) or not previous:
             return Continued(wire.read_request(body, request.headers), None, items)
@@ -183,8 +191,8 @@ class StoredResponses:
         """The input items of a stored response, the newest first unless ``order=asc``."""
         earlier = await self._conversations.earlier(client, response_id)
         output = (await self._conversations.stored(client, response_id)).body.get("output")
-        said = len(output) if isinstance(output, list) else 0
-        sent = earlier.items[: len(earlier.items) - said]
+        output_items = len(output) if isinstance(output, list) else 0
+        sent = earlier.items[: len(earlier.items) - output_items]
         items: list[JsonObject] = [
             {"id": f"item_{place}", **item} for place, item in enumerate(sent) if isinstance(item, dict)
         ]

@@ -94,6 +94,8 @@ class ClientRequest(ShortRepr, frozen=True, kw_only=True):
     """The parts that the canonical form can't express. If another wire serves the request, the client gets these
     warnings.
     """
+    refers_to: str = ""
+    """A field that names data at the provider, see `WireRequest.refers_to`."""
     session_hint: str | None = None
     """An id of the conversation that the client sent, in a header or in its metadata; None if it sent none."""
     options: Mapping[str, Json] = msgspec.field(default_factory=dict)

@@ -186,7 +186,7 @@ class Chunk:
         before = self.calls.get(name)
         if before is None:
             self.calls[name] = call, place
-        elif before[0].revision < call.revision:  # It began with its first line, in whatever order these come.
+        elif before[0].revision < call.revision:  # It began with its first line, in any order of lines.
             began = min(before[0].started_at, call.started_at)
             self.calls[name] = msgspec.structs.replace(call, started_at=began), place
         return before is not None

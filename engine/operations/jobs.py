@@ -24,7 +24,8 @@ from callboard.adapters.videos import VideoJob
 from callboard.bus import Cost, RoutingDecision
 from callboard.bus.values.messages import CallWarning
 
-from ..calls.events import CallContext, CallEvents, Served
+from ..calls.call_context import CallContext
+from ..calls.events import CallEvents, Served
 from ..models.registry import published_name
 from ..routing.candidates import Named
 from ..runtime.runtime import Runtime

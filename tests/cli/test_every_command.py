@@ -34,7 +34,7 @@ from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.call_columns import DIMENSIONS
 from callboard.tracestore.collections import CollectionFile, Item, packed
 from callboard.tracestore.prices.files import SHIPPED
-from tests.support.depth import first_is_quick
+from tests.support.depth import first_is_quick, is_quick
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer
 
@@ -387,6 +387,7 @@ def check(
 WIDTHS = (20, 60, 100, 400)
 
 
+@pytest.mark.more("more examples of each command")
 @pytest.mark.parametrize("width", first_is_quick(WIDTHS, "more widths"))
 @pytest.mark.parametrize(
     "name", sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video", "export"})
@@ -394,7 +395,7 @@ WIDTHS = (20, 60, 100, 400)
 def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
     """In colour, and with nothing in it but the styles that are ours."""
     terminal = {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm"}
-    for example in EXAMPLES[name][:3]:
+    for example in EXAMPLES[name][: 1 if is_quick() else 3]:
         words = (given(word, tmp_path) for word in example)
         done = call(*name.split(), *words, home=faulty, more=terminal)
         assert done.returncode in (0, 1, 2), done.stderr

@@ -144,6 +144,18 @@ async def test_a_stored_reply_is_continued(wire: Wire, streamed: bool) -> None:
     found.check_sent()
 
 
+@over_others_of_responses
+@pytest.mark.parametrize("fields", [{"conversation": "conv_1"}, {"prompt": {"id": "pmpt_1"}}])
+async def test_a_request_that_names_data_at_openai_is_no_others_to_answer(
+    wire: Wire, fields: dict[str, Any]
+) -> None:
+    """A reply without the history or the prompt would be wrong."""
+    async with client_of(ResponsesClient, wire) as found:
+        with pytest.raises(openai.BadRequestError, match=f"'{next(iter(fields))}' names data"):
+            await found.sdk.responses.create(model=found.model, input="Go on.", **fields)
+    assert found.provider.asked == []
+
+
 @pytest.fixture
 def patches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The providers call the client's free-form tool."""
@@ -316,6 +328,25 @@ async def test_a_stream_without_alt_is_one_array(wire: Wire) -> None:
     assert answer.headers["content-type"].startswith("application/json")
     chunks = [types.GenerateContentResponse.model_validate(chunk) for chunk in msgspec.json.decode(answer.content)]
     assert "".join(chunk.text or "" for chunk in chunks) == "It is warm."
+
+
+@pytest.mark.parametrize("query", ["alt=sse", "alt=SSE", "$alt=sse"])
+async def test_a_stream_with_alt_is_events(query: str) -> None:
+    async with client_of(GeminiClient, GEMINI) as found, httpx.AsyncClient() as http:
+        found.says("It is warm.", 0, "end", streamed=True)
+        address = f"{found.url}/v1beta/models/{found.model}:streamGenerateContent?{query}"
+        answer = await http.post(address, json={"contents": [{"parts": [{"text": "Hi"}]}]})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.startswith("data: {")
+
+
+async def test_cached_content_of_gemini_is_no_others_to_read() -> None:
+    async with client_of(GeminiClient, CHAT) as found:
+        with pytest.raises(genai_errors.ClientError, match="'cachedContent' names data"):
+            await found.sdk.aio.models.generate_content(
+                model=found.model, contents="Go on.", config={"cached_content": "cachedContents/1"}
+            )
+    assert found.provider.asked == []
 
 
 @over_others_of_gemini

@@ -35,6 +35,7 @@ async def serving() -> AsyncIterator[Gateway]:
     [
         ("/v1/nothing", {}, {"type": "invalid_request_error", "param": None, "code": None}),
         ("/v1/responses/resp_1/nothing", {}, {"type": "invalid_request_error", "param": None, "code": None}),
+        ("/v1/responses/compact", {}, {"type": "invalid_request_error", "param": None, "code": None}),
         ("/v1/messages/batches", {}, {"type": "not_found_error"}),
         ("/v1/nothing", ANTHROPIC, {"type": "not_found_error"}),
         ("/v1beta/nothing", {}, {"code": 404, "status": "NOT_FOUND"}),
@@ -61,6 +62,7 @@ async def test_an_unknown_address_is_named_in_an_error_of_its_wire(
         ("OPTIONS", "/v1/chat/completions/", {}, "POST", "invalid_request_error"),
         ("GET", "/v1/responses", {}, "POST", "invalid_request_error"),
         ("PATCH", "/v1/responses/resp_1", {}, "GET, HEAD, DELETE", "invalid_request_error"),
+        ("GET", "/v1/responses/input_tokens", {}, "POST", "invalid_request_error"),
         ("GET", "/v1/messages", {}, "POST", "invalid_request_error"),
         ("POST", "/v1/models", ANTHROPIC, "GET, HEAD", "invalid_request_error"),
         ("DELETE", "/v1/models/m", {}, "GET, HEAD", "invalid_request_error"),
@@ -85,6 +87,7 @@ async def test_a_wrong_method_is_told_the_right_ones(
     [
         ("/chat/completions", "/v1/chat/completions"),
         ("/v1/v1/messages", "/v1/messages"),
+        ("//v1/messages", "/v1/messages"),
         ("/models/s:m:generateContent", "/v1/models/s:m:generateContent"),
     ],
 )

@@ -381,6 +381,12 @@ def test_a_stream_is_asked_for_with_its_usage() -> None:
             "integer_below_min_value",
         ),
         (
+            {"n": 0},
+            "Invalid 'n': integer below minimum value. Expected a value >= 1, but got 0 instead.",
+            "n",
+            "integer_below_min_value",
+        ),
+        (
             {"tool_choice": "required"},
             "'tool_choice' is only allowed when 'tools' are specified.",
             "tool_choice",

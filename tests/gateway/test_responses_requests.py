@@ -361,6 +361,11 @@ def test_only_headers_of_the_request_are_kept() -> None:
             "temperature",
             "Invalid type for 'temperature': expected a decimal, but got a string instead.",
         ),
+        (
+            {"background": "yes"},
+            "background",
+            "Invalid type for 'background': expected a boolean, but got a string instead.",
+        ),
     ],
 )
 def test_a_wrong_request_is_refused_in_the_vendors_words(body: JsonObject, param: str, message: str) -> None:

@@ -219,3 +219,16 @@ async def test_every_server_of_the_command_line_has_these_bounds(monkeypatch: py
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await serve_until_interrupt(None, listener)
     assert [config.http for config in served] == [server.BoundedProtocol]
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_client_of_http_1_0_gets_no_chunks(body: bytes) -> None:
+    """A stream ends with the connection. A whole answer has its length, too."""
+    async with serving(Say("Hello")) as (_, port), connected(port) as client:
+        client.send(request(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        head, _, data = (await asyncio.wait_for(client.reader.read(), 10)).partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    assert b"transfer-encoding" not in head.lower()
+    assert (b"content-length: %d" % len(data) in head.lower()) is (body is BODY)
+    assert data.startswith(b"{" if body is BODY else b"data: {")
+    assert data.endswith(b"}" if body is BODY else b"data: [DONE]\n\n")

@@ -156,3 +156,17 @@ async def test_only_the_own_client_finds_a_response(tmp_path: Path) -> None:
 async def test_other_addresses_below_a_response_are_unknown(path: str) -> None:
     async with serving() as (app, _):
         assert (await ask(app, "GET", path)).status == 404
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True, "store": False}, "background"),
+        ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
+    ],
+)
+async def test_fields_that_exclude_each_other_are_refused(fields: dict[str, Any], param: str) -> None:
+    """As OpenAI does. A reply in the background is stored, against the will of such a client."""
+    async with serving(Say("Hi")) as (app, _):
+        answer = await post(app, {"model": "s:m", "input": "Hi", **fields}, path=PATH)
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)

@@ -383,7 +383,8 @@ def test_importing_the_store_stays_light() -> None:
         from callboard.tracestore import PriceTable
         PriceTable.default()
         print(sorted({"sqlite3", "aiosqlite", "yaml", "structlog", "httpx", "ulid"} & set(sys.modules)))
-        """
+        """,
+        fresh=True,
     )
     out, errors = process.communicate(timeout=20)
     assert (out, errors) == ("[]\n", "")
