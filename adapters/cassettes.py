@@ -308,9 +308,9 @@ class CassetteTransport:
     def _explain(self, asked: RecordedRequest) -> str:
         key = _key(asked)
         call = f"{asked.method} {asked.path}"
-        said = f"{self._path}: no recording of {call}"
+        message = f"{self._path}: no recording of {call}"
         if not self._keys:
-            return f"{said}: the cassette is empty"
+            return f"{message}: the cassette is empty"
         if key in self._keys:
             return f"{self._path}: this {call} was sent more often than it was recorded ({self._keys.count(key)})"
         wanted = _compared(asked)
@@ -322,7 +322,7 @@ class CassetteTransport:
         shown = "; ".join(each.text for each in found[nearest][:6])
         more = len(found[nearest]) - 6
         return (
-            f"{said} as it was sent. The nearest is exchange {nearest} ({name}); it differs in: "
+            f"{message} as it was sent. The nearest is exchange {nearest} ({name}); it differs in: "
             f"{shown}{f'; and {more} more' if more > 0 else ''}. If you made this change on purpose, record again."
         )
 

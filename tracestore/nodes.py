@@ -87,7 +87,7 @@ class AccountBalance(msgspec.Struct, frozen=True):
     """The state of an account for a node."""
 
     slot: Slot
-    """The slot of this moment."""
+    """The current slot."""
     granted: Allotment
     """The node's slice in that slot."""
     spent: Allotment

@@ -265,11 +265,11 @@ def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider
     limit = stated_limit(messages, request.max_output_tokens)
     if limit is None:
         return None
-    said = (
+    message = (
         f"max_output_tokens was lowered from {request.max_output_tokens} to {limit}, the maximum of the provider"
     )
     repaired = msgspec.structs.replace(request, max_output_tokens=limit)
-    return Repair("output_limit", repaired, (), _warning(provider, said))
+    return Repair("output_limit", repaired, (), _warning(provider, message))
 
 
 # --- Parameters ---

@@ -185,8 +185,8 @@ class HttpEmbeddings:
         attempts.first_event(reply.headers)
         warnings = written.warnings
         if found.input_tokens is None:
-            said = f"{name} reported no usage. The usage is an estimate"
-            warnings = (*warnings, CallWarning(WarningCode.USAGE_ESTIMATED, said))
+            message = f"{name} reported no usage. The usage is an estimate"
+            warnings = (*warnings, CallWarning(WarningCode.USAGE_ESTIMATED, message))
         return EmbeddingResponse(
             request_id=request.request_id,
             model=f"{name}:{found.model or request.wire_model}",
@@ -282,8 +282,8 @@ class HttpImages:
     ) -> ImageResponse:
         name = self._client.name
         if len(made.images) < request.n:
-            said = f"{request.n} images were requested and {len(made.images)} returned"
-            warnings = (*warnings, CallWarning(WarningCode.FEWER_IMAGES, said))
+            message = f"{request.n} images were requested and {len(made.images)} returned"
+            warnings = (*warnings, CallWarning(WarningCode.FEWER_IMAGES, message))
         return ImageResponse(
             request_id=request.request_id,
             model=f"{name}:{made.model or request.wire_model}",

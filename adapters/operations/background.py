@@ -315,8 +315,8 @@ class BackgroundCall(HttpCall):
         """The error, or OutcomeUnknownError if the request was sent and its reply may be in progress."""
         if self.response_id or self.cancelled or was_not_processed(error):
             return error
-        said = f"{self.client.name}: the request was sent. Its reply may run in the background and be billed"
-        unknown = OutcomeUnknownError(f"{said}: {error}", provider_status=error.provider_status)
+        message = f"{self.client.name}: the request was sent. Its reply may run in the background and be billed"
+        unknown = OutcomeUnknownError(f"{message}: {error}", provider_status=error.provider_status)
         unknown.usage = self.usage_so_far()
         return unknown
 
@@ -340,8 +340,8 @@ class BackgroundCall(HttpCall):
         return self.client.error_of(body, reply)
 
     def _gone(self, error: AdapterError) -> AdapterError:
-        said = f"{self.client.name} does not have reply {self.response_id}, or no longer has it: {error}"
-        return OutcomeUnknownError(said, provider_status=error.provider_status)
+        message = f"{self.client.name} does not have reply {self.response_id}, or no longer has it: {error}"
+        return OutcomeUnknownError(message, provider_status=error.provider_status)
 
     def answered(self) -> None:
         """Reset the count of breaks, because the provider has answered."""

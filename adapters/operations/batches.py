@@ -182,8 +182,8 @@ class HttpBatches(HttpJobs):
             downloads.start_again()
             await anyio.sleep(backoff_delay(without_gain, self._client.config.retry, self._client.clock.random()))
         if len(downloads.lines) and not any(item.id in downloads.lines for item in items):
-            said = f"{self._client.name}: the results of batch {job.id} belong to other requests"
-            raise OutcomeUnknownError(said)
+            message = f"{self._client.name}: the results of batch {job.id} belong to other requests"
+            raise OutcomeUnknownError(message)
         return _Outcomes(items, lambda item: self._outcome(job, item, downloads))
 
     async def _download(self, downloads: Downloads, job: BatchJob) -> AdapterError | None:
@@ -306,8 +306,8 @@ class Downloads:
         try:
             self._take(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            said = f"{self._client.name}: the results of a batch are cut off or have an invalid line: {error}"
-            raise StreamError(said, retryable=True) from error
+            message = f"{self._client.name}: the results of a batch are cut off or have an invalid line: {error}"
+            raise StreamError(message, retryable=True) from error
 
     def _take(self, text: bytes) -> None:
         for line in self._wire.read_results(text, self._client.name):

@@ -173,8 +173,10 @@ def cancelled_item(provider: str) -> AdapterError:
 
 def expired_item(provider: str) -> AdapterError:
     """The error of a request without an answer, because its job expired."""
-    said = "the batch expired before this request was answered"
-    return not_billed(RequestTimeoutError(said, provider=provider, provider_code="batch_expired", retryable=True))
+    message = "the batch expired before this request was answered"
+    return not_billed(
+        RequestTimeoutError(message, provider=provider, provider_code="batch_expired", retryable=True)
+    )
 
 
 def json_lines(lines: Sequence[bytes]) -> bytes:

@@ -62,8 +62,8 @@ def failed_end(reason: str | None, provider: str) -> AdapterError | None:
     kind = FAILED_ENDS.get((reason or "").lower())
     if kind is None:
         return None
-    said = f"the reply ended with {reason!r} before it was complete"
-    return kind(f"{provider}: {said}", provider=provider, provider_code=reason, provider_message=said)
+    message = f"the reply ended with {reason!r} before it was complete"
+    return kind(f"{provider}: {message}", provider=provider, provider_code=reason, provider_message=message)
 
 
 Key: TypeAlias = Hashable

@@ -143,8 +143,11 @@ def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
     added = "; ".join(words)
     if not added:
         return schema
-    said = schema.get("description")
-    return {**schema, "description": f"{said} ({added})" if isinstance(said, str) and said else added}
+    description = schema.get("description")
+    return {
+        **schema,
+        "description": f"{description} ({added})" if isinstance(description, str) and description else added,
+    }
 
 
 def merge_all_of(schema: JsonObject) -> JsonObject:

@@ -54,8 +54,8 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
 
         near = [] if unknown is None else get_close_matches(unknown, known, n=1)
         hint = f", did you mean `{near[0]}`?" if near else "."
-        said = f"{name}: options of type {type_name}: {error}{hint} Expected {', '.join(known)}"
-        raise ConfigurationError(said) from error
+        message = f"{name}: options of type {type_name}: {error}{hint} Expected {', '.join(known)}"
+        raise ConfigurationError(message) from error
 
 
 def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
@@ -158,7 +158,7 @@ def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
 # --- The provider's limit of a reply ---
 
 LEAST_OUTPUT = 256
-"""In tokens. If less room than this is left for the reply, the error counts as a prompt that is too long."""
+"""Tokens for the reply. If the refusal leaves less, the error counts as a prompt that is too long."""
 
 _NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
 

@@ -45,11 +45,11 @@ class FoldedSchema(msgspec.Struct, frozen=True):
         if not self.folded:
             return []
         names = " and ".join(self.folded)
-        said = (
+        message = (
             f"the schema of {what} has {names} at its root, which the server rejects. The alternatives "
             f"were merged into one object."
         )
-        return [CallWarning(WarningCode.SCHEMA_FOLDED, said)]
+        return [CallWarning(WarningCode.SCHEMA_FOLDED, message)]
 
 
 def fold_root(schema: JsonObject) -> FoldedSchema:

@@ -148,8 +148,8 @@ async def public_addresses(host: str, port: int) -> list[str]:
 def check_public(address: str, host: str) -> None:
     if not is_public(address):
         named = host if host == address else f"{host} ({address})"
-        said = f"the address {named} is not public, and addresses in replies must be public"
-        raise StreamError(f"{said}; options.download_hosts allows it", retryable=False)
+        message = f"the address {named} is not public, and addresses in replies must be public"
+        raise StreamError(f"{message}; options.download_hosts allows it", retryable=False)
 
 
 def check_literal(host: str) -> None:

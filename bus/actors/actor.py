@@ -117,7 +117,7 @@ class Actor:
 
 
 class ActorContext:
-    """The services that an actor may use during one life."""
+    """The services that an actor may use between its start and its next restart or end."""
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref

@@ -187,10 +187,10 @@ class _Reader:
     # --- The reply's form ---
 
     def _schema(self) -> JsonObject | None:
-        given = self.body.get("response_format")
-        if given is None:
+        response_format = self.body.get("response_format")
+        if response_format is None:
             return None
-        match an_object(given, "response_format"):
+        match an_object(response_format, "response_format"):
             case {"type": "text"}:
                 return None
             case {"type": "json_object"} as form if len(form) == 1:

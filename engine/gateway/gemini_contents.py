@@ -70,8 +70,8 @@ def _fields(part: JsonObject, names: Sequence[str]) -> ProviderRaw | None:
 def _inline(part: JsonObject, where: str) -> ImageBlock | AudioBlock | DocumentBlock:
     blob = camel(part["inlineData"], f"{where}.inline_data")
     data = _decoded(blob.get("data"), f"{where}.inline_data.data")
-    given = blob.get("mimeType")
-    media_type = given if isinstance(given, str) and given else None
+    mime_type = blob.get("mimeType")
+    media_type = mime_type if isinstance(mime_type, str) and mime_type else None
     own = _fields(part, OF_A_PART)
     kind = (media_type or "").partition("/")[0].lower()
     try:
@@ -363,11 +363,11 @@ class _Reply:
         self._blocks.append(block)
 
     def text(self, part: JsonObject, text: str) -> None:
-        given = part.get("thoughtSignature")
-        signature = real_signature(given)
+        thought_signature = part.get("thoughtSignature")
+        signature = real_signature(thought_signature)
         about: JsonObject = {name: part[name] for name in OF_TEXT if part.get(name) is not None}
         if part.get("thought"):
-            self._thinking(text, signature, about, ends=bool(given))
+            self._thinking(text, signature, about, ends=bool(thought_signature))
         elif text or (signature and self._joins("text", about)):
             self._join("text", about)
             if signature:

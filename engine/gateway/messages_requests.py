@@ -165,10 +165,10 @@ class _Reader:
                 raise bad("thinking.type", "Input should be a valid string")
 
     def _tool_choice(self, tools: Sequence[ToolDefinition]) -> ToolChoice | None:
-        given = self.body.get("tool_choice")
-        if given is None:
+        tool_choice = self.body.get("tool_choice")
+        if tool_choice is None:
             return None
-        fields = object_at(given, "tool_choice")
+        fields = object_at(tool_choice, "tool_choice")
         match required(fields, "type", "tool_choice.type"):
             case "auto":
                 return ToolChoice("auto")

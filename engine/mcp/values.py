@@ -185,7 +185,7 @@ def _without(text: str, start: int, left_out: range, note: str) -> str:
 
 
 def blocks_for(content: str | Sequence[ContentBlock]) -> list[types.ContentBlock]:
-    """Content of the engine for another host."""
+    """The engine's content in MCP's form, for another host."""
     parts = (TextBlock(content),) if isinstance(content, str) else content
     return [found for part in parts if (found := _block_for(part)) is not None]
 

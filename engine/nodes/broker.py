@@ -404,8 +404,8 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
                 keeps = False
             where = "" if place is None else f"{place.hostname}:{place.port}"
             version = client.connected_server_version
-            said = f"{version.major}.{version.minor}.{version.patch}"
-            return BrokerCondition(where, said, keeps, events, frames)
+            number = f"{version.major}.{version.minor}.{version.patch}"
+            return BrokerCondition(where, number, keeps, events, frames)
     except TimeoutError as error:
         raise OSError(f"no answer within {seconds:g} s") from error
     except (Error, OSError, ValueError) as error:

@@ -56,7 +56,7 @@ class Scope:
         return self.slot(now_us if query.slot_us is None else (query.since_us or 0) + number * query.slot_us)
 
     def shared_slot(self, slot: WindowSlot) -> Slot:
-        """A slot of the budget's window, as nodes share it."""
+        """The shared form of one of the window's slots, equal on all nodes."""
         return Slot(slot.start_us, self._window.forgets_us(slot))
 
 

@@ -194,10 +194,10 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
         return [Check("broker", False, f"{where}: can't be reached: {error}", fix)]
     except ImportError:
         return [Check("broker", False, "nats-py is not installed", "pip install 'callboard[nats]'")]
-    said = f"{found.server}: NATS {found.version}"
+    message = f"{found.server}: NATS {found.version}"
     if not found.jetstream:
         fix = f"Start nats-server with -js, and give this user access to it. {_WITHOUT_BROKER}"
-        return [Check("broker", False, f"{said}, but it can't store messages: JetStream is off", fix)]
+        return [Check("broker", False, f"{message}, but it can't store messages: JetStream is off", fix)]
     kept = "no events of this cluster yet"
     if found.events is not None:
         kept = f"{_megabytes(found.events.bytes)} of this cluster's events"
@@ -206,7 +206,7 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
             f", and {found.frames.messages} frames of streams, which are kept for ten minutes "
             f"({_megabytes(found.frames.bytes)})"
         )
-    return [Check("broker", True, f"{said} keeps {kept}")]
+    return [Check("broker", True, f"{message} keeps {kept}")]
 
 
 def _streams(frames: Frames) -> Check:

@@ -286,8 +286,8 @@ class BatchHandle:
                     on_look=on_progress,
                 )
         except TimeoutError as error:
-            said = f"batch {self.id} is {self.status} after {timeout:g} s. It continues"
-            raise RequestTimeoutError(said, provider=self._plan.decision.provider, retryable=False) from error
+            message = f"batch {self.id} is {self.status} after {timeout:g} s. It continues"
+            raise RequestTimeoutError(message, provider=self._plan.decision.provider, retryable=False) from error
 
     async def cancel(self) -> bool:
         """Cancel the batch. Results until then are billed, and `wait()` returns them.

@@ -8,7 +8,7 @@
 `TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row
 are an `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty
 account and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration.
-While a call probes, only that call's failure counts, but any success does.
+While a call probes, failures of other calls are ignored, but any success counts.
 """
 
 from __future__ import annotations

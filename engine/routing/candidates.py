@@ -187,7 +187,7 @@ def _of_chain(registry: ModelRegistry, name: str) -> Plan:
 
 
 def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
-    """A model and all its fallbacks in models.yaml, each once, so that a circle ends."""
+    """A model and all its fallbacks in models.yaml. Each is listed once, so a cycle of fallbacks ends."""
     named = _named(registry, name)
     found = {named.model: named}
     waiting = [named]

@@ -71,8 +71,8 @@ def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Chec
     adapters, models = len(registry.adapters), len(registry.models)
     if not adapters:
         return Check(name, False, f"no adapters in {registry.source}", "List at least one under `adapters:`.")
-    said = f"{_counted(adapters, 'adapter')} and {_counted(models, 'model')}, from {registry.source}"
-    return Check(name, True, said)
+    message = f"{_counted(adapters, 'adapter')} and {_counted(models, 'model')}, from {registry.source}"
+    return Check(name, True, message)
 
 
 def _counted(number: int, noun: str) -> str:
@@ -197,8 +197,8 @@ class Providers:
         except Exception as error:
             return AdapterHealth(False, f"its health check failed: {_said(error)}")
         if scope.cancelled_caught:
-            said = f"no answer within {self._time_limit:g} s"
-            return AdapterHealth(False, said, "Check the network and base_url; try again.")
+            message = f"no answer within {self._time_limit:g} s"
+            return AdapterHealth(False, message, "Check the network and base_url; try again.")
         if isinstance(answer, AdapterHealth):
             return answer
         healthy = answer is not False  # the default implementation returns None

@@ -331,8 +331,8 @@ def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Seque
     """The checks of a server, of the connection to it, and of the trace on it, if there is one."""
     server = f"{facts.name}: PostgreSQL {facts.version}"
     if condition is None:
-        said = f"{server}, no trace in schema {facts.schema} yet; the first call creates it"
-        found = [Check("store", True, said)]
+        message = f"{server}, no trace in schema {facts.schema} yet; the first call creates it"
+        found = [Check("store", True, message)]
     else:
         detail = f"{server}, schema {facts.schema} version {facts.schema_version}"
         size = f"{condition.file_bytes / 1_000_000:,.1f} MB"

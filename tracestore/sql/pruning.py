@@ -242,7 +242,7 @@ class Pruning(ABC):
                 return
 
     async def _cutoff(self, share: float) -> int:
-        """A moment before which about this share of the events happened, and at least one."""
+        """A cutoff time that leaves about this share of the events before it, and at least one event."""
         low, last = await self._numbers("events")
         place = low + 1 + int((last - low) * share)
         rows = await self._database.read(

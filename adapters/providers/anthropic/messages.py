@@ -362,10 +362,10 @@ class _Writer:
         return {name: own[name] for name in (_MARK, *names) if own.get(name) is not None} if own else {}
 
     def _citations(self, block: TextBlock) -> JsonObject:
-        given = self.history.own(block.provider_raw).get("citations")
-        if not isinstance(given, list) or not given:
+        citations = self.history.own(block.provider_raw).get("citations")
+        if not isinstance(citations, list) or not citations:
             return {}
-        return {"citations": [sent_citation(citation) for citation in given if isinstance(citation, dict)]}
+        return {"citations": [sent_citation(citation) for citation in citations if isinstance(citation, dict)]}
 
     def _tool_use(self, block: ToolUseBlock) -> JsonObject:
         wire_block: JsonObject = {

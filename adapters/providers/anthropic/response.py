@@ -375,8 +375,8 @@ _COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_cr
 
 
 def _iterations(usage: JsonObject) -> list[JsonObject]:
-    given = usage.get("iterations")
-    return [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+    iterations = usage.get("iterations")
+    return [entry for entry in iterations if isinstance(entry, dict)] if isinstance(iterations, list) else []
 
 
 def _with_compactions(usage: JsonObject, iterations: Sequence[JsonObject]) -> JsonObject:

@@ -282,9 +282,10 @@ class _Fitter:
             raise NotStrict(f"{path}: a reference to {target!r}, which is not a definition of the schema")
         ignored = {"$ref", "$defs", "description", "title", *_WITHOUT_MEANING}
         described = {name: inner for name, inner in schema.items() if name not in ignored}
-        said = schema.get("description")
+        description = schema.get("description")
         around = describe(
-            {"description": said} if isinstance(said, str) and said else {}, describe_constraints(described)
+            {"description": description} if isinstance(description, str) and description else {},
+            describe_constraints(described),
         )
         return {**around, "anyOf": [{"$ref": target}]} if around else {"$ref": target}
 

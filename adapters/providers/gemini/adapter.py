@@ -406,8 +406,8 @@ class GenerateContentWire(ChatWire):
 
     @property
     def _version(self) -> str:
-        given = self.config.options.get("api_version")
-        return given if isinstance(given, str) and given else VERSION
+        api_version = self.config.options.get("api_version")
+        return api_version if isinstance(api_version, str) and api_version else VERSION
 
     def other_wires(self) -> OtherWires:
         version = self._version

@@ -311,28 +311,28 @@ class _Builder:
     # --- Tuning ---
 
     def _thinking(self, config: JsonObject) -> None:
-        asked = self.request.reasoning_effort
-        if asked is None:
+        effort = self.request.reasoning_effort
+        if effort is None:
             return
         can = self.request.capabilities
         if not self.row.reasons or (can is not None and not can.supports_thinking):
-            if asked != "none":
+            if effort != "none":
                 self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
             return
         if self.row.levels:
-            level = nearest_effort(asked, self.row.levels)
+            level = nearest_effort(effort, self.row.levels)
             config["thinkingConfig"] = {"thinkingLevel": level.upper(), "includeThoughts": True}
-            if level != asked:
-                self.warnings.append(changed("reasoning_effort", asked, level, "the nearest value of the model"))
+            if level != effort:
+                self.warnings.append(changed("reasoning_effort", effort, level, "the nearest value of the model"))
             return
         assert self.row.budget is not None
         least, most = self.row.budget
-        budget = BUDGETS[asked]
+        budget = BUDGETS[effort]
         if not (budget == 0 and self.row.stops_thinking):
             budget = min(max(budget, least), most)
-        if asked == "none" and budget:
+        if effort == "none" and budget:
             why = f"{self.request.wire_model} always reasons"
-            self.warnings.append(changed("reasoning_effort", asked, f"{budget} tokens", why))
+            self.warnings.append(changed("reasoning_effort", effort, f"{budget} tokens", why))
         config["thinkingConfig"] = {"thinkingBudget": budget, **({"includeThoughts": True} if budget else {})}
 
     def _sampling(self, config: JsonObject) -> None:

@@ -201,8 +201,11 @@ class ChatCompletionsWire(ChatWire):
         """See `ChatWire.write_as_sent`. A stream reports its usage only if it is asked for."""
         body = client_body(sent, model, stream=stream)
         if stream and self.quirks.stream_usage:
-            given = body.get("stream_options")
-            body["stream_options"] = {**(given if isinstance(given, dict) else {}), "include_usage": True}
+            stream_options = body.get("stream_options")
+            body["stream_options"] = {
+                **(stream_options if isinstance(stream_options, dict) else {}),
+                "include_usage": True,
+            }
         elif not stream:
             body.pop("stream_options", None)
         return WireCall(self.path, encode_json(body), client_headers(sent))

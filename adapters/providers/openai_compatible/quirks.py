@@ -482,9 +482,9 @@ def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
 
 def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:
     """The path after the base URL. ``options["path"]`` overrides it."""
-    given = options.get("path")
-    if isinstance(given, str):
-        return given
+    path = options.get("path")
+    if isinstance(path, str):
+        return path
     configured = urlsplit(configured_url or base_url).path.rstrip("/")
     if "/deployments/" in configured:  # Azure's older addresses
         version = options.get("api_version", "2024-10-21")

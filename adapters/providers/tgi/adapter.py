@@ -212,13 +212,13 @@ class _Writer:
 
     def _max_new_tokens(self, room: int | None) -> int:
         """The requested limit, or the available room, because the server refuses a sum beyond its window."""
-        asked = self.request.max_output_tokens
-        if room is None or room < 1 or asked <= room:
-            return asked  # no room at all; the server's own error is clearest
+        limit = self.request.max_output_tokens
+        if room is None or room < 1 or limit <= room:
+            return limit  # no room at all; the server's own error is clearest
         self.warnings.append(
             CallWarning(
                 WarningCode.PARAMETER_CHANGED,
-                f"max_output_tokens {asked} was sent as {room}, because the window is full",
+                f"max_output_tokens {limit} was sent as {room}, because the window is full",
             )
         )
         return room

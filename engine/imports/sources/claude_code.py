@@ -156,10 +156,10 @@ class ClaudeCode:
         self._whole: set[str] = set()  # sessions whose file was read from its start
 
     def places(self) -> Sequence[Path]:
-        given = os.environ.get("CLAUDE_CONFIG_DIR")
+        config_dirs = os.environ.get("CLAUDE_CONFIG_DIR")
         homes = (
-            [Path(each.strip()).expanduser() for each in given.split(",") if each.strip()]
-            if given
+            [Path(each.strip()).expanduser() for each in config_dirs.split(",") if each.strip()]
+            if config_dirs
             else [Path.home() / ".config" / "claude", Path.home() / ".claude"]
         )
         found = [home / "projects" for home in homes if (home / "projects").is_dir()]

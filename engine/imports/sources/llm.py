@@ -30,12 +30,12 @@ class Llm:
     name = "llm"
 
     def places(self) -> Sequence[Path]:
-        given = os.environ.get("LLM_USER_PATH")
+        user_path = os.environ.get("LLM_USER_PATH")
         known = [
             Path.home() / ".config" / "io.datasette.llm",
             Path.home() / "Library" / "Application Support" / "io.datasette.llm",
         ]
-        folders = [Path(given).expanduser()] if given else known
+        folders = [Path(user_path).expanduser()] if user_path else known
         return [folder for folder in folders if (folder / "logs.db").exists()] or folders[:1]
 
     def files(self, place: Path) -> Iterable[SourceFile]:

@@ -132,8 +132,8 @@ def conversation(session: str, at: int, asked: Json, said: Json) -> Iterator[Imp
             for block in message.content
             if isinstance(block, ToolUseBlock | ToolResultBlock)
         ]
-        told = msgspec.json.encode((message.role, message.text.strip(), tools))
-        name = hashlib.blake2b(told, digest_size=16).hexdigest()
+        encoded = msgspec.json.encode((message.role, message.text.strip(), tools))
+        name = hashlib.blake2b(encoded, digest_size=16).hexdigest()
         counts[name] += 1
         yield ImportedMessage(identity=f"{name}/{counts[name]}", session=session, at=at, message=message)
 

@@ -247,7 +247,7 @@ class Mirrors:
         start: Callable[[], Awaitable[None]],
         **arguments: Unpack[ReaderArguments],
     ) -> RemoteReader:
-        """A reader of a stream that this engine's streams don't have, or that is being mirrored."""
+        """A reader of another node's stream. All readers of a stream share one mirror."""
         for other in tuple(self._mirrored.values()):
             if other.follower is None and not other.log.readers:
                 self._forget(other)  # its reader attached and never read
