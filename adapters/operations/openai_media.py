@@ -358,7 +358,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         said = error or _Error()
         body = ErrorBody(type=said.type or "", code=said.code or "", message=said.message or "")
         found = error_without_status(body, self.codes, provider)
-        found.retryable = False  # the job has failed for good, so repeating the request does not help
+        found.retryable = False  # the job has failed permanently, so repeating the request does not help
         return found
 
     def _one(self, job_id: str) -> str:

@@ -180,7 +180,7 @@ class Runs:
         self._database = database
         self._clock = clock
         self._held: dict[str, RunLock] = {}
-        self._wanted: set[str] = set()  # runs to hold, also those that could not be locked yet
+        self._wanted: set[str] = set()  # runs to hold, including runs that could not be locked yet
 
     def hold(self, run_id: str) -> None:
         """Lock this run until `end_all`. Call it before writing events of the run. Raises StoreError."""
