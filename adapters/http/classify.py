@@ -277,8 +277,8 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
     )
 
 
-_KNOWN_FIELDS = frozenset({"message", "type", "code", "param", "status", "error_code", "request_id"})
-"""The fields of an error that have a place in `ErrorBody`."""
+_KNOWN_FIELDS = frozenset({"message", "type", "code", "param", "status", "error_code", "request_id", "object"})
+"""The fields of an error that have a place in `ErrorBody`, and the name of its kind."""
 
 
 def _canonical(status: Json) -> str:
