@@ -28,6 +28,8 @@ from ..support.wires import chat as c
 from ..support.wires import responses as r
 from ..support.wires.reading import read, read_whole
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 _, RESPONSES, CHAT, *_ = WIRES
 GRAMMAR: JsonObject = {"type": "grammar", "syntax": "lark", "definition": 'start: "SELECT " /.+/'}
 SCHEMA: JsonObject = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

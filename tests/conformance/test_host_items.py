@@ -35,6 +35,8 @@ from ..support.wires import gemini as g
 from ..support.wires import responses as r
 from ..support.wires.reading import Reading, read, read_pieces, read_whole
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 MODEL = "gpt-6-sol"
 
 

@@ -35,6 +35,8 @@ from ...support.wires import WIRES
 from ...support.wires import interactions as i
 from ...support.wires.reading import read, read_pieces, read_whole
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 WIRE = WIRES[6]
 PNG = b"\x89PNG\r\n\x1a\n"
 SCHEMA: JsonObject = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}

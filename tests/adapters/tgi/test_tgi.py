@@ -35,7 +35,7 @@ from ...support.wires import tgi as t
 from ...support.wires.reading import read, read_pieces, read_whole
 from ...support.wires.tgi import ask, body, details, end, token
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.more("streams arrive byte by byte, too")]
 
 Plain = dict[str, Any]
 TALK = (Message.user("Hello"), Message.assistant("Hi."), Message.user([TextBlock("And"), TextBlock("now?")]))

@@ -50,6 +50,8 @@ from ...support.wires import WIRES, chat, gemini, responses
 from ...support.wires import anthropic as messages
 from ...support.wires.reading import Reading, read, read_whole
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 CLAUDE, OPENAI, CHAT_WIRE, GOOGLE, *_ = WIRES
 
 Read: TypeAlias = "Callable[[JsonObject], Found]"

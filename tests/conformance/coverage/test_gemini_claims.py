@@ -35,6 +35,8 @@ from ...support.wires import gemini as g
 from ...support.wires import interactions as i
 from ...support.wires.reading import read, read_whole
 
+pytestmark = pytest.mark.more("streams arrive byte by byte, too")
+
 COVERAGE = read_coverage(DECISIONS / "gemini.toml")
 GEMINI = WIRES[3]
 SCHEMA: JsonObject = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
