@@ -1,4 +1,7 @@
-"""The cost of a child's edge, as the number of bytecodes that Python runs. A loaded machine does not change it."""
+"""The cost of a child's edge, as the number of bytecodes that Python runs.
+
+A loaded machine adds turns of the event loop to some measurements. So the least of several counts.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +82,10 @@ def test_the_edge_of_a_child_costs_little() -> None:
     """Of the smallest call: it has no trace, no network and a short reply."""
 
     async def a_call(children: bool) -> float:
-        more = await bytecodes_of(2 * CALLS, children=children)
-        return (more - await bytecodes_of(CALLS, children=children)) / CALLS
+        least = [
+            min([await bytecodes_of(calls, children=children) for _ in range(3)]) for calls in (CALLS, 2 * CALLS)
+        ]
+        return (least[1] - least[0]) / CALLS
 
     alone, child = anyio.run(a_call, False), anyio.run(a_call, True)
     assert child - alone < MOST * alone
