@@ -9,7 +9,7 @@ import contextlib
 from importlib import import_module
 from pkgutil import walk_packages
 
-from callboard import adapters, bus, engine, tracestore
+from callboard import PriceTable, adapters, bus, engine, tracestore
 
 WITHIN = (
     *(
@@ -22,8 +22,9 @@ WITHIN = (
         "rich.live",
     ),
     *("rich.table", "structlog", "ulid", "yaml"),
+    "tests.cli.adapters",
 )
-"""What our modules, and those of libraries, import within functions."""
+"""What our modules, those of libraries, and the configuration of tests import within functions."""
 
 for room in (bus, adapters, tracestore, engine):
     for module in walk_packages(room.__path__, f"{room.__name__}."):
@@ -32,3 +33,4 @@ for room in (bus, adapters, tracestore, engine):
                 import_module(module.name)
 for name in WITHIN:
     import_module(name)
+PriceTable.default()  # cached, because reading it takes as long as a command
