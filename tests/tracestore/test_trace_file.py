@@ -227,6 +227,7 @@ async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, e
         asyncio.run(main())
         """,
         tmp_path / "trace.db",
+        fresh=True,
     )
     assert await anyio.to_thread.run_sync(present(process.stdout).readline) == "open\n"
     began = time.monotonic()
@@ -256,6 +257,7 @@ async def test_a_thread_that_still_works_at_the_end_is_let_finish(tmp_path: Path
         opened.wait()  # since Python 3.12 no thread may be started any more when the main one is over
         """,
         tmp_path / "trace.db",
+        fresh=True,
     )
     _, errors = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=20))
     assert (process.returncode, errors) == (0, "")
