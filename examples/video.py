@@ -37,7 +37,7 @@ async def fetch(engine: Engine, model: str, job_id: str, target: Path) -> bool:
     if not handle.job.done:
         print(handle.status, handle.job.progress)
         return False
-    result = await handle.wait()  # returns at once, or raises the job's error
+    result = await handle.wait()  # the job is done: returns immediately, or raises its error
     await handle.download(to=target)
     print(f"{target}: {bill(result)}")
     return True

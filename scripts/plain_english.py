@@ -107,7 +107,7 @@ def patterns(*, messages: bool = False) -> tuple[tuple[re.Pattern[str], str], ..
 
 @cache
 def any_pattern(*, messages: bool) -> re.Pattern[str]:
-    """All wordings of the list at once: few sentences have one, and the others need no second look."""
+    """All wordings of the list in one pattern. Few sentences have one, and only those are searched for each."""
     return re.compile("|".join(pattern.pattern for pattern, _ in patterns(messages=messages)), re.IGNORECASE)
 
 

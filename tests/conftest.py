@@ -33,7 +33,7 @@ from .support.virtual_time import FakeClock, runs_on
 gc.set_threshold(10_000, 20, 20)
 
 # A client's TLS context reads the certificates of all authorities, which takes 50 ms each time. Here it reads one,
-# which signs for nobody: its key was thrown away.
+# which has signed no other one, and whose key does not exist any more.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "authority.pem")
 
 # Their assertions are those of the tests that share them; before any test imports them.

@@ -190,7 +190,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"shorten_to={self.shorten_to}: must be at least 1")
         if not 0 < self.low_at <= 1:
             raise ValueError(f"low_at={self.low_at}: must be above 0 and at most 1")
-        self.counted_over  # noqa: B018 - a wrong window is told here
+        _ = self.counted_over  # raises the error of a wrong window now
 
     @property
     def max_nano_usd(self) -> int | None:

@@ -204,16 +204,21 @@ def _numbers(fields: Mapping[str, Json], names: Sequence[str]) -> Iterator[int]:
 
 
 def tiers_of(
-    provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
+    provider_options: Mapping[str, Json],
+    *,
+    adapter: str = "",
+    adapter_type: str = "",
+    only: str | None = None,
 ) -> tuple[str | None, ...]:
-    """The service tiers that may serve a request with these options.
+    """The service tiers that may serve a request with these options, in each geography that they name.
 
     The default tier is always included, because a provider may lack capacity in another one. The arguments are
-    those of `most_output`.
+    those of `most_output`. `only` is the tier of a request that can't choose one, such as ``batch``.
     """
-    found: dict[str | None, None] = {None: None}
+    found: dict[str | None, None] = {only: None}
     for options in _options_for(provider_options, adapter, adapter_type):
-        found.update(dict.fromkeys(unusual_tier(options.get(name)) for name in _TIERS))
+        if only is None:
+            found.update(dict.fromkeys(unusual_tier(options.get(name)) for name in _TIERS))
         found.update(dict.fromkeys(tier_in(tier, options.get("inference_geo")) for tier in list(found)))
     return tuple(found)
 

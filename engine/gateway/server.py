@@ -85,6 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.expected_content_length = len(message["body"])
             await send(message)
 
+        # uvicorn makes the cycle and has no setting for its class, so the method of this object is replaced.
         cycle.send = send_plain  # type: ignore[method-assign]
 
     def _expect_headers(self) -> None:

@@ -96,7 +96,7 @@ class Prompts:
 
     def __init__(self, given: Sequence[ToolLike]) -> None:
         self._given = given
-        self.tools  # noqa: B018  # a wrong function is reported here
+        _ = self.tools  # raises the error of a wrong function now
 
     @property
     def tools(self) -> tuple[Tool, ...]:

@@ -329,10 +329,6 @@ class Filtering:
             return
         try:
             passed = self._at_once(events)
-        except StoppedAfter as stopped:
-            self._hand_on(stopped.passed)
-            self._fail(stopped.error)
-            return
         except Exception as error:
             self._fail(error)
             return
@@ -374,10 +370,6 @@ class Filtering:
             arrived, self._arrived = self._arrived, []
             try:
                 passed = await function(arrived)
-            except StoppedAfter as stopped:
-                self._hand_on(stopped.passed)
-                self._fail(stopped.error)
-                return
             except Exception as error:
                 self._fail(error)
                 return
@@ -390,5 +382,8 @@ class Filtering:
         self._deliver(events)
 
     def _fail(self, error: Exception) -> None:
+        if isinstance(error, StoppedAfter):
+            self._hand_on(error.passed)
+            error = error.error
         self.error = error
         self._stop()

@@ -26,7 +26,7 @@ from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFou
 from callboard.tracestore import StoredBatch, StoredSubmission
 
 from ..budgets.ledger import Amount
-from ..budgets.worst_case import Priced, most_output, tool_fees, worst_case_of_reply
+from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
 from ..calls.outcome import texts_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
@@ -462,7 +462,6 @@ class _Creation:
     def _most(self, items: Sequence[BatchItem], priced: Priced) -> Amount:
         """The maximum cost of a part: the sum over its requests, at batch prices."""
         adapter = self._runtime.adapters.consult(self._runtime.registry.adapter_of(self._named.entry))
-        at_batch_prices = msgspec.structs.replace(priced, tiers=("batch",))
         money: int | None = 0
         tokens = 0
         for item in items:
@@ -472,6 +471,8 @@ class _Creation:
             )
             fees = tool_fees(request.provider_options)
             output = most_output(request.max_output_tokens, request.provider_options)
+            tiers = tiers_of(request.provider_options, only="batch")
+            at_batch_prices = msgspec.structs.replace(priced, tiers=tiers)
             most = worst_case_of_reply(at_batch_prices, estimate, output, fees)
             money = None if money is None or most.nano_usd is None else money + most.nano_usd
             tokens += most.tokens

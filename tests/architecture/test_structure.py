@@ -123,7 +123,7 @@ def test_the_core_needs_no_annex() -> None:
 # -- docstrings
 
 RUN_IN = re.compile(r"(?:\A|\n\n|[.;:]\s+)((?:\w+,\s+)*\w+(?:\s+and\s+\w+)?):\s")
-"""Names that are told within a paragraph: `One call. text: of it.`"""
+"""Names with a description within a paragraph: `One call. text: of it.`"""
 
 
 def names(node: ast.AST) -> Iterator[str]:

@@ -137,7 +137,7 @@ def test_what_any_provider_replied_is_of_the_next_ones_type(provider: str) -> No
     check()
 
 
-@pytest.mark.deep("a check of what the judges are given")
+@pytest.mark.deep("checks the inputs of the judges")
 @pytest.mark.parametrize("adapter", [ANTHROPIC, RESPONSES, CHAT, GEMINI, OLLAMA], ids=lambda adapter: adapter.name)
 def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAdapter) -> None:
     """Else the judges would have little to judge."""

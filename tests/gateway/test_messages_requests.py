@@ -12,6 +12,7 @@ import pytest
 from callboard.adapters.providers.anthropic.request import write_request
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
+    DocumentBlock,
     ImageBlock,
     TextBlock,
     ToolResultBlock,
@@ -266,7 +267,11 @@ def test_what_other_wires_can_not_carry_is_a_loss(fields: JsonObject, lost: str)
 )
 def test_other_wires_get_search_results_and_chosen_content_in_words(block: JsonObject, text: str) -> None:
     [shown] = read(user(block)).request.messages[0].content
-    assert (shown.text if isinstance(shown, TextBlock) else shown.data.decode()) == text  # type: ignore[union-attr]
+    if isinstance(shown, TextBlock):
+        assert shown.text == text
+    else:
+        assert isinstance(shown, DocumentBlock)
+        assert shown.data == text.encode()
 
 
 def test_a_search_result_with_a_changed_text_is_sent_with_that() -> None:

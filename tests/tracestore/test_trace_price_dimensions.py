@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.bus import ConfigurationError, Cost, CostSource, TokenUsage
+from callboard.bus.values.base import Json
 from callboard.tracestore import PriceAlias, PriceRow, PriceTable, TraceStore
 from callboard.tracestore.home import SNAPSHOT_NAME, price_table
 from callboard.tracestore.prices import files as price_snapshot
@@ -257,8 +258,10 @@ def test_published_dates_tiers_and_hours_are_taken_over() -> None:
 def test_inference_in_the_us_only_costs_a_tenth_more_at_anthropic(model: str, premium: bool) -> None:
     """The rates of tokens are higher, and searches cost the same. Older models can't be limited to the US."""
     rates = {"input_mtok": 5, "output_mtok": 25, "web_searches_kcount": 10}
-    source = [{"id": "anthropic", "models": [{"id": model, "match": {"equals": model}, "prices": rates}]}]
-    rows = PriceTable.of(convert(source, source="test", day="2026-01-01").prices()).rows  # type: ignore[arg-type]
+    source: Json = [
+        {"id": "anthropic", "models": [{"id": model, "match": {"equals": model}, "prices": {**rates}}]}
+    ]
+    rows = PriceTable.of(convert(source, source="test", day="2026-01-01").prices()).rows
     found = [(row.service_tier, row.input, row.output, row.extra) for row in rows if row.input]
     searches = {"web_search": 10_000_000_000}
     expected = [("", 5_000_000, 25_000_000, searches), ("geo-us", 5_500_000, 27_500_000, searches)]

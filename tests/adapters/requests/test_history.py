@@ -489,11 +489,11 @@ def test_a_long_history_is_written_as_if_it_had_never_been_sent_before(wire: str
     called = [*said[:17], Message.assistant((tool,)), Message.tool_result("toolu_1", "seen")]
     for messages in (said[:5], said[:9], said[:21], said, said[:11], elsewhere, said[:29], called, said):
         fresh = tuple(Message(each.role, each.content) for each in messages)
-        sent, anew = (
+        cached, written_again = (
             adapter.write_request(
                 CanonicalRequest(request_id="req", model="some", messages=each, max_output_tokens=9), stream=False
             )
             for each in (tuple(messages), fresh)
         )
-        assert sent.body == anew.body
-        assert msgspec.json.decode(sent.body)
+        assert cached.body == written_again.body
+        assert msgspec.json.decode(cached.body)

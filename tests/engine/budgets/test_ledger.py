@@ -496,6 +496,12 @@ def test_the_worst_case_is_that_of_the_dearest_service_tier_asked_for(
     assert worst_case_of_reply(priced, 1, 2000, {}).nano_usd == cost
 
 
+def test_a_batch_has_its_own_tier_in_the_geography_that_a_request_names() -> None:
+    options: dict[str, Any] = {"anthropic": {"service_tier": "auto", "inference_geo": "us"}}
+    assert tiers_of(options, only="batch") == ("batch", "batch+geo-us")
+    assert tiers_of({}, only="batch") == ("batch",)
+
+
 def test_fees_of_tools_are_in_the_worst_case() -> None:
     """Three searches at ten dollars for a thousand."""
     row = PriceRow(model="s:m", input=0, output=0, extra={"web_search": 10_000_000_000})

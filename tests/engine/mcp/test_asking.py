@@ -57,7 +57,9 @@ async def ask(client: Client, message: str, progress: Progress | None = None, **
             progress.append(said)
 
     result = await client.call_tool("ask", {"message": message, **more}, progress_callback=note)
-    found: dict[str, str] = json.loads(result.content[0].text)  # type: ignore[union-attr]
+    (part,) = result.content
+    assert part.type == "text"
+    found: dict[str, str] = json.loads(part.text)
     return found
 
 
@@ -82,7 +84,7 @@ async def test_a_conversation_goes_on_by_its_id_and_an_unknown_one_is_an_error(
         await ask(client, "Hi")
         result = await client.call_tool("ask", {"message": "Go on", "conversation": second})
         assert result.is_error
-        assert f"there is no conversation {second!r}" in result.content[0].text  # type: ignore[union-attr]
+        assert f"there is no conversation {second!r}" in str(result.content)
 
 
 @ages

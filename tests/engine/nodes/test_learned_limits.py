@@ -159,12 +159,12 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
             for engine in (a, b):
                 broker = node_of(engine).broker
                 with anyio.fail_after(10):
-                    while not broker.connected:  # noqa: ASYNC110
+                    while not broker.connected:  # noqa: ASYNC110 (no event reports it)
                         await anyio.sleep(0.005)
             with pytest.raises(RateLimitError, match="slow down"):
                 await a.generate("s:m", "Hi")
             with anyio.fail_after(10):
-                while not b._runtime.rate_limits._early:  # noqa: ASYNC110
+                while not b._runtime.rate_limits._early:  # noqa: ASYNC110 (no event reports it)
                     await anyio.sleep(0.005)
             with pytest.raises(RateLimitWaitError) as waits:
                 await b.generate("s:m", "Hi")
