@@ -162,7 +162,7 @@ class HttpBatches(HttpJobs):
             await self._ask(self.wire.cancel(job.id), lambda body, headers: None, model, job.key)
         except NotFoundError:
             return False
-        except InvalidRequestError:  # it has ended or is being cancelled
+        except InvalidRequestError:  # the job has ended or is being cancelled
             return (await self.retrieve(job.id, model, job.key)).status == "cancelling"
         return True
 
@@ -373,8 +373,9 @@ class _Place(NamedTuple):
 
 
 class ReplyFile:
-    """The lines of results by request id. Above a size they are in a temporary file. If a request has several
-    lines, the first counts.
+    """The lines of results by request id. If a request has several lines, the first counts.
+
+    Above `MOST_IN_MEMORY` bytes, the lines are stored in a temporary file.
     """
 
     def __init__(self) -> None:
