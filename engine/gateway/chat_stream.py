@@ -53,9 +53,9 @@ def _json_text(text: str) -> bytes:
 class ChatWriter:
     """Writes one streamed reply; see `ReplyWriter`."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
-        self._names = ClientNames(asked)
-        self._with_usage = asked.options.get(INCLUDE_USAGE) is True
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        self._names = ClientNames(client_request)
+        self._with_usage = client_request.options.get(INCLUDE_USAGE) is True
         self._frame: JsonObject = {
             "id": f"chatcmpl-{info.id}",
             "object": "chat.completion.chunk",
