@@ -141,8 +141,8 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
                 [envelope if type(envelope.data) in plain else _line_of(envelope) for envelope in envelopes]
             )
         )
-        # Raw JSON of a provider may contain line breaks. `count` would look at each byte by itself.
-        if len(lines.split(b"\n")) == len(envelopes) + 1:
+        # Raw JSON of a provider may contain line breaks. `count` and `split` would look at each byte by itself.
+        if len(lines) - len(lines.replace(b"\n", b"")) == len(envelopes):
             return lines
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
         pass  # one event can't be encoded in one pass; each is encoded below
