@@ -42,9 +42,9 @@ from .reading import FreeFormReader, arguments_of, free_form_text
 from .wire import ClientRequest, Failure, ListedModel, ReplyInfo, ReplyWriter
 
 
-def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
     """The body of a reply."""
-    names = ClientNames(asked)
+    names = ClientNames(client_request)
     content, calls = response.content, response.tool_uses
     text: Json = reply_text(content)
     message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
@@ -125,14 +125,16 @@ class ChatWire:
     ) -> ClientRequest:
         return read_request(body, headers, model=model, stream=stream)
 
-    def stream_type(self, asked: ClientRequest) -> str:
+    def stream_type(self, client_request: ClientRequest) -> str:
         return "text/event-stream; charset=utf-8"
 
-    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return ChatWriter(asked, info)
+    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+        return ChatWriter(client_request, info)
 
-    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-        return write_reply(asked, info, response)
+    def write_reply(
+        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
+    ) -> JsonObject:
+        return write_reply(client_request, info, response)
 
     def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
         return write_failure(failure)
@@ -168,9 +170,9 @@ def _json_text(text: str) -> bytes:
 class ChatWriter:
     """Writes one streamed reply; see `ReplyWriter`."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
-        self._names = ClientNames(asked)
-        self._with_usage = asked.options.get(INCLUDE_USAGE) is True
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        self._names = ClientNames(client_request)
+        self._with_usage = client_request.options.get(INCLUDE_USAGE) is True
         self._frame: JsonObject = {
             "id": f"chatcmpl-{info.id}",
             "object": "chat.completion.chunk",

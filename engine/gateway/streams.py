@@ -60,13 +60,13 @@ class PassedReply:
 
     Args:
         protocol: The protocol of client and provider.
-        asked: The request.
+        client_request: The request.
         model: Returns the provider's name of the serving model.
         is_array: Whether the stream is one JSON array, not server-sent events.
     """
 
     def __init__(
-        self, protocol: str, asked: ClientRequest, model: Callable[[], str], *, is_array: bool = False
+        self, protocol: str, client_request: ClientRequest, model: Callable[[], str], *, is_array: bool = False
     ) -> None:
         self.seen = False
         """Whether anything has arrived. If so, the provider uses the client's protocol."""
@@ -79,7 +79,7 @@ class PassedReply:
         self._frames: list[bytes] = []
         self._waiting_bytes = 0
         self._protocol = protocol
-        self._asked = asked
+        self._client_request = client_request
         self._model = model
         self._named = protocol in ("anthropic", "openai")
         self._is_array = is_array
@@ -92,11 +92,11 @@ class PassedReply:
     def take_in(self, name: str, data: bytes) -> None:
         """Add an event, or a whole reply."""
         self.seen = True
-        if not self._asked.stream:
+        if not self._client_request.stream:
             self.body = data
             return
         if self._renames is None:
-            self._renames = self._model() != self._asked.model
+            self._renames = self._model() != self._client_request.model
         if name in _FINAL_EVENTS:
             self.final = data
         if name in ENDS_IN_FAILURE or (not name and b'"error"' in data[:_ERROR_WITHIN]):
@@ -130,9 +130,9 @@ class PassedReply:
 
     def whole(self) -> bytes:
         """The whole reply with the client's name of the model."""
-        if self._model() == self._asked.model:
+        if self._model() == self._client_request.model:
             return self.body
-        return replaced(self.body, (MODEL_FIELDS[self._protocol],), self._asked.model)
+        return replaced(self.body, (MODEL_FIELDS[self._protocol],), self._client_request.model)
 
     def _renamed(self, name: str, data: bytes) -> bytes:
         if self._named and name not in _NAMING_EVENTS:
@@ -140,11 +140,11 @@ class PassedReply:
         known = self._known
         if known is not None and data.count(known[0]) == 1:  # the usual case, without decoding
             return data.replace(*known)
-        renamed = replaced(data, self._place, self._asked.model)
+        renamed = replaced(data, self._place, self._client_request.model)
         if len(self._place) == 1 and renamed is not data:
             found = _members.decode(data)[self._place[0]]
             key = b'"%s":' % self._place[0].encode()
-            self._known = key + bytes(found), key + msgspec.json.encode(self._asked.model)
+            self._known = key + bytes(found), key + msgspec.json.encode(self._client_request.model)
         return renamed
 
     def _framed(self, name: str, data: bytes) -> bytes:

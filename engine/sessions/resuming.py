@@ -1,4 +1,4 @@
-"""Opening a session by its id: the open one, else the stored one, else a new one. And the engine's session methods.
+"""The session methods of `Engine`, and opening a session by its id: the open, the stored, or a new one.
 
 A stored session with missing content raises CallboardError. Each turn of a session opened by id ends with a
 commit, so another process of the host can open it next. A new session is claimed in the trace before its first
