@@ -214,9 +214,7 @@ RECENT = 4
 """The number of last plain messages that are not cached as JSON, because a wire may mark or join them."""
 
 
-def encoded(
-    history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]
-) -> tuple[list[Json], int]:
+def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> tuple[list[Json], int]:
     """The cached JSON of a history's beginning in one protocol, and the number of its messages. See `Beginning`.
 
     The list has one `Raw` for all these messages, or nothing. An encoder writes it unchanged. The last `RECENT`
