@@ -56,7 +56,7 @@ class ToolIdRule(msgspec.Struct, frozen=True):
         """Derive an id for another provider's call. The same call always gets the same id, and different calls get
         different ids.
 
-        It is a digest, so it reveals no part of the original id.
+        The new id is a digest, so it reveals no part of the original id.
         """
         digest = hashlib.sha256(canonical_id.encode("utf-8", "surrogatepass")).hexdigest()
         return (self.prefix + digest)[: self.max_length]
@@ -79,11 +79,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     accepts_documents: bool = False
     """Whether user messages may hold documents."""
     image_types: tuple[str, ...] | None = None
-    """The media types of images; None means any. An image of unknown type passes."""
+    """The media types of images; None means any. An image of unknown type is accepted."""
     audio_types: tuple[str, ...] | None = None
-    """The media types of audio; None means any. Audio of unknown type passes."""
+    """The media types of audio; None means any. Audio of unknown type is accepted."""
     document_types: tuple[str, ...] | None = None
-    """The media types of documents; None means any. A document of unknown type passes."""
+    """The media types of documents; None means any. A document of unknown type is accepted."""
     fetches: tuple[str, ...] = WEB
     """The schemes of the addresses from which the provider fetches media."""
     results_carry: tuple[Literal["image", "document", "opaque"], ...] = ("image",)
@@ -161,7 +161,9 @@ class FittedHistory(msgspec.Struct, frozen=True):
     session_id: str = ""
     adapter: str = ""
     homes: tuple[Home, ...] = ()
-    """The original messages of the blocks in `messages`. A block that occurs in several belongs to the first."""
+    """The original messages of the blocks in `messages`. A block that occurs in several messages belongs to the
+    first.
+    """
     plain: tuple[str, ...] = ()
     """The texts of the first messages, while they alternate between plain user and assistant text."""
     beginning: Beginning | None = None

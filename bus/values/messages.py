@@ -97,7 +97,7 @@ class RoutingDecision(ShortRepr, frozen=True, gc=False):
 
 
 class CallWarning(msgspec.Struct, frozen=True, gc=False):
-    """A problem with a call that did not end it."""
+    """A problem that did not make the call fail."""
 
     code: str
     """A `WarningCode`, or a host's own code, for programs."""
@@ -127,7 +127,7 @@ class MessageMetadata(ShortRepr, frozen=True, kw_only=True, gc=False):
     latency_ms: int | None = None
     """Milliseconds of the adapter's call, all attempts included."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the reader, such as history that was left out of the request."""
+    """Problems with the call, such as history that was left out of the request."""
     raw: RawReply | None = None
     """The reply as the provider sent it; None unless the request asked for it."""
     provider_details: JsonObject | None = None
@@ -244,7 +244,7 @@ _ROLE = attrgetter("role")
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 _KEPT = "_beginning"
 _GROWTH = 8
-"""The number of messages by which a `Beginning` grows: it is rebuilt after that many more."""
+"""The number of new messages after which a `Beginning` is rebuilt."""
 
 
 def plain_texts(messages: Iterable[Message]) -> list[str | None]:
@@ -411,7 +411,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
                 "at most 64 in total"
             )
         if not _COMBINED.isdisjoint(self.input_schema):
-            return  # the parts have the type and properties; adapters merge them for servers that need it
+            return  # a union's parts have the type and properties; adapters merge them for servers that need it
         if self.input_schema.get("type") != "object":
             raise ValueError(f"tool {self.name!r}: input_schema must have type 'object' at its root")
         properties = self.input_schema.get("properties")
@@ -500,7 +500,7 @@ _ENDED_WELL = frozenset({StopReason.TOOL_USE, StopReason.END_TURN, StopReason.PA
 
 
 def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
-    """Whether a reply ended well without text and without a tool call. Reasoning alone is empty.
+    """Whether a reply ended well without text and without a tool call. A reply of reasoning alone is empty.
 
     A reply that ended with a stop sequence or a pause is not empty.
     """

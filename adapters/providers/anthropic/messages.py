@@ -323,7 +323,7 @@ class _Writer:
             case ToolUseBlock():
                 yield self._tool_use(block)
             case ToolResultBlock(tool_use_id=call_id) if call_id in self.own.declined_calls:
-                pass  # its call is not sent
+                pass  # the result's call is not sent
             case ToolResultBlock():
                 yield self._tool_result(block)
             case ThinkingBlock(signature=None) | ThinkingBlock(signature="") if self.habits.unsigned_thinking:

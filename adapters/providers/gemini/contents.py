@@ -329,7 +329,7 @@ class _Writer:
         return {**part, "inlineData": data}
 
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
-        """The parts of a text, separated by their signatures."""
+        """Split a text into parts: each signed piece has its own part."""
         at = 0
         own = self._fields(block.provider_raw, OF_TEXT)
         signed = self._own(block).get("signatures")

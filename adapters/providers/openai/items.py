@@ -1,9 +1,9 @@
 """A fitted history as input items of the Responses API. Pure.
 
 The call is stateless (`store` is false), so each one has the whole history. OpenAI requires that a reasoning item
-is followed by the item that it originally preceded. So a reasoning item is sent back whole, and the items after
-it with their own ids. Without it, they are sent back without ids. A message without an id gets a generated one,
-because several servers require id and status.
+is followed by the item that it originally preceded. So a reasoning item is sent back whole, and the items after it
+have their own ids. If the reasoning item is not sent, these items have no ids. A message without an id gets a
+generated one, because several servers require id and status.
 """
 
 from __future__ import annotations

@@ -232,7 +232,8 @@ class _Writer:
     def _say(self, parts: list[JsonObject]) -> None:
         """Add a user message.
 
-        It joins a user message before it, because chat templates require alternating roles.
+        If the last message is the user's, the parts are added to it, because chat templates require alternating
+        roles.
         """
         if not parts:
             return
@@ -315,7 +316,7 @@ class _Writer:
                 case "reasoning_details" | "as_sent" if "reasoning_details" in data:
                     details += _as_list(data["reasoning_details"])
                 case "reasoning_details" if isinstance(block, ThinkingBlock) and with_calls:
-                    # DeepSeek's models behind OpenRouter send no details and need their text back
+                    # DeepSeek's models behind OpenRouter send no details and need the text of their reasoning back
                     wire["reasoning"] = f"{wire.get('reasoning', '')}{block.text}"
                 case "as_sent" if isinstance(block, ThinkingBlock) and with_calls:
                     field = str(data.get(REASONING_FIELD, "reasoning_content"))
@@ -403,7 +404,7 @@ def _as_list(value: Json) -> list[Json]:
 # --- Marks of the prompt cache ---
 
 MOST = 4
-"""The largest number of marks in a request."""
+"""The largest number of marks (cache breakpoints) in a request."""
 
 _MARK = "cache_control"
 _PLACE = b"\0"
@@ -415,8 +416,8 @@ _INNER = ("content", "tool_calls", "function")
 def encode_body(body: JsonObject) -> bytes:
     """The body as JSON, with at most `MOST` marks.
 
-    It searches the bytes for them, because most requests have none. The cached beginning of the history has none.
-    It is inserted after the search.
+    The marks are searched in the bytes, because most requests have none. The cached beginning of the history has
+    none, so it is inserted after the search.
     """
     messages = _as_list(body.get("messages"))
     beginning = msgspec.Raw()
