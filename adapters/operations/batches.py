@@ -24,7 +24,7 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     StreamError,
 )
-from callboard.bus.values.usage import tier_in
+from callboard.bus.values.usage import split_tier, tier_in
 
 from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
@@ -335,7 +335,7 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
     response = call.response(written, None)
     if client.wire.emulates_tools and emulation.is_constrained(client.wire, request):
         response = read_response(response, client.clock)
-    geography = (response.usage.service_tier or "").partition("geo-")[2]
+    _, geography = split_tier(response.usage.service_tier)
     usage = msgspec.structs.replace(response.usage, service_tier=tier_in(BATCH_TIER, geography))
     return msgspec.structs.replace(response, usage=usage, latency_ms=0)
 

@@ -216,9 +216,11 @@ RECENT = 4
 """The number of last plain messages that are not cached as JSON, because a wire may mark or join them."""
 
 
-def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> list[Json]:
-    """The cached JSON of a history's beginning in one protocol, without the last `RECENT` messages. See
-    `Beginning`.
+def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> tuple[list[Json], int]:
+    """The cached JSON of a history's beginning in one protocol, and the number of its messages. See `Beginning`.
+
+    The list has one `Raw` for all these messages, or nothing. An encoder writes it unchanged. The last `RECENT`
+    messages are not among them.
 
     Args:
         history: The history.
@@ -226,13 +228,12 @@ def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonOb
         make: A function that makes the wire's message from a text and its index. User and model alternate,
             starting with the user.
     """
-    end = max(len(history.plain) - RECENT, 0)
-    beginning = beginning_of(history.messages) if end else None
+    most = len(history.plain) - RECENT
+    beginning = beginning_of(history.messages) if most > 0 else None
     if beginning is None:
-        return []
-    # Encoders write Raw unchanged.
-    raw = beginning.form(f"{name}_json", lambda text, place: msgspec.Raw(encode_json(make(text, place))))
-    return cast("list[Json]", raw[:end])
+        return [], 0
+    joined, count = beginning.json(name, most, lambda text, place: encode_json(make(text, place)))
+    return ([cast("Json", joined)] if count else []), count
 
 
 def block_type(block: ContentBlock) -> str:

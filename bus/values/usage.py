@@ -81,6 +81,12 @@ def tier_in(tier: str | None, geography: object) -> str | None:
     return f"{tier}+geo-{name}" if tier else f"geo-{name}"
 
 
+def split_tier(service_tier: str | None) -> tuple[str | None, str | None]:
+    """The tier and the geography in a name that `tier_in` made; None for each that it does not contain."""
+    tier, _, geography = (service_tier or "").partition("geo-")
+    return tier.rstrip("+") or None, geography or None
+
+
 def details_of(**counts: int | None) -> dict[str, int] | None:
     """The counts above zero, in the form of `TokenUsage.details`; None if there are none."""
     return {name: count for name, count in counts.items() if count} or None

@@ -7,6 +7,8 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -216,17 +218,21 @@ class FilledColumns:
             return insert, values
         narrow, places = self._known.get(insert, (insert, []))
         if len(places) < width:
-            filled = [place for place in range(width) if values[place::width].count(None) < rows]
-            if not set(filled).issubset(places):
+            empty = [place for place in range(width) if place not in places]
+            filled = [place for place in empty if values[place::width].count(None) < rows]
+            if filled:
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
                 self._known[insert] = narrow, places
         if not places:
             return insert, values
-        kept: list[SqlValue] = [None] * (rows * len(places))
+        kept: list[SqlValue] = [_NULL] * (rows * len(places))
         for at, place in enumerate(places):
-            kept[at :: len(places)] = values[place::width]
-        return narrow, [_NULL if value is None else value for value in kept]
+            column = values[place::width]
+            if any(map(is_, column, repeat(None))):  # `in` would compare texts with None, not only identities
+                column = [_NULL if value is None else value for value in column]
+            kept[at :: len(places)] = column
+        return narrow, kept
 
 
 def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:

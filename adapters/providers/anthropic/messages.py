@@ -270,8 +270,8 @@ class _Writer:
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         history, plain = self.history, self.history.plain
-        written = encoded(history, "messages", _plain)
-        done, last = len(written), list[Json]()
+        written, done = encoded(history, "messages", _plain)
+        last: list[Json] = []
         for message, said in zip(history.messages[done:], plain[done:], strict=False):
             last = [{"type": "text", "text": said}]
             written.append({"role": message.role.value, "content": last})

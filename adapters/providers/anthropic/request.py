@@ -147,8 +147,10 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
             yield _last(content)
 
 
-_PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]}')
+_PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]},')
 """The bytes of a plain message besides its text."""
+_PLAIN_START = b'{"role":"'
+"""The start of each message. Texts can't contain it, because JSON escapes their quotation marks."""
 
 
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
@@ -156,8 +158,9 @@ def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
     if size >= least:
         return 0
     for place, message in enumerate(messages):
-        if not isinstance(message, dict):  # JSON already
-            size += len(cast("msgspec.Raw", message)) - _PLAIN_BYTES
+        if not isinstance(message, dict):  # the JSON of several plain messages
+            joined = bytes(cast("msgspec.Raw", message))
+            size += len(joined) - joined.count(_PLAIN_START) * _PLAIN_BYTES
             content = None
         else:
             content = message.get("content")
