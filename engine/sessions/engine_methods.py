@@ -39,12 +39,13 @@ class SessionMethods:
             model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
             system_prompt: The system prompt of its turns.
             tools: The tools of its turns, or plain functions with type hints and docstrings.
-            session_id: An id in place of a new one.
+            session_id: The session's id; a new one is made by default.
             tags: The tags of its calls, for the trace; never sent.
-            requires: The abilities that the model must have, in addition to the abilities that the requests show.
+            requires: The abilities that the model must have, besides the abilities that its requests need.
             name: A name for people.
-            options: The options of its turns, where a turn has none of its own: the fields of `SessionOptions`
-                (fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds).
+            options: Default options for its turns; a turn's own options override them. The fields of
+                `SessionOptions` (fallback, approve, context, key, temperature, max_output_tokens,
+                max_tool_rounds).
 
         Raises:
             ConfigurationError: A name is unknown, or two tools have one name.
@@ -78,12 +79,12 @@ class SessionMethods:
     ) -> Session:
         """The session of that id: the open one, else the stored one with its history, else a new one.
 
-        It needs an engine with `capture_content=True`, so that the session can be opened again later. It then
-        belongs to this engine, or in a cluster to this node, as after `resume`. The given settings replace the
-        stored ones from the next turn on; None keeps a setting.
+        The engine must have `capture_content=True`, so that the session can be opened again later. Afterwards this
+        engine owns the session, as after `resume`. The arguments replace the stored settings from the next turn
+        on; None keeps a stored setting.
 
         Args:
-            session_id: An id of the host's own, such as a tenant's and a conversation's.
+            session_id: An id that the host chooses, for example from the ids of a tenant and a conversation.
             model: As in `session`; a new session needs one.
             system_prompt: As in `session`.
             tools: As in `session`. The code of tools is not stored, so pass them each time: without them, the
@@ -94,7 +95,7 @@ class SessionMethods:
             options: As in `session`.
 
         Raises:
-            CallboardError: Some content of the session is lost, or was never kept.
+            CallboardError: Some content of the session is missing from the trace.
             SessionBusy: Another node of the cluster runs a turn of the session.
             ConfigurationError: A name is unknown, two tools have one name, a new session has no model, or the
                 engine doesn't keep content.
@@ -138,8 +139,8 @@ class SessionMethods:
 
         Args:
             session_id: The id of the session.
-            tools: The tools with their code, which is not stored. None takes the stored definitions, as passive
-                tools.
+            tools: The tools with their code, which is not stored. With None, the session has the stored
+                definitions as passive tools.
             model: A model in place of the stored one.
             system_prompt: A system prompt in place of the stored one.
             options: As in `session`, in place of the stored ones.
@@ -170,7 +171,7 @@ class SessionMethods:
         """The sessions that are open here, and sessions of the trace, the latest first.
 
         Args:
-            limit: The largest number of sessions of the trace; None is all of them.
+            limit: The maximum number of sessions from the trace; None returns all.
             tags: Tags that the sessions must all have, such as ``{"tenant": "red"}``.
 
         Raises:
@@ -181,8 +182,8 @@ class SessionMethods:
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session: the open one, and its stored messages.
 
-        Its calls and their costs stay in the trace. A `Session` that you still hold starts again, empty, with its
-        next turn. Copies that were shipped to another store are deleted when that store can be reached.
+        Its calls and their costs stay in the trace. If you still use its `Session` object, the next turn starts it
+        again, empty. Copies that were shipped to another store are deleted when that store can be reached.
 
         Returns:
             False if there was no such session.
@@ -207,9 +208,9 @@ class SessionMethods:
 
         Args:
             document: The document.
-            session_id: An id in place of the exported one.
-            tools: Tools in place of the exported ones; without them its tools are passive.
-            model: A model in place of the exported one.
+            session_id: The id of the new session; the exported id by default.
+            tools: Tools that replace the exported ones; without them, the exported tools are passive.
+            model: A model that replaces the exported one.
             key: As in `session`; it is not exported.
 
         Raises:

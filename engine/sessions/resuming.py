@@ -1,4 +1,4 @@
-"""Opening a session by its id: the open one, else the stored one, else a new one.
+"""Open a session by its id: the open one, else the stored one, else a new one.
 
 A stored session with missing content raises CallboardError. Each turn of a session opened by id ends with a
 commit, so another process of the host can open it next. A new session is claimed in the trace before its first
@@ -56,11 +56,11 @@ class SessionToOpen(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     tools: Sequence[ToolLike] | None = None
-    """Tools in place of the stored ones."""
+    """Tools that replace the stored ones."""
     model: Model | None = None
-    """A model in place of the stored one; it is only checked here."""
+    """A model that replaces the stored one. It is only checked here."""
     system_prompt: str | None = None
-    """A system prompt in place of the stored one."""
+    """A system prompt that replaces the stored one."""
     options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
 
 
@@ -80,7 +80,7 @@ async def resumed(runtime: Runtime, settings: SessionToOpen) -> SessionState:
 
 
 async def stored_state(runtime: Runtime, settings: SessionToOpen) -> SessionState:
-    """The state of a stored session for reading only. No other process notices.
+    """The state of a stored session for reading only. The session's owner does not change.
 
     Raises CallboardError, ConfigurationError or StoreError.
     """
@@ -118,7 +118,7 @@ def state_of_saved(runtime: Runtime, settings: SessionToOpen, saved: SavedSessio
 async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
     """Record in the trace that this engine owns the session.
 
-    Raises CallboardError if another process writes it at this moment.
+    Raises CallboardError if another process writes to the session at the same time.
     """
     bus = runtime.bus
     try:
@@ -208,7 +208,9 @@ async def opened(runtime: Runtime, settings: SessionToOpen, new: NewSession) -> 
 async def _created(
     runtime: Runtime, settings: SessionToOpen, fresh: Callable[[], SessionState]
 ) -> SessionState | None:
-    """A new session of this engine; None if a part of it is stored, or another engine was faster."""
+    """A new session of this engine; None if it is already stored in part, or if another engine created it
+    first.
+    """
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
     # Queried first, because another engine may start the session meanwhile.
