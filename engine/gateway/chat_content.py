@@ -18,7 +18,7 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
 from .chat_reasoning import as_list
 from .chat_requests import FREE_FORM_TOOLS, LEGACY_FUNCTIONS, TOOL_NAMES
@@ -79,7 +79,8 @@ def end_of(response: CanonicalResponse, names: ClientNames) -> JsonObject:
 
 
 def tier_of(usage: TokenUsage) -> JsonObject:
-    return {} if usage.service_tier is None else {"service_tier": usage.service_tier}
+    tier, _ = split_tier(usage.service_tier)
+    return {} if tier is None else {"service_tier": tier}
 
 
 def fingerprint_of(response: CanonicalResponse) -> Json:

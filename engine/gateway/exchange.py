@@ -54,8 +54,7 @@ from .http import (
     rate_headers,
     retry_headers,
 )
-from .passing import ClientTooSlow, PassedReply
-from .streams import StreamWriter, TurnEvents
+from .streams import ClientTooSlow, PassedReply, StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
 MOST_WARNING_BYTES = 2048

@@ -34,10 +34,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason
 
-from .gemini_fields import GEMINI
+from .gemini_fields import GEMINI, Unwrapping
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
 from .gemini_requests import read_request
-from .gemini_schemas import Unwrapping
 from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
 
 # --- The end of a reply ---

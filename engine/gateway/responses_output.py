@@ -30,7 +30,7 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
 from .chat_content import annotations_of
 from .chat_content import write_failure as chat_failure
@@ -344,11 +344,12 @@ class ResponseObject:
         status, reason = end_of(response.stop_reason)
         error: JsonObject | None = {"code": "server_error", "message": _FAILED} if status == FAILED else None
         details = response.provider_details
+        tier, _ = split_tier(response.usage.service_tier)
         return {
             **self.at(status, output, error=error),
             "incomplete_details": None if reason is None else {"reason": reason},
             "usage": usage_object(response.usage),
-            "service_tier": response.usage.service_tier or "default",
+            "service_tier": tier or "default",
             **{name: details[name] for name in DETAILS if name in details},
         }
 

@@ -21,7 +21,8 @@ WITHIN = (
         "rich.console",
         "rich.live",
     ),
-    *("rich.table", "structlog", "ulid", "yaml"),
+    *("jsonschema", "rich._unicode_data.unicode17-0-0", "rich.table", "structlog", "ulid", "yaml"),
+    *("prompt_toolkit.input.vt100", "prompt_toolkit.key_binding.bindings.search", "prompt_toolkit.patch_stdout"),
     "tests.cli.adapters",
 )
 """What our modules, those of libraries, and the configuration of tests import within functions."""
@@ -32,5 +33,6 @@ for room in (bus, adapters, tracestore, engine):
             with contextlib.suppress(ModuleNotFoundError):  # of a library that is not installed
                 import_module(module.name)
 for name in WITHIN:
-    import_module(name)
+    with contextlib.suppress(ModuleNotFoundError):
+        import_module(name)
 PriceTable.default()  # cached, because reading it takes as long as a command

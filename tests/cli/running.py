@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -58,17 +59,40 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "CALLBOARD_HOME": str(home), "PYTHONUTF8": "1", "COLUMNS": "120", "VISUAL": "true"}
 
 
-def start(*arguments: str, home: Path, without: str | None = None) -> subprocess.Popen[bytes]:
-    """A command under way, with all three streams piped."""
-    hide = f"import sys; sys.modules[{without!r}] = None; from callboard.__main__ import main; sys.exit(main())"
-    program = ["-m", "callboard"] if without is None else ["-c", hide]
+def start(
+    *arguments: str,
+    home: Path,
+    without: str = "",
+    more: Mapping[str, str] | None = None,
+    session: bool = False,
+    text: bool = False,
+    program: str = COMMAND,
+    **streams: int,
+) -> subprocess.Popen[Any]:
+    """A command under way, with all three streams piped, unless others are named.
+
+    Args:
+        arguments: Its words.
+        home: Its home folder.
+        without: A library that it does not find.
+        more: Further variables of its environment.
+        session: Whether it starts a session, so that it has no terminal of its own.
+        text: Whether its streams are of text.
+        program: The text of the program that runs the command.
+        streams: Open files in place of pipes.
+    """
+    variables = {**environment(home), **(more or {})}
+    if can_fork():
+        forked = Program(program, arguments, variables, without=without, session=session)
+        return Forked(forked, text=text, **streams)
+    hide = f"import sys\nsys.modules[{without!r}] = None\n"
     return subprocess.Popen(
-        [sys.executable, *program, *arguments],
+        [sys.executable, "-c", hide + program, *arguments],
         cwd=CHECKOUT,
-        env=environment(home),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        env=variables,
+        start_new_session=session,
+        text=text,
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
     )
 
 
@@ -76,27 +100,19 @@ def call(
     *arguments: str,
     home: Path,
     said: str = "",
-    without: str | None = None,
+    without: str = "",
     more: Mapping[str, str] | None = None,
     exits: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """A command from start to end."""
-    done = _called(arguments, home, said, without, more)
+    done = _ended(start(*arguments, home=home, without=without, more=more), said)
     assert exits in (None, done.returncode), done.stdout + done.stderr
     return done
 
 
 def call_into(stdout: int, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     """A command that writes to an open file, such as a pipe or a device."""
-    return _ended(Forked(Program(COMMAND, arguments, environment(home)), stdout=stdout, text=False), "")
-
-
-def _called(
-    arguments: tuple[str, ...], home: Path, said: str, without: str | None, more: Mapping[str, str] | None
-) -> subprocess.CompletedProcess[str]:
-    if without is None and can_fork():
-        return _ended(Forked(Program(COMMAND, arguments, {**environment(home), **(more or {})}), text=False), said)
-    return _ended(start(*arguments, home=home, without=without), said)
+    return _ended(start(*arguments, home=home, stdout=stdout), "")
 
 
 def _ended(process: subprocess.Popen[bytes], said: str) -> subprocess.CompletedProcess[str]:
@@ -118,13 +134,8 @@ def at_terminal(
     """
     ours, theirs = pty.openpty()
     streams = {name: theirs if name in on.split() else subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "callboard", *arguments],
-        cwd=CHECKOUT,
-        env={**environment(home), "TERM": "xterm", **more},
-        start_new_session=True,
-        **streams,  # type: ignore[call-overload]
-    ) as process:
+    variables = {"TERM": "xterm", **more}
+    with start(*arguments, home=home, more=variables, session=True, **streams) as process:
         os.close(theirs)
         if process.stdin is not None:
             process.stdin.close()

@@ -19,7 +19,7 @@ from tests.support.depth import first_is_quick
 from tests.support.provider_server import provider_server, refusing_url
 from tests.support.reply_server import reply_server
 
-from .running import CHECKOUT, at_terminal, call, environment, read_until, start
+from .running import CHECKOUT, at_terminal, call, call_into, environment, read_until, start
 
 ASK = (sys.executable, "-m", "callboard", "ask")
 
@@ -261,12 +261,10 @@ def test_a_signal_ends_it_in_order_with_what_had_arrived(talkative: Path, number
 def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     """As `head` does; the call is cancelled, and nothing is said of the pipe."""
     reads, writes = os.pipe()
-    words = (*ASK, "-m", "endless:m", "Tell me a story.")
     os.close(reads)
-    streams = {"stdin": subprocess.DEVNULL, "stdout": writes, "stderr": subprocess.PIPE}
-    done = subprocess.run(words, **streams, env=environment(talkative), cwd=CHECKOUT)
+    done = call_into(writes, "ask", "-m", "endless:m", "Tell me a story.", home=talkative)
     os.close(writes)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (done.returncode, done.stderr) == (141, "")
     row = msgspec.json.decode(call("traces", "--json", home=talkative, exits=0).stdout)
     assert row["status"] == "cancelled"
 
@@ -294,9 +292,9 @@ def test_a_terminal_shows_what_the_model_thinks_and_stdout_never_does(home: Path
 
 def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:
     """No frames, although nothing of the command has begun."""
-    words = [sys.executable, "-c", INTERRUPTED_EARLY]
-    done = subprocess.run(words, capture_output=True, env=environment(talkative), cwd=CHECKOUT)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    with start(home=talkative, program=INTERRUPTED_EARLY) as process:
+        assert process.communicate() == (b"", b"")
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("stream", first_is_quick([1, 0, 2], "more closed streams"))

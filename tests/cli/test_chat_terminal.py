@@ -9,7 +9,6 @@ import re
 import selectors
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -18,20 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from .running import CHECKOUT, PATIENCE_SECONDS, call, environment
+from .running import COMMAND, PATIENCE_SECONDS, call, start
 
 STYLES = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
 WHERE_IS_THE_CURSOR = b"\x1b[6n"
 
 EDITOR = "sh -c 'echo from the editor > $0'"
 
-AT_ITS_TERMINAL = """
-import fcntl, os, sys, termios
-if missing := os.environ.get("MISSING"):
-    sys.modules[missing] = None
+AT_ITS_TERMINAL = f"""
+import fcntl, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose Ctrl-C is then for this process
-from callboard.__main__ import main
-sys.exit(main())
+{COMMAND}
 """
 
 
@@ -70,20 +66,9 @@ class Terminal:
 def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    with subprocess.Popen(
-        [sys.executable, "-c", AT_ITS_TERMINAL, "chat", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=CHECKOUT,
-        env={
-            **environment(home),
-            "MISSING": without,
-            "TERM": "xterm",
-            "VISUAL": EDITOR,
-        },
-        start_new_session=True,
-    ) as process:
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    how = {"more": {"TERM": "xterm", "VISUAL": EDITOR}, "session": True, "program": AT_ITS_TERMINAL}
+    with start("chat", *arguments, home=home, without=without, **how, **streams) as process:
         os.close(theirs)
         try:
             yield Terminal(ours, process)

@@ -23,7 +23,7 @@ from tests.support.virtual_time import FakeClock
 
 from ..support.plugins import install_plugins
 from ..support.provider_server import provider_server, refusing_url
-from .running import at_terminal, call, start
+from .running import at_terminal, call
 
 KEY = "sk-a-key-that-nobody-may-see"
 ADAPTERS = "adapters:\n  here: {{type: openai_compatible, api_key: {key}, base_url: {url}}}\n"
@@ -296,12 +296,10 @@ def forget() -> None:
         del sys.modules[name]
 
 
-def run(*words: str, home: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+def run(*words: str, home: Path, packages: Path) -> tuple[int, str, str]:
     """The exit code and the output of a command in a process that has the package on its path."""
-    monkeypatch.setenv("PYTHONPATH", str(packages))
-    with start(*words, home=home) as process:
-        out, err = process.communicate(timeout=60)
-    return process.returncode, out.decode(), err.decode()
+    done = call(*words, home=home, more={"PYTHONPATH": str(packages)})
+    return done.returncode, done.stdout, done.stderr
 
 
 def written(home: Path) -> Path:
@@ -339,9 +337,9 @@ def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path, caplog: pytest
     assert plugin_tools("no_such") is None
 
 
-def test_a_command_of_a_plugin_runs(packages: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_a_plugin_runs(packages: Path, home: Path) -> None:
     """Its own errors have the exit codes of all commands; a broken one, even one that exits, is a warning."""
-    place = {"home": home, "packages": packages, "monkeypatch": monkeypatch}
+    place = {"home": home, "packages": packages}
     assert run("beam", "--at", "you", **place)[:2] == (0, "the beam points at you\n")
     code, _, err = run("beam", "--at", "rocks", **place)
     assert (code, err) == (1, "callboard: the beam points at rocks\n")
@@ -364,11 +362,9 @@ def test_no_plugin_is_looked_for_on_the_way_to_our_own(words: list[str], monkeyp
     assert ended.value.code == 0
 
 
-def test_the_list_shows_all_of_them_and_which_are_broken(
-    packages: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_shows_all_of_them_and_which_are_broken(packages: Path, home: Path) -> None:
     """With the package that each comes from; a broken one is no failure of the list."""
-    code, out, err = run("plugins", "--json", home=home, packages=packages, monkeypatch=monkeypatch)
+    code, out, err = run("plugins", "--json", home=home, packages=packages)
     lines = {(line["kind"], line["name"]): line for line in map(json.loads, out.splitlines())}
     broken = {key for key, line in lines.items() if line["error"]}
     assert (code, err) == (0, "")

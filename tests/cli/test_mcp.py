@@ -13,7 +13,7 @@ import pytest
 
 from callboard.engine import Elicitation
 
-from .running import CHECKOUT, call, environment
+from .running import CHECKOUT, call, start
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
@@ -152,15 +152,7 @@ class Client:
 
 
 def serving(home: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "callboard", "serve-mcp", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=CHECKOUT,
-        env=environment(home),
-    )
+    return start("serve-mcp", *words, home=home, text=True, stderr=subprocess.DEVNULL)
 
 
 def test_tools_are_served_over_stdin_and_stdout(talkative: Path, tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.programs import CHECKOUT
-
-from .running import call
+from .running import call, start
 
 ADDRESS = re.compile(r"(http://\S+)/#token=(\S+)")
 
@@ -24,11 +20,8 @@ ADDRESS = re.compile(r"(http://\S+)/#token=(\S+)")
 @contextmanager
 def serving(home: Path, *words: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
     """The command under way: its address, the token, and its process, which is interrupted at the end."""
-    environment = {**os.environ, "CALLBOARD_HOME": str(home), "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "callboard", "web", "--port", "0", *words]
-    with subprocess.Popen(
-        command, env=environment, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    more = {"COLUMNS": "200"}
+    with start("web", "--port", "0", *words, home=home, more=more, text=True, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         seen = ""
         try:

@@ -44,6 +44,12 @@ class Program(msgspec.Struct):
     text: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
+    folder: str = str(CHECKOUT)
+    """The folder in which it runs."""
+    without: str = ""
+    """A library that it does not find."""
+    session: bool = False
+    """Whether it starts a session, so that it has no terminal of its own."""
 
 
 class Forked(subprocess.Popen[Any]):
@@ -52,18 +58,26 @@ class Forked(subprocess.Popen[Any]):
     It is a grandchild of the process that forks. Its parent ends immediately, so it becomes a child of this one.
     """
 
-    def __init__(self, program: Program, *, stdout: int = subprocess.PIPE, text: bool = True) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        stdin: int = subprocess.PIPE,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+        text: bool = True,
+    ) -> None:
         self._program = program
-        pipe = subprocess.PIPE
         command = [sys.executable, "-c", program.text, *program.arguments]
-        super().__init__(command, stdin=pipe, stdout=stdout, stderr=pipe, text=text)
+        super().__init__(command, stdin=stdin, stdout=stdout, stderr=stderr, text=text)
 
     def _execute_child(self, *arguments: Any) -> None:
-        reads, _, heard, writes, _, complains = arguments[STREAMS]
+        reads, tells, heard, writes, blamed, complains = arguments[STREAMS]
         self.pid = _forking().fork(self._program, [reads, writes, complains])
         self._child_created = True
-        for end in (reads, complains, *([writes] if heard >= 0 else [])):  # else it is the caller's file
-            os.close(end)
+        for end, ours in ((reads, tells), (writes, heard), (complains, blamed)):
+            if ours >= 0:  # else it is the caller's file
+                os.close(end)
 
 
 class _Forking:
@@ -166,9 +180,17 @@ def imported(text: str) -> Iterator[str]:
 
 def be(program: Program) -> NoReturn:
     """Run the program in this process."""
+    if program.session:
+        os.setsid()
+    os.chdir(program.folder)
     os.environ.clear()
     os.environ.update(program.environment)
+    sys.path[:0] = [
+        path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)
+    ]
     time.tzset()
+    if program.without:
+        forget(program.without)
     sys.argv = ["-c", *program.arguments]
     module = sys.modules["__main__"] = ModuleType("__main__")
     status = 1
@@ -183,6 +205,39 @@ def be(program: Program) -> NoReturn:
     atexit._run_exitfuncs()  # calls who asked for it,
     sys.stdout.flush()  # and writes what is left
     os._exit(status)
+
+
+def forget(library: str) -> None:
+    """Have the library be missing, and our modules that hold a part of it be imported again."""
+    gone = {name for name in sys.modules if name == library or name.startswith(f"{library}.")}
+    fresh = gone
+    while fresh:
+        holders = {
+            name
+            for name, module in sys.modules.items()
+            if name.startswith("callboard.") and any(_home_of(value) in fresh for value in _held(name, module))
+        }
+        fresh = holders - gone
+        gone |= fresh
+    for name in gone:
+        package, _, last = name.rpartition(".")
+        vars(sys.modules.get(package, ModuleType(""))).pop(last, None)
+    for name in gone:
+        del sys.modules[name]
+    sys.modules[library] = None  # type: ignore[assignment]  # this is how an import fails
+
+
+def _held(name: str, module: ModuleType) -> Iterator[object]:
+    """What a module has imported or made, without its own submodules."""
+    for attribute, value in vars(module).items():
+        if not (isinstance(value, ModuleType) and value.__name__ == f"{name}.{attribute}"):
+            yield value
+
+
+def _home_of(value: object) -> object:
+    """The name of the module that a value is or is from."""
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return home if isinstance(home, str) else None
 
 
 if __name__ == "__main__":
