@@ -222,8 +222,9 @@ def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
 
 
 def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | None:
-    """A provider's adapter with the key in the environment. Without a key, only a usual provider has an adapter; for others, the result is
-    None.
+    """A provider's adapter with the key in the environment.
+
+    Without a key, only a usual provider has an adapter; for others, the result is None.
     """
     variable = next((name for name in provider.key_variables if environ.get(name)), None)
     if variable is None and not provider.expected:

@@ -326,7 +326,8 @@ class Watch:
 
     It yields every call that ends after its creation, on existing and new engines. The calls of one engine are in
     order. At most `capacity` calls wait to be read. If more wait, the oldest are dropped, and the next call's
-    `skipped` has their number. The iterator never ends by itself. To stop it, leave the loop and drop the object. `aclose()` ends it for all its readers.
+    `skipped` has their number. The iterator never ends by itself. To stop it, leave the loop and drop the object.
+    `aclose()` ends it for all its readers.
 
     Raises:
         ValueError: The capacity is below 1.
