@@ -1,6 +1,6 @@
-"""embedContent and batchEmbedContents of Gemini clients. Pure.
+"""Reads and writes embedContent and batchEmbedContents for Gemini clients. Pure.
 
-The mirror image of `GeminiEmbeddings` in `adapters.providers.gemini.adapter`.
+The reverse of `GeminiEmbeddings` in `adapters.providers.gemini.adapter`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     model: str
     """The model as the client names it."""
     requests: tuple[EmbeddingRequest, ...]
-    """One request for each run of texts with the same settings, in the order of the texts. Their ids are empty."""
+    """The canonical requests, one for each run of texts with the same settings, in order. Their ids are empty."""
     single: bool
-    """Whether the client used embedContent, for one vector."""
+    """Whether the client called embedContent, which returns one vector."""
     losses: tuple[CallWarning, ...] = ()
-    """The parts without a canonical form. They are reported to the client if another wire serves the request."""
+    """The parts without a canonical equivalent. If another wire serves the request, the client gets these
+    warnings.
+    """
 
 
 class _Text(msgspec.Struct, frozen=True):
