@@ -416,8 +416,8 @@ _INNER = ("content", "tool_calls", "function")
 def encode_body(body: JsonObject) -> bytes:
     """The body as JSON, with at most `MOST` marks.
 
-    The marks are searched in the bytes, because most requests have none. The cached beginning of the history has no
-    marks, so it is inserted after the search.
+    The marks are searched in the bytes, because most requests have none. The cached beginning of the history has
+    none, so it is inserted after the search.
     """
     messages = _as_list(body.get("messages"))
     beginning = msgspec.Raw()
