@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 # --- Turns and calls in progress ---
+# Nothing is counted until a reader requests it. A `Watcher` reads each event of a stream only once.
 
 
 CHARACTERS_PER_TOKEN = 4

@@ -40,7 +40,10 @@ from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 
-# --- The losses of a request --- Adapters warn of everything that they leave out or change. A loss report adds the
+# --- The losses of a request ---
+# Adapters warn about everything that they leave out or change. A loss report also lists fields that a host or
+# another provider attached to a block, a tool or a request. Calls don't warn about these fields, because they were
+# not meant for this model. Each loss has its place.
 
 
 _OF_REQUEST = frozenset(

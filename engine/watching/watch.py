@@ -147,10 +147,15 @@ def _ended(
     )
 
 
-# --- Calls of all engines, in one bounded row ---
+# --- Calls of all engines ---
+#
+#     an engine's loop                      any thread
+#     subscription of its bus ─ pump ─▶     the cursor: at most so many calls, the oldest dropped and counted
+#                                           │
+#                                           ▼ take, when a reader requests it
+#
 # The reader of each engine's bus runs on that engine's own loop, so that the calls of one engine keep their order.
-# Publishers never wait for it. A cursor passes the calls to any thread. If it is full, the oldest calls are
-# dropped and counted.
+# Publishers never wait for it.
 
 
 _TOPICS = tuple(event.topic_of() for event in (LlmCallStarted, LlmCallCompleted, LlmCallFailed))

@@ -275,6 +275,7 @@ def _tool_bars(events: Sequence[Envelope]) -> list[Bar]:
 
 
 # --- The screen "Call" ---
+# It lists the calls of the trace. For one call, it shows every attempt, and the cost line by line.
 
 
 MOST_CALLS = 500

@@ -189,9 +189,13 @@ async def _chosen(subject: Subject, version: str) -> PriceTable | str:
     return version
 
 
-# --- A repricing in progress --- There is only one at a time. It continues without a page:
-# The states are ``idle``, ``running``, ``done`` with a report, and ``failed`` with a reason. A page that
-# reconnects gets the current state.
+# --- A repricing in progress ---
+# There is only one at a time. It continues without a page:
+#
+#   idle ──start──▶ running ──▶ done, with its report
+#                      └──────▶ failed, with the reason
+#
+# A page that reconnects gets the current state.
 
 
 class RepricingState(msgspec.Struct, frozen=True, kw_only=True):

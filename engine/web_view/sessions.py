@@ -31,7 +31,8 @@ from .access import EventStream, Refused, Visitor, answer, as_json, body_of, fra
 from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
 from .subject import Subject
 
-# --- The screen "Session" --- It shows messages, model changes and calls, and a preview of the request for another
+# --- The screen "Session" ---
+# It shows messages, model changes and calls, and a preview of the request for another provider.
 
 
 MOST_SESSIONS = 300
