@@ -52,6 +52,7 @@ async def test_a_servers_tools_are_tools(tools: tuple[Tool, ...]) -> None:
         assert "Emma x1" in str(session.messages[2].content)
 
 
+@pytest.mark.deep("another start of a server")
 async def test_a_name_that_models_do_not_take_is_changed_and_known_again() -> None:
     """The call goes to the original; the warning names both. Opening and closing may be apart."""
     connection = mcp_tools(COMMAND)

@@ -107,7 +107,7 @@ def check(seen: Seen) -> None:
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 @pytest.mark.parametrize(
     "dies_at",
-    first_is_quick([(5, PLAIN, 37), (1, 20, 35, 39, 45)], "the owner dies at other events"),
+    first_is_quick([(PLAIN, 37), (1, 5, 20, 35, 39, 45)], "the owner dies at other events"),
     ids=["some events", "others"],
 )
 async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
