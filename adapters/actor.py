@@ -90,12 +90,12 @@ class CallHandle(Generic[T]):
         actor = self._ref.actor
         if self._task.done or not isinstance(actor, AdapterActor):
             return
-        with contextlib.suppress(ActorStopped):  # then the call has ended too
+        with contextlib.suppress(ActorStopped):  # if the actor has stopped, the call has ended too
             self._ref.spawn(actor.adapter.cancel, self._request_id, name=f"cancel {self._request_id}")
 
     @property
     def done(self) -> bool:
-        """True when `wait` returns or raises without waiting."""
+        """True if the call has ended, so that `wait` does not block."""
         return self._task.done
 
     def abandon(self) -> None:
@@ -152,7 +152,7 @@ def start_call(
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start work of any kind in a separate task immediately. Raises the errors of `start_call`."""
+    """Start any work with the adapter in a separate task immediately. Raises the errors of `start_call`."""
     adapter = _adapter_of(ref, request_id)
     return CallHandle(ref, request_id, ref.spawn(work, adapter, name=f"call {request_id}"))
 

@@ -82,7 +82,8 @@ class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int | None = None
     """The creation time in seconds since the epoch; None if not reported."""
     expires_at: int | None = None
-    """The time at which the provider gives the job up, in seconds since the epoch; None if not reported."""
+    """The time at which the provider stops working on the job, in seconds since the epoch; None if not reported.
+    """
     mark: str | None = None
     """The caller's mark; None if the provider keeps none."""
     places: Mapping[str, str] = msgspec.field(default_factory=dict)

@@ -128,11 +128,11 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """A request of a recording."""
 
     method: str
-    """The method of HTTP."""
+    """The HTTP method."""
     path: str
     """The path with its query, without keys."""
     headers: dict[str, str]
-    """The headers that are kept."""
+    """The request's headers that are on the allow-list."""
     body: Json
     """The JSON of the body."""
 
@@ -143,20 +143,18 @@ class RecordedReply(msgspec.Struct, frozen=True):
     status: int
     """The HTTP status."""
     headers: dict[str, str]
-    """The headers that are kept."""
+    """The reply's headers that are on the allow-list."""
     chunks: tuple[str | Base64Chunk, ...]
     """The pieces of the body."""
     end: str = "whole"
-    """The end of the body: ``whole``, ``left`` or the text of an error."""
+    """How the body ended: ``whole``, ``left`` or the text of an error."""
 
 
 class Exchange(msgspec.Struct, frozen=True):
     """One request and its reply."""
 
     request: RecordedRequest
-    """The request."""
     reply: RecordedReply
-    """The reply."""
 
 
 class Cassette(msgspec.Struct, frozen=True):

@@ -33,7 +33,9 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
-"""A function that gets the error, the number of the retry from 0, and the seconds to wait before it."""
+"""A function that gets the error, the number of the failed attempt from 1, and the seconds to wait before the next
+attempt.
+"""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     jitter: bool = True
     """Whether each wait is multiplied by a random factor in [1, 1.5)."""
     raise_on_long_hint: bool = False
-    """Whether a hint above `max_delay` ends the call immediately."""
+    """Whether the call fails immediately if the provider requests a wait above `max_delay`."""
     on_retry: OnRetry | None = None
     """Called with each failed attempt that is followed by another: its error, its number from 1, and the seconds
     until the next attempt. It must not block. Its exceptions are logged.
@@ -69,7 +71,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     timeout_seconds: float = 600.0
     """Seconds for a whole call, all attempts included."""
     max_retries: int = 2
-    """Attempts after the first."""
+    """The number of attempts after the first."""
     extra_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that are sent with every request."""
     options: Mapping[str, Json] = msgspec.field(default_factory=dict)
@@ -77,13 +79,13 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     retry: RetryPolicy = RetryPolicy()
     """The waits between attempts."""
     connect_timeout: float = 10.0
-    """Seconds for the connection of each attempt."""
+    """Seconds to connect, for each attempt."""
     first_event_timeout: float = 120.0
     """Seconds of silence before the first event of a streamed reply. If comments or pings arrive, the limit is
     five times as long.
     """
     stream_read_timeout: float = 120.0
-    """Seconds of silence after the first event, with the same rule."""
+    """Seconds of silence after the first event. Comments and pings extend it in the same way."""
     drain_for_usage: float = 0.0
     """Seconds for reading a cancelled stream to its end, for its usage.
 
@@ -103,10 +105,12 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     None uses only the limits in the provider's headers.
     """
     tokens_per_minute: int | None = None
-    """The largest number of tokens of requests and replies in any minute, with the same rules."""
+    """The largest number of tokens of requests and replies in any minute, all models together; further calls wait
+    in order.
+    """
     max_wait_seconds: float | None = None
-    """Seconds that a call may wait for a rate limit before a `RateLimitWaitError`; None for the call's
-    own time.
+    """Seconds that a call may wait for a rate limit before a `RateLimitWaitError`; None for no limit but the
+    call's timeout.
     """
     http_client: httpx.AsyncClient | None = None
     """The host's own client for requests, with its proxies, certificates or transport. The host closes it.

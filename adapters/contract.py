@@ -168,9 +168,10 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     """A field that names data at the provider, such as ``conversation``. No other protocol can serve the request.
     Empty if there is none."""
     on_headers: Callable[[Mapping[str, str], RateLimitInfo | None], object] | None = None
-    """Called with the headers of a reply and the limits that they state, when its first content has arrived. An
-    attempt that fails calls it with the headers of its reply, which are empty without one. An adapter of any
-    protocol calls it. It must not raise."""
+    """Called with the headers of a reply and the limits that they state, when its first content has arrived. After
+    a failed attempt, it is called with the headers of the failed reply, or with an empty mapping if there was no
+    reply. An adapter of any protocol calls it. It must not raise.
+    """
     on_event: Callable[[str, bytes], object] | None = None
     """Called with the name and the data of each event of a streamed reply, or with ``""`` and the body of a whole
     one, as the provider sent it. It is called before the canonical events of the same data, and must not raise.
@@ -180,8 +181,8 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
 
     Nothing is passed on if the reply does not have the requested form: a whole reply instead of a stream, or a
     stream instead of a whole reply. Nothing is passed on either if middleware changed the request or may change
-    the reply. If this was not called before the first canonical event or the response, the caller must write the
-    canonical reply itself. Nothing is passed on after a cancellation. Keys in the reply are masked.
+    the reply. If `on_event` was not called before the first canonical event or the response, the caller must write
+    the canonical reply itself. Nothing is passed on after a cancellation. Keys in the reply are masked.
     """
 
 
@@ -199,8 +200,8 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     max_output_tokens: int
     """The largest number of tokens in the reply, including reasoning."""
     default_output_limit: bool = False
-    """Whether `max_output_tokens` is only a default. A default is left out if the model's limits are unknown and
-    the protocol allows it.
+    """Whether `max_output_tokens` is only a default. The adapter omits a default if the model's limits are unknown
+    and the protocol allows it.
     """
     capabilities: AdapterCapabilities | None = None
     """The capabilities of the model with the configuration's corrections; None uses the adapter's own.
@@ -360,7 +361,7 @@ NextAttempt: TypeAlias = Callable[[], Awaitable[None]]
 AttemptObserver: TypeAlias = Callable[[AttemptReport], NextAttempt | None]
 """The function that gets the reports. It must return immediately.
 
-Its result for an `AttemptFailed` is awaited before the next attempt, after the delay.
+If it returns a `NextAttempt` for an `AttemptFailed`, that is awaited before the next attempt, after the delay.
 """
 
 
@@ -368,8 +369,8 @@ class AdapterStream(Protocol):
     """A streamed reply: an async iterator of events, and an async context manager that closes it.
 
     The stream ends after `MessageComplete`, even if the call is cancelled. If the call fails, the stream yields
-    `MessageComplete` with stop reason ``error`` (after any other event) and then raises AdapterError. Leaving the
-    context early, or `aclose()`, closes the socket. The stream never hangs. It has one reader.
+    `MessageComplete` with stop reason ``error`` (after any other event) and then raises AdapterError. `aclose()`,
+    or leaving the context early, closes the socket. The stream never hangs. It has one reader.
     """
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
@@ -403,7 +404,7 @@ class MeteredAdapter(Protocol):
     """A ProviderAdapter that can report the usage of a call in progress."""
 
     def usage_so_far(self, request_id: str) -> TokenUsage | None:
-        """The usage of the current attempt of a call, as if it ended now. None if unknown.
+        """The usage of a call's current attempt, as if the attempt ended now; None if unknown.
 
         It is computed on demand. If the call ends early, this usage is charged.
         """

@@ -147,7 +147,7 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The inputs without those of tokens, for providers that accept only texts."""
+        """The inputs that are texts, for providers that accept only texts."""
         return tuple(each for each in self.inputs if isinstance(each, str))
 
 

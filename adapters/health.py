@@ -67,7 +67,7 @@ class CountingTransport(Protocol):
 
 
 def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
-    """Convert an error to a result. `fix` defaults to the text after its semicolon, or after its first
+    """Convert an error to a result. `fix` defaults to the text after the error's semicolon, or after its first
     sentence.
     """
     text = str(error)

@@ -90,11 +90,11 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
     aspect_ratio: str | None = None
     """The aspect ratio, such as ``16:9``, in place of a size or together with a named one."""
     quality: str | None = None
-    """The model's word for the quality, such as ``high``."""
+    """The model's name for the quality, such as ``high``."""
     background: str | None = None
-    """The model's word for the background, such as ``transparent``."""
+    """The model's name for the background, such as ``transparent``."""
     output_format: str | None = None
-    """The model's word for the file's format, such as ``webp``."""
+    """The model's name for the file's format, such as ``webp``."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "images", tuple(self.images))

@@ -65,7 +65,8 @@ class Key:
     async def _ask(self, refused: KnownKey | None) -> KnownKey:
         async with self._asking:
             known = self.known
-            if self.source is None or (known is not None and known != refused):  # another call has requested it
+            # another call has requested the new value
+            if self.source is None or (known is not None and known != refused):
                 assert known is not None
                 return known
             value, fault = await _answer(self.source)
@@ -196,8 +197,9 @@ class KeyPool:
         self._of_session: dict[str, str] = {}
 
     def choose(self, session: str, model: str, now_us: int, *, without: Collection[str] = ()) -> str | None:
-        """Choose a key for a call. If all keys are paused, it is the key that is free first; None if the call has
-        tried one before.
+        """Choose a key for a call, except the keys that the call has tried (`without`).
+
+        If all keys are paused, return the key whose pause ends first, or None if the call has tried a key.
         """
         ends = {name: self._end_of_cooldown(name, model, now_us) for name in self.names if name not in without}
         ready = [name for name, end in ends.items() if end == 0]

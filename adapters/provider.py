@@ -79,11 +79,11 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     key_variables: tuple[str, ...] = ()
     """The environment variables of its key, the usual one first. Empty if there are none."""
     base_url_variable: str | None = None
-    """The environment variable of another address. The vendor's own library reads it, too."""
+    """The environment variable of an address that replaces the default. The vendor's own library reads it, too."""
     expected: bool = False
     """Whether `doctor` lists the provider as not configured if there is no key and no models.yaml."""
     precedence: int = 100
-    """Among several providers with a key and without a choice, the one with the lowest number is used."""
+    """If several providers have a key and the caller chooses none, the provider with the lowest number is used."""
     presets: tuple[Preset, ...] = ()
     """Adapters that need no configuration."""
     runs_here: bool = False
@@ -338,7 +338,7 @@ class Plugin(NamedTuple):
 
 @cache
 def plugins(group: Group) -> tuple[Plugin, ...]:
-    """The plugins of a group by name. Of two with the same name, the first package's is used."""
+    """The plugins of a group by name. If two have the same name, the plugin of the first package is used."""
     from importlib.metadata import entry_points
 
     found: dict[str, Plugin] = {}

@@ -249,7 +249,7 @@ class VideoAdapter(Protocol):
     async def open_video(
         self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
     ) -> VideoContent:
-        """Start a download. It is free.
+        """Start a download. Downloads are free.
 
         Args:
             job: The job, which must be completed.

@@ -1,9 +1,9 @@
 """Messages, events, and their transport.
 
 Canonical values (messages, content blocks, stream events, usage, errors), the event catalogue, the bus, actors and
-their supervisors, and the streaming channel. It depends on no provider, price or database.
+their supervisors, and the streaming channel. The package depends on no provider, price table or database.
 
-`ActorStopped` is the exception; the event of that name is exported as `ActorStoppedEvent`.
+The name `ActorStopped` is an exception. The event class `ActorStopped` is exported as `ActorStoppedEvent`.
 """
 
 from ._lazy_names import face

@@ -22,8 +22,8 @@ def face(
 
     Args:
         package: The package's name.
-        homes: The names that each module defines, separated by spaces. A module of the package is given relative
-            to it.
+        homes: The names that each module defines, separated by spaces. Modules of the package have relative names,
+            such as ``.actors.actor``.
         others: A function that finds a name missing from the table, such as an adapter in an added folder. It
             raises KeyError if there is none.
     """

@@ -1,6 +1,6 @@
 """Primitives for asyncio and trio: signals, locks, scopes and time.
 
-anyio detects the library on every call, which costs more than the operation itself.
+anyio detects the async library on every call. The detection costs more than the operation itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 
 
 def on_asyncio() -> bool:
-    """Whether the running task is asyncio's; trio as a guest of an asyncio loop is not."""
+    """Whether the running task is asyncio's. This is false for a trio task in trio's guest mode."""
     return _asyncio_task() is not None
 
 
@@ -111,7 +111,7 @@ class LoopLock:
 
 
 def new_signal() -> Signal:
-    """Make an unset signal, in the task that waits for it."""
+    """Make an unset signal. Call this in the task that will wait for it."""
     task = _asyncio_task()
     return LoopSignal(task.get_loop()) if task is not None else anyio.Event()
 
@@ -167,7 +167,6 @@ class MovingDeadline:
             self._set(self._loop)
 
     def stop(self) -> None:
-        """Stop the timer, because the scope has ended."""
         if self._timer is not None:
             self._timer.cancel()
 

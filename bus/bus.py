@@ -183,7 +183,7 @@ class Bus(ObservableBus):
         caused_by: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> None:
-        """Publish an event from any thread, soon, on the bus's own thread.
+        """Publish an event from any thread. The bus publishes it soon, on its own thread.
 
         Events of one thread keep their order.
 

@@ -1,7 +1,7 @@
 """Clocks: time, identifiers and randomness, injected so that tests control them.
 
-A clock never waits: use anyio for that. Tests run it on a virtual-time loop. Moments are
-microseconds since the epoch, UTC.
+A clock has no method that waits: use anyio for that. In tests, a clock follows the virtual time of the event loop.
+Times are in microseconds since the epoch, UTC.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ def to_us(moment: int | datetime) -> int:
 
 
 def from_us(moment_us: int) -> datetime:
-    """The moment as a datetime, exactly. A timestamp in seconds would be an inexact float."""
+    """Convert microseconds since the epoch exactly. A timestamp in seconds would be an inexact float."""
     return _EPOCH + timedelta(microseconds=moment_us)
 
 
 def iso_day(day: int) -> str:
-    """Format days since the epoch as an ISO date (UTC). Years beyond 1 to 9999 get a sign and at least six digits.
+    """Format days since the epoch as an ISO date (UTC). Years outside 1 to 9999 get a sign and at least six
+    digits.
 
     A wrong system clock produces such days. They must not prevent the display of other rows.
     """
@@ -151,7 +152,7 @@ class Ulids:
             return written + _PAIRS[now & 1023] + first
 
     def forget(self) -> None:
-        """Drop unused random letters. After a fork, the other process has the same ones."""
+        """Drop unused random letters, because both processes have the same ones after a fork."""
         self._random = []
 
 

@@ -150,7 +150,7 @@ class ErrorClass(StrEnum):
 class AdapterError(CallboardError):
     """A call failed.
 
-    An exception of a turn also has `turn`, see `Session.send`.
+    An exception that a turn raises also has the attribute `turn`, see `Session.send`.
 
     Args:
         message: The text for people. It never contains a key.
@@ -299,8 +299,8 @@ class ContentFilterError(InvalidRequestError):
 class GuardrailStopped(ContentFilterError):
     """A guardrail of the host stopped the reply.
 
-    `content` is the part of the reply that it allowed. `cost` is the cost of the call. The call is not retried,
-    and no fallback model is tried.
+    `content` is the part of the reply that the guardrail allowed. `cost` is the cost of the call. The call is not
+    retried, and no fallback model is tried.
     """
 
 
@@ -350,7 +350,7 @@ class ErrorRow(msgspec.Struct, frozen=True):
     counts: Counts
     """The part of the provider that is marked as failing: a key, a model or the whole provider."""
     seen: str
-    """The signs by which it is recognised."""
+    """The signs by which the adapter recognises the error."""
 
 
 _E: Final = ErrorClass
@@ -402,14 +402,14 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(AdapterError, _E.OTHER, "depends", "none", "none",
              "an error with an unknown text and code; retried, because it may pass"),
 )  # fmt: skip
-"""A row for each AdapterError. No other exception ends a call."""
+"""One row for each subclass of AdapterError. A call raises no other exception."""
 
 
 # --- Codes of warnings ---
 
 
 class WarningCode(StrEnum):
-    """The subject of a warning, for programs. A host's own warnings may have other codes."""
+    """The kind of a warning, for programs. A host's own warnings may have other codes."""
 
     meaning: str
     """The meaning of the code, for people, as in the documentation."""

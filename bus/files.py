@@ -21,7 +21,7 @@ _LONGEST_PREFIX = 50  # characters of a temporary name; a file's name may have 2
 
 
 class UnfinishedFile:
-    """A private file in progress. End it with `keep` or `drop`."""
+    """A private file that is being written. Finish it with `keep` or `drop`."""
 
     def __init__(self, path: str | Path) -> None:
         """Create a temporary file in the folder of `path`."""

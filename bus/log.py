@@ -1,9 +1,9 @@
 """Log lines with fields for the standard library's `logging`, and warnings about renamed names.
 
-Every module logs under its own name below `callboard`. structlog formats the lines. It is imported at the first
-line, and the host's configuration of structlog has no effect. If the host has no log handler, lines are dropped.
-Code that runs for each delta does not log. An old public name still works and raises a DeprecationWarning at the
-caller's line.
+Every module logs under its own name below `callboard`. structlog formats the lines. It is imported when the first
+line is logged. The host's configuration of structlog has no effect. If the host has no log handler, lines are
+dropped. Code that runs for each delta does not log. An old public name still works, with a DeprecationWarning at
+the caller's line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIME_LIMITS = {"timeout_seconds": "timeout", "timeout_s": "timeout", "call_timeo
 
 
 def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments with their new names."""
+    """Replace old argument names by the new ones, with a warning. Raises TypeError if both are given."""
     found = {name: value for name, value in given.items() if name not in names}
     for old in given.keys() & names.keys():
         new = names[old]
@@ -68,7 +68,7 @@ ROOT = "callboard"
 
 LoggerCall: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
-_CALLER = 6  # the stack level of the logging frame: above it are three frames of structlog and two of this module
+_CALLER = 6  # the stack level of the caller's frame: above it are three frames of structlog and two of this module
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())  # prevents Python's default output to stderr
 

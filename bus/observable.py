@@ -6,8 +6,9 @@
                 ...
 
 Envelopes of a replay are unchanged: run_id, seq, times, ids. They are in the order of the source, and nothing can
-be published. A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and `Latest`
-drop events. After every few events, all readers get time to run. When the source ends, every subscription ends.
+be published. If `WINDOW` events wait for a reader with `Lossless`, the replay waits for that reader. `DropOldest`
+and `Latest` drop events instead. All readers regularly get time to run. When the source ends, every subscription
+ends.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ObservableBus:
     """The base of `Bus` and `ReplayBus`. Code that only subscribes accepts either.
 
     Args:
-        run_id: The id that the events carry.
+        run_id: The id in the events' envelopes.
         clock: The clock of the events' times.
     """
 
@@ -77,13 +78,13 @@ class ObservableBus:
     ) -> Subscription:
         """Receive every later event with a topic that matches one of the patterns.
 
-        Close the subscription, or use it as a context manager: the bus holds it until then. On a closed bus it is
-        closed already.
+        Close the subscription, or use it as a context manager: the bus keeps a reference to it until then. On a
+        closed bus, the new subscription is already closed.
 
         Args:
-            patterns: A topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for
-                one or more (``llm.>``, or ``>`` for everything). An event that several patterns match is
-                delivered once.
+            patterns: A topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one
+                or more (``llm.>``, or ``>`` for everything). An event that several patterns match is delivered
+                once.
             policy: The behaviour when the reader is slow; defaults to `DropOldest(1024)`.
             name: A name for statistics; defaults to the file and line of this call.
             without: Patterns of topics to exclude.
@@ -111,7 +112,7 @@ class ObservableBus:
     def close(self) -> None:
         """Close every subscription.
 
-        Readers get the waiting events, and then the end. A second call does nothing.
+        Readers get the waiting events, and then their iteration ends. A second call does nothing.
         """
         if self._closed_at is None:
             self._closed_at = self._seq
@@ -119,7 +120,7 @@ class ObservableBus:
                 subscription.close()
 
     def check_thread(self) -> None:
-        """Check that the calling thread is the bus's own. The first use makes it the bus's own.
+        """Check that the bus belongs to the calling thread. The first use assigns the bus to its thread.
 
         Raises:
             WrongLoop: The bus belongs to another thread.
@@ -208,15 +209,15 @@ _ROUTES_KEPT = 1024
 
 
 class ReplayBus(ObservableBus):
-    """A bus that delivers envelopes again, made by `Bus.replay`, for one use.
+    """A bus that delivers stored envelopes once. `Bus.replay` makes it.
 
     As an async context manager it replays in a separate task, which starts when a reader waits for events. So
     readers that subscribed before miss no event. Leaving the context ends the replay. If the source raises,
     readers get all earlier events, and then the context raises that exception. `run()` replays in the caller's
     task.
 
-    Within a run the pace follows the monotonic clock, and between runs the wall clock. A delayed replay catches
-    up.
+    Waits between events of one run follow the recorded monotonic times. Waits between runs follow the wall times.
+    A delayed replay catches up.
 
     Args:
         source: The envelopes, iterated once.
@@ -320,7 +321,7 @@ class ReplayBus(ObservableBus):
         assert self._group is not None
         self.close()
         self._group.cancel_scope.cancel()
-        # Without the body's exception, because the group would wrap it.
+        # The body's exception is not passed, because the group would wrap it.
         await self._group.__aexit__(None, None, None)
         if self._failure is not None and error is None:
             raise self._failure

@@ -2,7 +2,7 @@
 
     Lossless     keeps everything, without a bound, so admission must check `depth` and `oldest_age_ms`.
     DropOldest   keeps the newest `capacity`. A `Gap` reports dropped events before the next one.
-    Latest       keeps the newest for each key. Superseded events are not a loss. A dropped key is a `Gap`.
+    Latest       keeps the newest for each key. Replaced events are not lost. A `Gap` reports a dropped key.
 
 The bus puts an envelope into a buffer with a plain call. The sequence numbers that a reader sees strictly
 increase. The oldest event is dropped first, so one gap at the head of the buffer covers all drops. A waiting

@@ -28,9 +28,9 @@ DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
     *("served_model", "error_class", "stop_reason", "operation", "key", "root", "origin"),
 )
-"""The dimensions to group calls by. ``tag:KEY``, the value of that tag, is one more. ``root`` is the turn at the
-root of the tree; for a call that no tool made it is the call's own turn. ``origin`` is ``callboard`` for
-Callboard's own calls.
+"""The dimensions to group calls by. ``tag:KEY`` groups by the value of that tag. ``root`` is the turn at the root
+of the tree; for a call that no tool made, it is the call's own turn. ``origin`` is ``callboard`` for Callboard's
+own calls.
 """
 
 
@@ -40,9 +40,9 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     call_id: int
     """The number of the row in the trace, in the order of storing."""
     run_id: str
-    """The run of the engine that made the call."""
+    """The id of the engine's run that made the call."""
     request_id: str
-    """The call, with all its attempts."""
+    """The id of the call, the same for all its attempts."""
     attempt: int
     """The number of the attempt, from 1."""
     status: CallStatus
@@ -52,23 +52,23 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model as routed, ``provider:name``."""
     session_id: str | None = None
-    """The session of the call."""
+    """The id of the call's session."""
     turn_id: str | None = None
-    """The turn of the call."""
+    """The id of the call's turn."""
     message_id: str | None = None
-    """The message that the reply became."""
+    """The id of the message that the reply became."""
     caused_by: str | None = None
-    """The request that caused it, such as the one with the tool call in its reply."""
+    """The id of the request that caused this call, such as the request whose reply called a tool."""
     parent_call_id: str | None = None
-    """The request whose reply called the tool that made the call; None outside of a tool's run."""
+    """The id of the request whose reply called the tool that made the call; None outside of a tool's run."""
     parent_tool_use_id: str | None = None
     """The id of that tool's call in the reply."""
     parent_turn_id: str | None = None
-    """The turn that ran the tool."""
+    """The id of the turn that ran the tool."""
     root_turn_id: str | None = None
-    """The turn at the root of the tree of turns; None for the root's own calls."""
+    """The id of the turn at the root of the tree of turns; None for the root's own calls."""
     depth: int | None = None
-    """The number of turns above that of the call; None outside of a tool's run."""
+    """The number of turns above the call's turn; None outside of a tool's run."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """The tags of the call or of its session."""
     started_us: int | None = None
@@ -86,7 +86,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     served_model: str | None = None
     """The model that ran, as the provider reports it."""
     priced_as: str | None = None
-    """The ``provider:name`` that sets the prices, if it is not `model`."""
+    """The ``provider:name`` that sets the prices, if it differs from `model`."""
     operation: str = "chat"
     """The operation: ``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or
     ``batch``."""
@@ -125,15 +125,15 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     will_retry: bool | None = None
     """Whether another attempt followed."""
     delay_seconds: float | None = None
-    """The wait before that attempt, in seconds."""
+    """The wait before the next attempt, in seconds."""
     retry_after_seconds: float | None = None
     """The wait that the provider requested, in seconds."""
     origin: str | None = None
     """The source of an imported call, such as ``claude-code``; None for Callboard's own calls."""
     origin_file: str | None = None
-    """The file that an imported call was read from."""
+    """The file that contained an imported call."""
     origin_line: int | None = None
-    """The line of that file, from 1; 0 in a file without lines."""
+    """The line in that file, from 1; 0 in a file without lines."""
     revision: int | None = None
     """The revision of an imported call: a file that corrects the call has a larger one."""
     stated_nano_usd: int | None = None
@@ -141,9 +141,13 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage | None = None
     """The tokens of the attempt."""
     at_call_time: Cost | None = None
-    """The cost when the call was made. None while the call is in progress, and if it ended without a cost."""
+    """The cost when the call was made. None while the call is in progress, and for a call that ended without a
+    cost.
+    """
     cost: Cost | None = None
-    """The cost under the current price version or the requested one; else the cost at call time."""
+    """The cost under the requested price version, or else under the current one. A call without such a cost has
+    its cost at call time.
+    """
 
     @property
     def unknown(self) -> bool:
@@ -154,7 +158,6 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sum(self) -> CostSum:
-        """The attempt's part in a sum."""
         return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
 
 
@@ -194,7 +197,7 @@ class Shown(NamedTuple):
     label: str
     """The label on the call's page in the live view, and the heading in lower case in `callboard traces`."""
     in_lists: bool = True
-    """Whether `callboard traces` has it."""
+    """Whether `callboard traces` shows the column."""
 
 
 SHOWN: Mapping[str, Shown] = {
@@ -208,35 +211,30 @@ SHOWN: Mapping[str, Shown] = {
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A filter for calls. All fields that are not None must match.
-
-    Raises:
-        ValueError: A datetime has no time zone.
-    """
+    """A filter for calls. Every field that is not None must match."""
 
     since: int | datetime | None = None
     """The earliest start of an attempt: microseconds UTC, or an aware datetime."""
     until: int | datetime | None = None
-    """The moment before which an attempt started: microseconds UTC, or an aware datetime."""
+    """The time before which an attempt started: microseconds UTC, or an aware datetime."""
     provider: str | None = None
     """The adapter's name."""
     model: str | None = None
-    """The model as routed: ``provider:name``, or the name alone. With ``*`` at the end, any model that starts
-    with the text before it.
-    """
+    """The model as routed: ``provider:name``, or the name alone. ``*`` at the end matches any text."""
     session_id: str | None = None
-    """The session of the call."""
+    """The id of the call's session."""
     request_id: str | None = None
-    """The call itself, with all its attempts."""
+    """The id of the call, for all its attempts."""
     status: CallStatus | None = None
     """``started``, ``completed``, ``failed`` or ``cancelled``."""
     tags: dict[str, str] | None = None
     """Tags that the call must have, with their values."""
     turn_id: str | None = None
-    """The turn of the call. There is no index on it: in a large trace, set the session, too."""
+    """The id of the call's turn. The trace has no index on turns, so set the session too if the trace is large."""
     root_turn_id: str | None = None
-    """The turn at the root of the tree: its own calls and those of all its descendants. In a large trace, set
-    `since` too."""
+    """The id of a root turn. The filter selects its calls and the calls of all turns below. If the trace is large,
+    set `since` too.
+    """
     error_class: str | None = None
     """A value of `ErrorClass`."""
     unpriced: bool = False
@@ -262,7 +260,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 OWN = "callboard"
 """The origin of Callboard's own calls in a filter and in reports. In the trace it is NULL."""
 IMPORTED = "imported"
-"""Any other origin in a filter."""
+"""The value of a filter that selects every other origin."""
 
 
 class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,11 +269,11 @@ class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     """The words in the message: all of these, ``"a phrase"``, ``start*``, and ``-not``. None means any words."""
     session_id: str | None = None
-    """The session of the messages."""
+    """The id of the messages' session."""
     since_us: int | None = None
-    """The earliest moment of a message."""
+    """The time of the earliest message, in microseconds UTC."""
     until_us: int | None = None
-    """The moment before which the messages were stored."""
+    """The time before which the messages were stored, in microseconds UTC."""
     limit: int = 20
     """The largest number of messages, the latest first."""
 
@@ -287,36 +285,38 @@ MOST_CALLS = 2000
 
 
 class TurnTree(msgspec.Struct, kw_only=True):
-    """A turn with the turns and calls that its tools made. A call without a turn is a leaf."""
+    """A turn, with the turns and calls that its tools made. A call outside of any turn is a node without
+    children.
+    """
 
     id: str
-    """The turn, or the request of a call without a turn."""
+    """The id of the turn, or of the request if the call has no turn."""
     calls: list[CallRow]
-    """The attempts of its own calls, the earliest first."""
+    """The attempts of the turn's own calls, the earliest first."""
     depth: int = 0
-    """The number of turns above."""
+    """The number of turns above this node."""
     children: list[TurnTree] = []
-    """The turns and calls directly below, the earliest first."""
+    """The turns and calls directly below this node, the earliest first."""
 
     @property
     def own(self) -> CostSum:
-        """The cost of its own calls."""
+        """The cost of the node's own calls."""
         return sum((row.sum for row in self.calls), CostSum())
 
     @property
     def whole(self) -> CostSum:
-        """The cost of its own calls and of everything below."""
+        """The cost of the node's own calls and of all nodes below."""
         return sum((child.whole for child in self.children), self.own)
 
     def walk(self) -> Iterable[TurnTree]:
-        """This node and all nodes below, each parent before its children."""
+        """Yield this node and all nodes below, each parent before its children."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def trees(rows: Iterable[CallRow]) -> list[TurnTree]:
-    """The trees that some attempts belong to, the earliest first.
+    """Build the trees of some attempts, the earliest first.
 
     If a parent turn is not among the rows, its children form separate trees.
     """
@@ -337,7 +337,7 @@ def trees(rows: Iterable[CallRow]) -> list[TurnTree]:
 async def trees_of(
     calls: Callable[[CallFilter, int], Awaitable[Sequence[CallRow]]], rows: Sequence[CallRow], limit: int
 ) -> list[TurnTree]:
-    """The whole trees of some calls, in the order of the calls, up to a maximum number.
+    """Read the trees of some calls, in the order of the calls: `limit` trees of `MOST_CALLS` attempts at most.
 
     `calls` reads the calls of a store, as `Store.calls` does.
     """

@@ -42,7 +42,7 @@ class _BareMessage(msgspec.Struct):
 
 
 class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
-    """A `SessionMessageAppended` as stored."""
+    """A `SessionMessageAppended` without its message, as it is stored."""
 
     position: int
     message: _BareMessage
@@ -50,7 +50,7 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
 
 
 class _BareConfigured(msgspec.Struct, tag=SessionConfigured.topic_of()):
-    """A `SessionConfigured` as stored."""
+    """A `SessionConfigured` without its setup, as it is stored."""
 
     history: int
     begins: bool
@@ -59,7 +59,7 @@ class _BareConfigured(msgspec.Struct, tag=SessionConfigured.topic_of()):
 
 
 _STORED_OTHERWISE = (SessionMessageAppended, SessionConfigured, ToolProgress, UnknownEvent)
-"""The events that are stored in part, or changed."""
+"""The events that are stored without a part, or changed."""
 
 
 def encode_event(event: Event) -> bytes:
@@ -81,13 +81,13 @@ def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
             for envelope in envelopes
         ]
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
-        # one of them needs care
+        # one event can't be encoded like the others
         return [encode_event(envelope.data).decode("utf-8", "replace") for envelope in envelopes]
 
 
 def _bare(event: Event) -> msgspec.Struct | msgspec.Raw:
     """The event without content, in the form that is encoded."""
-    if type(event) is SessionMessageAppended:  # two in every turn
+    if type(event) is SessionMessageAppended:  # two such events in every turn
         return _bare_message(event)
     return event if _is_stored_as_it_is(type(event)) else msgspec.Raw(encode_event(event))
 
@@ -141,8 +141,8 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
                 [envelope if type(envelope.data) in plain else _line_of(envelope) for envelope in envelopes]
             )
         )
-        # Raw JSON of a provider may contain line breaks. `count` would look at each byte by itself.
-        if len(lines.split(b"\n")) == len(envelopes) + 1:
+        # Raw JSON of a provider may contain line breaks. `count` and `split` would look at each byte by itself.
+        if len(lines) - len(lines.replace(b"\n", b"")) == len(envelopes):
             return lines
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
         pass  # one event can't be encoded in one pass; each is encoded below
@@ -150,9 +150,9 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
 
 
 def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
-    """An envelope in the form that is encoded as a line."""
+    """Convert an envelope to the form that is encoded as a line."""
     event = envelope.data
-    if type(event) is SessionMessageAppended:  # two in every turn
+    if type(event) is SessionMessageAppended:  # two such events in every turn
         return msgspec.structs.replace(envelope, data=_bare_message(event))
     return envelope if _is_stored_as_it_is(type(event)) else msgspec.Raw(encode_line(envelope)[:-1])
 
@@ -180,11 +180,11 @@ def _spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent | None:
     try:
         return spilled(event)
     except (TypeError, ValueError, RecursionError):
-        return None  # the store could not store the content either; the event is written without it
+        return None  # the store could not store this content either, so the event is written without it
 
 
 def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
-    # Only the standard library reads escaped half surrogate pairs. They are escaped again in the result.
+    # Only Python's json module reads escaped half surrogate pairs. They are escaped again in the result.
     try:
         fields = json.loads(line)
         fields["data"] = msgspec.Raw(json.dumps(fields["data"]))
@@ -212,9 +212,10 @@ def decode_line(line: bytes) -> Envelope:
             return envelope
 
 
-# --- Erasing the content of events --- Names, tags, texts of errors and names of tools may quote content. So only
-# numbers and the listed text fields stay: ids, and names of models and providers. A new field is erased unless it
-# is added to the list.
+# --- Erasing the content of events ---
+#
+# Names, tags, texts of errors and names of tools may quote content. So only numbers and the listed text fields
+# stay: ids, and names of models and providers. A new field is erased unless it is added to the list.
 
 
 KEPT = frozenset(

@@ -57,11 +57,11 @@ class Collection(msgspec.Struct, frozen=True):
     model: str
     """The model of its vectors, as ``provider:name``."""
     space: str
-    """The space in which its vectors can be compared, see `embedding_space`."""
+    """The id of the space in which the vectors can be compared, see `embedding_space`."""
     dimensions: int
     """The length of its vectors."""
     asked_dimensions: int | None
-    """The length that was requested; None for the model's own."""
+    """The requested length of the vectors; None for the model's own."""
     items: int
     """The number of its items."""
 
@@ -72,30 +72,30 @@ class Item(msgspec.Struct, frozen=True):
     id: str
     """The name of the item in its collection. A later item of this name replaces it."""
     hash: bytes
-    """The hash of its text, to recognise an unchanged text."""
+    """The hash of the item's text, to recognise an unchanged text."""
     vector: bytes
     """The vector, see `similarity.packed`."""
     text: str | None = None
-    """The text, if it is to be kept."""
+    """The text; None if it is not stored."""
     metadata: str | None = None
     """The host's metadata, as a JSON object."""
 
 
 class Similar(msgspec.Struct, frozen=True):
-    """An item that was found."""
+    """An item that a search found."""
 
     id: str
-    """The item."""
+    """The id of the item."""
     score: float
     """The cosine similarity, from -1 to 1."""
     text: str | None
-    """The text, if it was kept."""
+    """The text; None if it is not stored."""
     metadata: msgspec.Raw | None
     """The host's metadata, as a JSON object."""
 
 
 class CollectionFile:
-    """The file, open until the block ends."""
+    """The file of collections, for use in a ``with`` block."""
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class CollectionFile:
         self._connection: sqlite3.Connection
 
     def __enter__(self) -> Self:
-        """Raises StoreError."""
+        """Open the file, and create a missing one unless it is only read. Raises StoreError."""
         with self._translated():
             self._connection = self._connect()
             try:
@@ -210,7 +210,7 @@ class CollectionFile:
             )
 
     def note(self, name: str, metadata: Mapping[str, tuple[str | None, str | None]]) -> None:
-        """Change the metadata, and the texts if given, of items by id. Their vectors stay."""
+        """Change the metadata of items by id, and their texts if given. The vectors are not changed."""
         with self._translated(), self._transaction():
             self._connection.executemany(
                 "UPDATE items SET text = coalesce(?, text), metadata = ? WHERE id = ?"
@@ -300,7 +300,7 @@ def unpacked(data: bytes) -> array[float]:
 
 
 def scores_with(data: bytes) -> Scores:
-    """The function that compares with stored vectors. All have the same length."""
+    """Return a function that compares the vector with stored vectors. All vectors must have the same length."""
     try:
         import numpy
     except ImportError:
@@ -321,7 +321,7 @@ def scores_with(data: bytes) -> Scores:
 
 
 def plain_scores(data: bytes) -> Scores:
-    """The same comparison in plain Python."""
+    """Compare with stored vectors in plain Python, like `scores_with`."""
     wanted = unpacked(data)
     length = _length(wanted)
 

@@ -20,9 +20,9 @@ class Column(NamedTuple):
     """One column of a table."""
 
     meaning: str
-    """Its content, in a sentence."""
+    """The content of the column, in a sentence."""
     in_python: str | None = None
-    """Its name in Python and JSON, if it differs."""
+    """The name in Python and JSON, if it differs from the column's name."""
 
 
 class Table(NamedTuple):
@@ -114,7 +114,9 @@ _CURRENT = {
 
 
 def _call_rows() -> dict[str, Column]:
-    """The columns of the view: those of the table under the names of an export, and the current cost."""
+    """The columns of the view `call_rows`: those of the table `calls` under their names in an export, and the
+    current cost.
+    """
     then = {column.in_python: column.meaning for column in _CALLS.values()}
     total = "All input tokens: fresh, read from the cache and written to it."
     return {

@@ -20,15 +20,15 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client of the gateway."""
 
     name: str
-    """The name, which is also the value of the tag ``client`` in the trace."""
+    """The client's name, which is also the value of the tag ``client`` in the trace."""
     budget_nano_usd: int | None = None
-    """The most that it may spend in a window, in nano-USD; None means no limit."""
+    """The most money that the client may spend in a window, in nano-USD; None means no limit."""
     window: ClientWindow | None = None
-    """The window of the budget; None never restarts from zero."""
+    """The window of the budget; None means one window without an end."""
     zone: str = "UTC"
     """The time zone of the window, by its IANA name."""
     models: tuple[str, ...] = ()
-    """The patterns of the model names that it may send, such as ``claude-*``. Empty allows all."""
+    """The patterns of the model names that the client may request, such as ``claude-*``. Empty allows all."""
     requests_per_minute: int | None = None
     """The most requests in any minute; None means no limit."""
     tokens_per_minute: int | None = None
@@ -36,13 +36,13 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unpriced: Literal["refuse", "allow"] | None = None
     """The action for calls of unknown price. None refuses them if there is a budget."""
     created_us: int = 0
-    """The time when it was added, in microseconds since the epoch."""
+    """The time when the client was added, in microseconds since the epoch."""
     revoked_us: int | None = None
-    """The time when it was revoked; None while it may call."""
+    """The time when the client was revoked; None while its keys are valid."""
 
 
 class ClientKey(ShortRepr, frozen=True, kw_only=True):
-    """A key of a client. The key itself is stored nowhere."""
+    """A key of a client. Only its hash is stored, never the key itself."""
 
     hash: bytes
     """The SHA-256 of the key."""
@@ -51,9 +51,9 @@ class ClientKey(ShortRepr, frozen=True, kw_only=True):
     prefix: str
     """The start of the key, so that people can recognise it."""
     created_us: int
-    """The time when it was made, in microseconds since the epoch."""
+    """The time when the key was made, in microseconds since the epoch."""
     expires_us: int | None = None
-    """The time from which it is refused; None is never."""
+    """The time from which the key is refused; None means never."""
 
 
 KeptKind: TypeAlias = Literal["reply", "chain", "response"]
@@ -67,26 +67,26 @@ class ConversationEntry(ShortRepr, frozen=True, kw_only=True):
     """The client's name; empty for a gateway without keys."""
     kind: KeptKind
     key: bytes
-    """The hash or the id under which it is stored."""
+    """The hash or the id that identifies the entry."""
     session_id: str
     """The session of the conversation."""
     body: bytes
     """The content, encoded by the gateway."""
     ts_us: int
-    """The time when it was stored, in microseconds since the epoch."""
+    """The time when the entry was stored, in microseconds since the epoch."""
 
 
 class GatewayChanges(msgspec.Struct, frozen=True):
     """Counts of changes. If a count has changed, a process reads the rows again."""
 
     clients: int = 0
-    """The changes of clients and of keys."""
+    """The number of changes of clients and keys."""
     forgotten: int = 0
-    """The deletions of content."""
+    """The number of deletions of content."""
 
 
 class GatewayTables(Protocol):
-    """The rows of gateways in one store. Every method raises StoreError if the store can't be used."""
+    """The tables of gateways in one store. Every method raises StoreError if the store can't be used."""
 
     async def changes(self) -> GatewayChanges:
         """The counts of changes by any process."""
@@ -105,15 +105,19 @@ class GatewayTables(Protocol):
         ...
 
     async def change_client(self, client: Client) -> bool:
-        """Replace the settings of a client. Returns False if it does not exist or is revoked."""
+        """Replace the settings of a client. Returns False if the client does not exist or is revoked."""
         ...
 
     async def rotate_key(self, key: ClientKey, expires_us: int) -> bool:
-        """Add a key, and let the client's others expire at a moment. Returns False for an unknown client."""
+        """Add a key, and set the time at which the client's other keys expire. Returns False for an unknown
+        client.
+        """
         ...
 
     async def revoke_client(self, name: str, at_us: int) -> bool:
-        """Revoke a client and delete its keys. Returns False if it does not exist or is revoked."""
+        """Revoke a client and delete its keys. Returns False if the client does not exist or is already
+        revoked.
+        """
         ...
 
     async def keep(self, some: Sequence[ConversationEntry]) -> None:
@@ -129,5 +133,5 @@ class GatewayTables(Protocol):
         ...
 
     async def trim_kept(self, max_rows: int, max_bytes: int) -> None:
-        """Delete the oldest entries, down to these limits."""
+        """Delete the oldest entries until these limits are met."""
         ...

@@ -25,7 +25,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     """The nearest existing folder above the file."""
     writable: bool
-    """Whether the file can be written."""
+    """Whether this process can write the file."""
     open_to_others: tuple[Path, ...]
     """The files of the trace that other users than the owner can read."""
     free_bytes: int
@@ -35,7 +35,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     file_lock: bool
     """Whether writers lock ``<file>.lock`` around each transaction, for the reason in `locking`."""
     locking: str
-    """A text about how writers lock the file."""
+    """How writers lock the file, as text."""
 
 
 def file_facts(path: Path) -> FileFacts:

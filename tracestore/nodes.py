@@ -15,10 +15,11 @@ from callboard.bus.events.sessions import TurnStatus
 
 from .rows import SpendingQuery
 
-# --- Shared budgets --- An account belongs to one budget and one session, provider, model or value of a tag. In
-# each slot of the budget's window a node has a grant, its **slice**. It spends the slice without a request to the
-# store. An account's total is the sum of all slices, of living and dead nodes, plus the trace's amount for runs
-# without a slice:
+# --- Shared budgets ---
+#
+# An account belongs to one budget and one session, provider, model or value of a tag. In each slot of the budget's
+# window a node has a grant, its **slice**. It spends the slice without a request to the store. An account's total
+# is the sum of all slices, of living and dead nodes, plus the trace's amount for runs without a slice:
 #
 #   spent, in the trace, by runs without a slice  +  slices of all nodes  <=  limit
 #
@@ -27,20 +28,20 @@ from .rows import SpendingQuery
 
 
 Allotment: TypeAlias = tuple[int, int]
-"""Money in nano-USD, and tokens."""
+"""An amount: money in nano-USD, and tokens."""
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A stretch of a budget's window, in microseconds since the epoch."""
+    """A time range of a budget's window, in microseconds since the epoch."""
 
     start_us: int
-    """The first moment."""
+    """The start of the range."""
     forgotten_us: int
-    """The time after which it does not count. A later grant may extend it."""
+    """The time from which the slot does not count. A later grant may extend it."""
 
 
 class AccountScope(Protocol):
-    """How the calls of one account are counted. Pure."""
+    """The rule by which the calls of one account are counted. Pure."""
 
     @property
     def budget(self) -> str:
@@ -60,38 +61,38 @@ class AccountScope(Protocol):
     def slot(self, now_us: int) -> Slot: ...
 
     def query(self, now_us: int) -> SpendingQuery | None:
-        """The calls of the trace that count at a moment; None if the trace doesn't count."""
+        """The query for the calls in the trace that count at a time; None if the trace doesn't count."""
         ...
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
-        """The slot for a slot number in the result of `query`."""
+        """The slot of a slot number in the result of `query`."""
         ...
 
 
 class SliceRequest(msgspec.Struct, frozen=True):
-    """A requested slice."""
+    """A node's request for a slice of an account."""
 
     scope: AccountScope
     slot: Slot
     up_to: Allotment
-    """The size that the slice must have at least."""
+    """The least size of the slice."""
     more: Allotment = (0, 0)
     """A further amount that the node expects to use soon. If the account has enough left, it gets a part of this
     amount.
     """
     forced: bool = False
-    """Whether the node has admitted calls already, while the store could not be reached."""
+    """Whether the node has already admitted calls while the store could not be reached."""
 
 
 class AccountBalance(msgspec.Struct, frozen=True):
-    """The state of an account for a node."""
+    """The state of an account, as one node sees it."""
 
     slot: Slot
     """The current slot."""
     granted: Allotment
-    """The node's slice in that slot."""
+    """The node's slice in the current slot."""
     spent: Allotment
-    """The amount in the trace, in all slots that count."""
+    """The amount that the trace contains, in all slots that count."""
     others: Allotment
     """The slices of other nodes, in all slots that count."""
 
@@ -103,32 +104,31 @@ class Answer(msgspec.Struct, frozen=True):
     """The time of the store's clock, in microseconds since the epoch."""
     balances: Sequence[AccountBalance]
     wanted: Sequence[bool] = ()
-    """For each account, whether it has just refused a call of another node."""
+    """For each account, whether it has recently refused a call of another node."""
 
 
 class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     """A slice in the store."""
 
     budget: str
-    """The budget, in the words of `AccountScope.budget`."""
+    """The budget, in the form of `AccountScope.budget`."""
     value: str
     """The session, provider, model or value of a tag; empty for the account of all."""
     node: str
-    """The node: the run of its engine."""
+    """The node's id, which is the run id of its engine."""
     name: str
     """The node's name, for people; empty if the node is no longer known."""
     lives: bool
     """Whether the node is running. A stopped node's slice counts until all its calls are in the trace."""
     nano_usd: int
-    """The money that it may spend in the slot."""
+    """The money that the node may spend in the slot, in nano-USD."""
     tokens: int
-    """The tokens that it may use in the slot."""
+    """The tokens that the node may use in the slot."""
 
 
 SliceRequests: TypeAlias = Callable[[int], Sequence[SliceRequest]]
-"""The slices to request at a moment of the store's clock, in the order of `by_name`.
-
-It is pure, and is called within the transaction.
+"""A function that returns the slices to request at a time of the store's clock, in the order of `by_name`. It is
+pure, and is called within the transaction.
 """
 
 
@@ -166,10 +166,10 @@ def granted(request: SliceRequest, balance: AccountBalance, own: Allotment) -> A
 
 
 class LedgerTables(Protocol):
-    """The rows. Every method raises StoreError while they can't be reached.
+    """The shared rows of budgets. Every method raises StoreError while the store can't be reached.
 
-    Each node numbers its changes. A change that arrives after one with a higher number has no effect, so a
-    statement that outlives its connection does no harm.
+    Each node numbers its changes. A change with a lower number than an earlier one has no effect. So a statement
+    does no harm if it arrives after its connection is lost.
     """
 
     async def grant(self, node: str, number: int, requests: SliceRequests) -> Answer:
@@ -179,11 +179,11 @@ class LedgerTables(Protocol):
     async def give_back(
         self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
     ) -> None:
-        """Shrink slices of a node to the size that it still needs."""
+        """Shrink slices of a node to the size that the node still needs."""
         ...
 
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
-        """The state of accounts. Nothing changes."""
+        """Return the state of accounts, without a change."""
         ...
 
     async def recount(self, scopes: Sequence[AccountScope]) -> None:
@@ -191,7 +191,7 @@ class LedgerTables(Protocol):
         ...
 
     async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
-        """Release all slices of a node with all its calls in the trace, and count the trace again."""
+        """Release all slices of a node whose calls are all in the trace, and count the trace again."""
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
@@ -199,37 +199,39 @@ class LedgerTables(Protocol):
         ...
 
 
-# --- Nodes and owners of sessions --- A node counts as running while its lease is valid, by the database's clock.
-# A session has one owner at a time. A takeover raises the session's epoch, and every message carries its epoch. So
-# the store can refuse late messages of a former owner.
+# --- Nodes and owners of sessions ---
+#
+# A node counts as running while its lease is valid, by the database's clock. A session has one owner at a time. A
+# takeover raises the session's epoch, and every message carries its epoch. So the store can refuse late messages
+# of a former owner.
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, as it describes itself."""
+    """A node's description of itself."""
 
     node: str
-    """The run of its engine, which is its identity."""
+    """The run id of the node's engine, which is the node's id."""
     cluster: str = "callboard"
     name: str = ""
     """The node's name, for people."""
     lease_seconds: float = 15.0
-    """The length of its lease."""
+    """The length of the node's lease, in seconds."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """A node in the store."""
 
     node: str
-    """The run of its engine."""
+    """The run id of the node's engine, which is the node's id."""
     cluster: str
     name: str
     """The node's name, for people."""
     lives: bool
-    """Whether its lease is valid."""
+    """Whether the node's lease is valid."""
     seconds_left: float
-    """Seconds until the end of its lease; negative if it has expired."""
+    """Seconds until the end of the node's lease; negative if the lease has expired."""
     sessions: int
-    """The number of sessions that it owns."""
+    """The number of sessions that the node owns."""
 
 
 class Renewed(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,14 +240,14 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
     lease: int
     """The number of the lease. If it is unchanged, no session was taken from the node."""
     owned: Mapping[str, int] | None = None
-    """The sessions that the node still owns, with their epochs, if the number differs from the node's."""
+    """The sessions that the node still owns, with their epochs. None if the number of the lease is unchanged."""
     wanted: Sequence[str] = ()
     """The node's sessions that another node waits for."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     node: str
-    """The run of the owner's engine."""
+    """The owner's id, which is the run id of its engine."""
     name: str = ""
     """The owner's name, for people; empty if the node is no longer known."""
     epoch: int
@@ -253,34 +255,34 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     lives: bool
     """Whether the owner's lease is valid."""
     seconds_left: float = 0.0
-    """Seconds until the end of that lease."""
+    """Seconds until the end of the owner's lease."""
     released: bool = False
-    """Whether it has released the session."""
+    """Whether the owner has released the session."""
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that the claimant now owns."""
+    """The result of a claim that succeeded."""
 
     epoch: int
-    """The epoch from now on."""
+    """The new epoch of the session."""
     previous: Owner | None = None
     """The previous owner; None for a session without one."""
 
 
 class HeldSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that can't be claimed, because its owner is running."""
+    """The result of a claim that failed, because the session's owner is running."""
 
     by: Owner
-    """The owner."""
+    """The current owner."""
 
 
 class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a turn, decided by another node than the one that ran it."""
 
     stream_id: str
-    """The turn's id, and its stream's."""
+    """The id of the turn and of its stream."""
     session_id: str
-    """The session; empty for a turn without one."""
+    """The id of the session; empty for a turn without one."""
     epoch: int
     """The epoch in which the turn ran."""
     status: TurnStatus
@@ -288,18 +290,18 @@ class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnershipTables(Protocol):
-    """The shared rows. Each method is one transaction; each failure is a StoreError."""
+    """The shared rows of nodes and owners. Each method is one transaction. Each failure is a StoreError."""
 
     async def renew(self, node: NodeInfo, known: int) -> Renewed:
-        """Renew a node's lease from the current time of the database."""
+        """Renew a node's lease, from the database's current time."""
         ...
 
     async def leave(self, node: str) -> None:
-        """Mark a node as stopped, so that others need not wait for the end of its lease."""
+        """Mark a node as stopped, so that other nodes need not wait until its lease expires."""
         ...
 
     async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | HeldSession:
-        """Give a session to a node, unless another owner is alive and has not released it."""
+        """Give a session to a node, unless another owner is running and has not released the session."""
         ...
 
     async def wanted(self, node: str) -> Sequence[str]:
@@ -307,19 +309,19 @@ class OwnershipTables(Protocol):
         ...
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
-        """Release sessions, by their epochs. A session that now has another owner is not changed."""
+        """Release sessions, given with their epochs. A session that now has another owner is not changed."""
         ...
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
-        """Release a deleted session. Its rows are removed."""
+        """Release a deleted session, and delete its rows."""
         ...
 
     async def owner(self, session_id: str) -> Owner | None:
-        """The owner of a session; None if it was never claimed, or was deleted since."""
+        """The owner of a session; None if the session was never claimed, or was deleted since its last claim."""
         ...
 
     async def ending(self, stream_id: str) -> TurnEnding | None:
-        """The decided end of a turn; None if it is undecided."""
+        """The decision about the end of a turn; None if there is none."""
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
@@ -336,10 +338,10 @@ class OwnershipTables(Protocol):
 
 
 class ProbeTables(Protocol):
-    """The rows. Every method raises StoreError while they can't be reached."""
+    """The shared leases for probes. Every method raises StoreError while the store can't be reached."""
 
     async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
-        """Take the lease for a probe, or renew it."""
+        """Take or renew the lease for a probe. Return 0, or the seconds until another node's lease expires."""
         ...
 
     async def release(self, node: str, provider: str, model: str) -> None:

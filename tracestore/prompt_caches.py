@@ -24,7 +24,7 @@ class CacheSavings(msgspec.Struct, frozen=True, kw_only=True):
     saved_nano_usd: int = 0
     """The saved money in nano-USD: savings by reading, minus the surcharge for writing."""
     unpriced: int = 0
-    """The calls that no amount includes, because the price with or without the cache is unknown."""
+    """The number of calls that are in no amount, because the price with or without the cache is unknown."""
 
 
 async def cache_savings(store: Store, prices: PriceTable, where: CallFilter | None = None) -> CacheSavings:

@@ -19,10 +19,10 @@ from .sqlite.statements import Statements
 from .store import Store
 
 # --- Replaying stored events ---
-#   async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus:
-#       ...
 #
-# They are read in pages, so memory is limited to one page, and other users of the store can work between pages.
+# async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus: ...
+#
+# Events are read in pages, so memory is limited to one page, and other users of the store can work between pages.
 
 
 PAGE = 500
@@ -111,7 +111,7 @@ class _Pages:
         if self._page:
             self._after_id = self._page[-1][0]
         if self._next and self._next < wanted.page:
-            raise StopAsyncIteration  # that was the last
+            raise StopAsyncIteration  # the previous page was the last
         self._page = await wanted.store.numbered_events(
             run_id=wanted.run_id,
             session_id=wanted.session_id,
@@ -138,15 +138,17 @@ class _Pages:
 
 
 def _glob(topics: Sequence[str]) -> str | None:
-    """A pattern for the store that matches at least all events of the topics, so that less is read; None if there
-    is none.
+    """A pattern that matches at least all events of the topics, so that the store reads fewer events; None if
+    there is no such pattern.
     """
     if len(topics) != 1 or any(sign in topics[0] for sign in "?["):
         return None
     return topics[0].replace(">", "*")
 
 
-# --- A cache of replies --- Replies are content, so they are in a separate file and never in the trace file.
+# --- A cache of replies ---
+#
+# Replies are content, so they are in a separate file and never in the trace file.
 
 
 APPLICATION_ID = 0x43414C52
@@ -158,7 +160,7 @@ _TIDY_EVERY = 64
 class SavedReplies:
     """A store for `engine.middleware.Cache`, shared by all processes that name the same file.
 
-    It opens by itself, and can be used again after `aclose()`. It belongs to one event loop. Its methods raise
+    The first use opens the file, also after `aclose()`. The object belongs to one event loop. Its methods raise
     StoreError.
 
     Args:
@@ -184,7 +186,7 @@ class SavedReplies:
         return rows[0][0] if rows else None
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
-        """Keep a reply in place of an earlier one.
+        """Store a reply, replacing an earlier one with this key.
 
         Args:
             key: The key.
@@ -219,7 +221,7 @@ class SavedReplies:
 
 
 async def _prepare(database: Database) -> None:
-    """Make the table in an empty file. Raises StoreError for a file of another kind, without changing it."""
+    """Create the table in an empty file. Raises StoreError for a file of another kind, which is not changed."""
     ((application,),) = await database.read("PRAGMA application_id")
     ((tables,),) = await database.read("SELECT count(*) FROM sqlite_schema")
     if application == APPLICATION_ID:

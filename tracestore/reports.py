@@ -15,18 +15,20 @@ from .call_columns import CallFilter
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding."""
+    """One finding of a health check."""
 
     name: str
     """The subject of the check."""
     ok: bool
-    """Whether all is well."""
+    """Whether there is no problem."""
     detail: str
     """The finding in words."""
     fix: str = ""
-    """The remedy if it is not `ok`. If it is `ok`, a way to enable more, or an empty text."""
+    """The remedy for a problem. Without a problem, a way to enable more, or an empty text."""
     unused: bool = False
-    """Whether it is `ok` only because it is unused, such as a provider without a key that is in no models.yaml."""
+    """Whether the check is `ok` only because its subject is unused, such as a provider without a key that no
+    models.yaml names.
+    """
 
 
 class HealthReport(msgspec.Struct, frozen=True):
@@ -43,28 +45,28 @@ def report_of(checks: Sequence[Check]) -> HealthReport:
 
 
 StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
-"""The state of a store as its writer sees it. `tracestore.writing.writer` describes the four states."""
+"""The state of a store from its writer's view. `tracestore.writing.writer` describes the four states."""
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes and time limits of a writer."""
 
     batch_events: int = 1024
-    """The number of events in a commit."""
+    """The largest number of events in a commit."""
     batch_seconds: float = 0.1
     """Seconds that an event may wait, so that several events share a commit."""
     first_retry: float = 1.0
     """The wait after a first failure, in seconds. It doubles with each further failure."""
     longest_retry: float = 30.0
-    """The longest such wait, in seconds."""
+    """The longest wait after a failure, in seconds."""
     spill_after: int = 3
     """The number of failures in a row after which events are written to the spill file."""
     memory_events: int = 8192
-    """The number of events that may wait in memory while the store fails."""
+    """The largest number of events that wait in memory while the store fails."""
     memory_bytes: int = 64 * 1024 * 1024
-    """The size of these events, including the messages that they refer to."""
+    """The largest size of these events in bytes, including the messages that they refer to."""
     spill_bytes: int = 64 * 1024 * 1024
-    """The size of the spill file."""
+    """The largest size of the spill file, in bytes."""
 
 
 class WriterStatistics(msgspec.Struct, frozen=True):
@@ -73,26 +75,26 @@ class WriterStatistics(msgspec.Struct, frozen=True):
     state: StoreState
     """``ok``, ``retrying``, ``spilling`` or ``dropping``."""
     waiting: int
-    """Events that are published and not committed, spilled ones included."""
+    """The number of events that are published and not committed, spilled events included."""
     spilled: int
-    """The waiting events that are in the spill file."""
+    """The number of waiting events that are in the spill file."""
     committed: int
-    """Events that were committed since the start."""
+    """The number of events that were committed since the start."""
     lost: int
     """The number of lost events."""
     lost_first_seq: int | None
-    """The number of the first lost event; None if none was lost."""
+    """The `seq` of the first lost event; None if none was lost."""
     lost_last_seq: int | None
-    """The number of the last lost event; None if none was lost."""
+    """The `seq` of the last lost event; None if none was lost."""
     failures: int
-    """Failures in a row."""
+    """The number of failures in a row."""
     reason: str | None
-    """The reason of the last failure."""
+    """The text of the last failure; None if there was none."""
     waiting_bytes: int = 0
-    """The approximate size of the events in memory, including the messages that they refer to."""
+    """The approximate size of the events in memory, in bytes, including the messages that they refer to."""
     unsecured: str | None = None
-    """Why waiting events would be lost if this process ended now, even those of replies already returned; None if
-    they are safe.
+    """The reason why waiting events would be lost if this process ended now; None if they are safe. This concerns
+    even replies that were already returned.
     """
 
 
@@ -115,8 +117,9 @@ def after_failure(state: StoreState, failures: int, options: WriterOptions, *, m
 
 
 Delivered: TypeAlias = Callable[[str, str], Awaitable[int]]
-"""Returns the output tokens of a message that readers in other processes have, by the ids of its turn and of the
-message; 0 if there are none."""
+"""A function that returns the output tokens that readers in other processes have of a message, or 0. The arguments
+are the ids of the turn and of the message.
+"""
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """A function that is called between chunks with the number of the last priced call, and of the last call.
@@ -129,21 +132,21 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of a repricing over some calls, and the amounts that are not in its two sums."""
 
     calls: int
-    """All calls that have usage."""
+    """The number of calls with usage."""
     unpriced: int
-    """The calls without a cost now."""
+    """The number of these calls without a cost now."""
     unpriced_before: int
-    """The calls without a cost before."""
+    """The number of these calls without a cost before."""
     newly_priced: int = 0
-    """The calls that had no cost before and have one now."""
+    """The number of calls that had no cost before and have one now."""
     newly_priced_nano_usd: int = 0
-    """The cost of these calls."""
+    """The cost of the newly priced calls, in nano-USD."""
     no_longer_priced: int = 0
-    """The calls that had a cost before and have none now."""
+    """The number of calls that had a cost before and have none now."""
     no_longer_priced_nano_usd: int = 0
-    """The cost of these calls."""
+    """The earlier cost of these calls, in nano-USD."""
     estimated: int = 0
-    """The calls with estimated usage."""
+    """The number of calls with estimated usage."""
     unknown: int = 0
     """The number of other calls with unknown usage."""
 
@@ -220,23 +223,23 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     dry_run: bool
     """Whether this was a dry run."""
     sum_before_nano_usd: int
-    """The sum before, over the calls with a cost before and after."""
+    """The sum before in nano-USD, over the calls with a cost before and after."""
     sum_after_nano_usd: int
-    """The sum after, over the calls with a cost before and after."""
+    """The sum after in nano-USD, over the calls with a cost before and after."""
     models: tuple[ModelReprice, ...]
-    """The same by routed model, the greatest sum first."""
+    """The sums of each routed model, the greatest sum first."""
     in_flight: int = 0
-    """The calls in progress when it finished. They get their new costs when they end."""
+    """The number of calls in progress at the end of the repricing. They get their new costs when they end."""
     days: tuple[DayReprice, ...] = ()
-    """The same by day, in order."""
+    """The sums of each day, in order."""
     sessions: tuple[SessionReprice, ...] = ()
-    """The same by session, the greatest sum first; empty unless sessions were requested."""
+    """The sums of each session, the greatest sum first; empty unless sessions were requested."""
     as_model: str | None = None
     """The model that the calls were priced as, if that was requested."""
     previous_version: str | None = None
-    """The price version that was current before. `undo_reprice()` goes back to it."""
+    """The price version that was current before. `undo_reprice()` makes it current again."""
     run_id: int | None = None
-    """The number in the history; None for a dry run."""
+    """The number of the repricing in the history; None for a dry run."""
 
     @property
     def before_usd(self) -> Decimal:
@@ -273,13 +276,13 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     finished_us: int | None
     """The end, in microseconds UTC; None if the run never ended."""
     calls: int | None
-    """All calls that have usage."""
+    """The number of calls with usage."""
     unpriced: int | None
-    """The calls without a cost now."""
+    """The number of these calls without a cost now."""
     sum_before_nano_usd: int | None
-    """The sum before, over the calls with a cost before and after."""
+    """The sum before in nano-USD, over the calls with a cost before and after."""
     sum_after_nano_usd: int | None
-    """The sum after, over the calls with a cost before and after."""
+    """The sum after in nano-USD, over the calls with a cost before and after."""
     label: str = ""
     """The name of the price table, for people."""
     last_call: int | None = None
@@ -287,34 +290,34 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     done: int = 0
     """The number of the last call that the run has priced."""
     by_session: bool = False
-    """Whether sessions are to be compared as well."""
+    """Whether the run also compares sessions."""
     replaced: tuple[int, ...] | None = None
     """The runs that were current before, in order; None in a run of an early version."""
     undone_us: int | None = None
     """The time at which the run was undone, in microseconds UTC."""
     finished_no: int | None = None
-    """The place among the finished runs."""
+    """The position among the finished runs."""
     in_flight: int | None = None
-    """The calls in progress when it finished."""
+    """The number of calls in progress at the end of the run."""
     estimated: int | None = None
-    """The calls with estimated usage."""
+    """The number of calls with estimated usage."""
     unknown: int | None = None
     """The number of calls with unknown usage."""
 
     @property
     def state(self) -> Literal["interrupted", "finished", "undone"]:
-        """``interrupted`` includes a run in progress."""
+        """``finished``, ``undone``, or ``interrupted``. A run in progress is ``interrupted``, too."""
         if self.finished_us is None:
             return "interrupted"
         return "finished" if self.undone_us is None else "undone"
 
     def current_after(self, before: tuple[int, ...]) -> list[int]:
-        """The current runs after this run has finished, calculated from the current runs before."""
+        """Return the runs that are current after this run has finished, from the runs that were current before."""
         return [self.id] if self.where == CallFilter() else [self.id, *(run for run in before if run != self.id)]
 
 
 class CurrentPrices(msgspec.Struct, frozen=True):
-    """The repricings with the current costs."""
+    """The repricings that set the current costs."""
 
     runs: tuple[int, ...]
     """The runs in order of precedence. A call has the cost of the first run that covers it, or else the cost at
@@ -337,47 +340,47 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     """Whether the rows were only counted."""
     before_us: int
-    """The cutoff, in microseconds UTC; 0 if there was none."""
+    """The cutoff, in microseconds UTC; 0 without a cutoff."""
     attempts: int = 0
-    """Attempts of calls."""
+    """The number of attempts of calls."""
     events: int = 0
-    """Events."""
+    """The number of events."""
     costs: int = 0
     """The number of deleted costs of repricings."""
     sessions: int = 0
-    """The number of sessions. They are counted when they are deleted, so a dry run has 0."""
+    """The number of deleted sessions. A dry run does not count them, so it has 0."""
     runs: int = 0
     """The number of deleted runs."""
     bodies: int = 0
     """The number of deleted bodies of captured content."""
     bytes_before: int = 0
-    """Bytes of the pages in use before."""
+    """The pages in use before, in bytes."""
     bytes_after: int = 0
-    """Bytes of the pages in use afterwards."""
+    """The pages in use afterwards, in bytes."""
     file_bytes: int = 0
-    """Bytes of the database file afterwards."""
+    """The size of the database file afterwards, in bytes."""
 
 
 class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """The condition of a trace at this moment."""
-
     living: int
     """The number of runs with living processes."""
     lost: int
     """The number of runs with dead processes. The next start of a writer closes them."""
     open_calls: int
-    """The calls of lost runs that have no end."""
+    """The number of calls in lost runs that have no end."""
     spilled: tuple[tuple[Path, int], ...]
     """The files of dead processes that the next start of a writer adopts, and their sizes in bytes."""
     file_bytes: int
-    """The size of the database file."""
+    """The size of the database file, in bytes."""
     free_bytes: int
-    """The size of the empty pages."""
+    """The size of the empty pages, in bytes."""
     shrinkable: bool
     """Whether a pruning can return empty pages to the disk without rewriting the file."""
 
     def leftovers(self, where: str) -> list[Check]:
-        """A check that reports data of dead processes. This is not a fault: the next start handles it."""
+        """The check that reports data of dead processes. Such data is no fault, because the next start handles
+        it.
+        """
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
         spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
         start = f"The next start that writes to {where}"
@@ -389,11 +392,10 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SqlResult(msgspec.Struct, frozen=True):
-    """The answer to a statement."""
+    """The result of an SQL statement."""
 
     columns: tuple[str, ...]
     """The names of the columns."""
     rows: tuple[tuple[str | int | float | bytes | None, ...], ...]
-    """The rows."""
     truncated: bool
     """Whether there were more rows than requested."""

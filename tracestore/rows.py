@@ -17,35 +17,35 @@ class FoundMessage(msgspec.Struct, frozen=True):
 
     session_id: str
     position: int
-    """The place of the message in it, from 0."""
+    """The index of the message in the session, from 0."""
     message_id: str | None
     ts_us: int
-    """The moment of the message, in microseconds UTC."""
+    """The time of the message, in microseconds UTC."""
     role: str
-    """Its role: ``user``, ``assistant``, ``tool`` or ``system``. Empty if it can't be read."""
+    """The role: ``user``, ``assistant``, ``tool`` or ``system``. Empty if it can't be read."""
     text: str
-    """Its text, with thoughts and the arguments and results of tools."""
+    """The text of the message, with thoughts and the arguments and results of tools."""
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a group of calls. Calls without a cost are in no amount; they are counted separately."""
+    """The sums of a group of calls. No amount includes calls without a cost; they are counted separately."""
 
     key: tuple[str, ...]
     """The values of the group, in the requested order. A day is an ISO date (UTC)."""
     by: tuple[str, ...] = ()
-    """The dimensions of these values, so that ``row["model"]`` is one of them."""
+    """The dimensions of `key`, so that ``row["model"]`` is the group's model."""
     calls: int
-    """The attempts of calls, ended or not."""
+    """The number of attempts of calls, ended or not."""
     total_input_tokens: int
     """Input tokens, including those read from and written to the provider's cache."""
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
-    """The cost of the calls that have one: the current cost, or the cost under the requested version."""
+    """The current cost of the calls that have a cost, or their cost under the requested version, in nano-USD."""
     at_call_time_nano_usd: int
-    """The cost at call time of the calls that had one."""
+    """The cost at call time of the calls that had a cost, in nano-USD."""
     unpriced: int
-    """The calls with usage and without a cost."""
+    """The number of calls with usage and without a cost."""
     estimated: int
     """The number of calls with estimated usage."""
     cached_input_tokens: int = 0
@@ -53,11 +53,11 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int = 0
     """Input tokens that were written to the provider's cache."""
     reasoning_tokens: int = 0
-    """Tokens of thinking."""
+    """Reasoning tokens."""
     unknown: int = 0
-    """The number of calls with unknown usage: they got no answer, or have no end yet."""
+    """The number of calls with unknown usage: they got no answer, or have not ended."""
     at_call_time_unpriced: int = 0
-    """The calls with usage that had no cost when they were called."""
+    """The number of calls with usage that had no cost at call time."""
 
     def __getitem__(self, dimension: str) -> str:
         """The group's value of a dimension. Raises KeyError if the sums are not grouped by it."""
@@ -96,17 +96,17 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...]
     """The values of the group, in the requested order. A day is an ISO date (UTC)."""
     attempts: int
-    """All attempts of the group."""
+    """The number of attempts."""
     completed: int
-    """The attempts that ended well."""
+    """The number of attempts that ended well."""
     failed: int
-    """The attempts that failed."""
+    """The number of failed attempts."""
     cancelled: int
-    """The attempts that were cancelled."""
+    """The number of cancelled attempts."""
     running: int
-    """The attempts without an end."""
+    """The number of attempts without an end."""
     retried: int
-    """The failed attempts after which the call continued."""
+    """The number of failed attempts after which the call continued."""
     total_input_tokens: int
     """Input tokens, as in `CostRow`."""
     output_tokens: int
@@ -116,7 +116,7 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     estimated: int = 0
     """The number of attempts with estimated usage."""
     unpriced: int = 0
-    """The attempts with usage and without a cost."""
+    """The number of attempts with usage and without a cost."""
     unknown: int = 0
     """The number of attempts with unknown usage."""
     latency_ms: Percentiles = Percentiles()
@@ -141,15 +141,15 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model as routed, ``provider:name``."""
     attempts: int
-    """The failed attempts."""
+    """The number of failed attempts."""
     ended: int
-    """The attempts that ended the call. The others were retried."""
+    """The number of attempts whose failure ended the call. The other calls were retried."""
     calls: int
-    """The calls that the attempts belong to."""
+    """The number of calls that the attempts belong to."""
     first_us: int
-    """The start of the first of them, in microseconds UTC."""
+    """The start of the first attempt, in microseconds UTC."""
     last_us: int
-    """The start of the latest of them, in microseconds UTC."""
+    """The start of the latest attempt, in microseconds UTC."""
     error_type: str | None
     """The type of the latest error."""
     error_message: str | None
@@ -159,7 +159,7 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
     provider_code: str | None
     """The provider's own code of the latest error."""
     request_id: str
-    """The request of the latest error."""
+    """The id of the request with the latest error."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,17 +168,17 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     """The id of the session."""
     first_us: int
-    """The time of its first event, in microseconds UTC."""
+    """The time of the session's first event, in microseconds UTC."""
     last_us: int
-    """The time of its last event, in microseconds UTC."""
+    """The time of the session's last event, in microseconds UTC."""
     model: str | None
-    """The current model."""
+    """The current model as requested, as text."""
     tags: dict[str, str]
     """The tags of the session."""
     turns: int
-    """The turns that have started."""
+    """The number of turns that have started."""
     calls: int
-    """The attempts of its calls."""
+    """The number of attempts of the session's calls."""
     total_input_tokens: int
     """Input tokens, cached ones included."""
     output_tokens: int
@@ -186,7 +186,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     cost_nano_usd: int
     """The sum of the current costs, over the calls that have one."""
     unpriced: int
-    """The calls with usage and without a cost."""
+    """The number of calls with usage and without a cost."""
     estimated: int = 0
     """The number of calls with estimated usage."""
     unknown: int = 0
@@ -211,7 +211,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     setup: SessionSetup | None
     """The setup of the session; None if it is not stored."""
     withheld: str | None
-    """Why the stored setup lacks the session's system prompt; None if it lacks nothing."""
+    """The reason why the stored setup has no system prompt; None if the setup is complete."""
     tags: dict[str, str]
     """The tags of the session."""
     name: str | None
@@ -228,13 +228,13 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str | None = None
     """The request that created the job."""
     seconds: int | None = None
-    """The length of the video that it makes."""
+    """The length of the video, in seconds."""
     size: str | None = None
-    """The size of the picture."""
+    """The size of the video in pixels, as text."""
     audio: bool | None = None
-    """Whether it makes sound."""
+    """Whether the video has sound."""
     key: str | None = None
-    """The name of the key that it was created with."""
+    """The name of the key that the job was created with."""
     counted: Cost | None = None
     """The cost of the job; None until a call records it."""
 
@@ -243,15 +243,15 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
     """A reply that a provider makes in the background for a process that has ended."""
 
     request_id: str
-    """The id of its call."""
+    """The id of the call."""
     response_id: str
     """The provider's id of the reply."""
     model: str
     """The model as routed, ``provider:name``."""
     message_id: str = ""
-    """The id of the message that it will become."""
+    """The id of the message that the reply will become."""
     session_id: str | None = None
-    """The id of its session; None without one."""
+    """The id of the session; None without one."""
     turn_id: str | None = None
     """The id of the turn that requested it."""
     attempt: int = 1
@@ -261,16 +261,16 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None = None
     """The tags of the call."""
     started_us: int = 0
-    """When it was requested, in microseconds since the Unix epoch."""
+    """The time of the request, in microseconds since the epoch, UTC."""
 
 
 class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a batch that was sent, or is being sent."""
 
     call_id: str
-    """The call that creates the job."""
+    """The id of the call that creates the job."""
     began_at: int
-    """When it was sent, in seconds since the epoch."""
+    """The time before sending, in seconds since the epoch, UTC."""
     job_id: str | None = None
     """The provider's id of the job; None if the creation was never answered."""
     key: str | None = None
@@ -295,11 +295,11 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """The start of the hash of all requests."""
     planned_us: int
-    """When the batch was planned, in microseconds since the epoch."""
+    """The time when the batch was planned, in microseconds since the epoch, UTC."""
     request_ids: tuple[str, ...] = ()
     """The caller's ids of the requests; empty if the caller gave none."""
     key: str | None = None
-    """The name of the key that the caller wants."""
+    """The name of the key to use for the batch."""
     tags: dict[str, str] | None = None
     """The tags of the batch's calls."""
     submissions: Mapping[int, StoredSubmission] = {}
@@ -315,14 +315,14 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountedCall(msgspec.Struct, frozen=True):
-    """A call that is in the trace already."""
+    """A call that the trace already contains."""
 
     cost: Cost | None
-    """Its cost; None if it has none."""
+    """The cost of the call; None if it has none."""
     usage: TokenUsage | None
-    """Its tokens; None if none are known."""
+    """The tokens of the call; None if unknown."""
     error_type: str | None = None
-    """The class of the error that ended its last attempt; None if it ended well."""
+    """The class of the error that ended the call's last attempt; None if the attempt ended well."""
 
 
 # --- Sums for budgets ---
@@ -332,14 +332,14 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The calls that count for a budget, and their grouping."""
 
     by: str | None = None
-    """The dimension with an account for each value: ``session_id``, ``provider``, ``model`` or ``tag:KEY``.
+    """The dimension whose values each have an account: ``session_id``, ``provider``, ``model`` or ``tag:KEY``.
 
-    None means one account for all.
+    None means one account for all calls.
     """
     value: str | None = None
     """The only value to count; None means every value."""
     since_us: int | None = None
-    """The first moment that counts, in microseconds since the epoch; None means the start."""
+    """The start of the time that counts, in microseconds since the epoch; None means no limit."""
     slot_us: int | None = None
     """The length of a slot in microseconds. Slots are counted from `since_us`. None means one slot."""
     current: bool = False
@@ -351,27 +351,29 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one account in one slot."""
+    """The sums of one account in one slot."""
 
     value: str
-    """The value of the dimension; empty for calls that have none."""
+    """The value of the dimension; empty for calls without a value."""
     slot: int
     """The number of the slot, from 0."""
     unknown: bool
-    """Whether these are calls with unknown usage. They count with the amount that was reserved for them."""
+    """Whether the row sums calls with unknown usage. Such calls count with the amount that was reserved for
+    them.
+    """
     calls: int
     """The number of attempts."""
     nano_usd: int
-    """The sum of their costs in nano-USD, as far as the costs are known."""
+    """The sum of the known costs, in nano-USD."""
     tokens: int
-    """The sum of their input and output tokens."""
+    """The sum of input and output tokens."""
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """The answer to several queries, all of one moment."""
+    """The results of several queries, all at one time."""
 
     rows: list[list[SpendingRow]]
-    """The sums, a list for each query."""
+    """A list of sums for each query."""
     committed_seq: int
     """The number of the last event of the caller's run that the sums include."""
 
@@ -383,33 +385,34 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The reading position in an imported file."""
 
     source: str
-    """The name of the import source that read it."""
+    """The name of the import source that read the file."""
     path: str
-    """The file."""
+    """The path of the file."""
     size: int
-    """Its bytes when it was read."""
+    """The size of the file when it was read, in bytes."""
     mtime_ns: int
-    """Its last change when it was read."""
+    """The time of the file's last change when it was read, in nanoseconds."""
     inode: int
-    """Its number in the file system."""
+    """The number of the file in its file system."""
     read_to: int = 0
-    """The number of bytes that need not be read again."""
+    """The number of bytes at the start that need not be read again."""
     line: int = 0
-    """The number of lines in these bytes."""
+    """The number of lines in `read_to` bytes."""
     digest: str = ""
-    """A hash of these bytes. If it has changed, the file was rewritten. Empty if they must be read again.
+    """A hash of the first `read_to` bytes. If it differs, the file was rewritten. Empty if the bytes must be read
+    again.
 
-    It starts with ``+`` if the messages were read, too.
+    The text starts with ``+`` if the messages were read, too.
     """
     state: str = ""
-    """The source's own state at that position."""
+    """The source's own state at the reading position."""
 
 
 class Revision(NamedTuple):
     """A change of a call's revision in the ledger of imports."""
 
     request_id: str
-    """The call."""
+    """The id of the call."""
     before: int | None
     """The revision in the ledger when the caller read it; None for a new call."""
     after: int

@@ -28,12 +28,12 @@ class Index(Protocol):
     """The operations on an index that differ between databases."""
 
     def make(self, statements: Statements) -> None:
-        """Make the index if there is none. The caller holds a transaction."""
+        """Create the index if there is none. The caller holds a transaction."""
         ...
 
     @property
     def missing(self) -> str:
-        """A condition on ``content AS c``: the body is not in the index yet."""
+        """A condition on ``content AS c`` for a body that is not in the index yet."""
         ...
 
     def put(self, statements: Statements, rows: Iterable[tuple[int, str]]) -> None:
@@ -63,7 +63,7 @@ async def search(database: Database, index: Index, where: SearchFilter) -> list[
 
 
 def _take_in(statements: Statements, index: Index) -> bool:
-    """Index some messages. Returns False if all are indexed."""
+    """Index some messages. Return False if all messages are indexed."""
     rows = statements.run(
         f"""
         SELECT c.id, c.body FROM content AS c
@@ -107,7 +107,7 @@ def _found(row: Row, fetch: _Fetch) -> FoundMessage:
 
 
 class _Fetch:
-    """Reads messages, and the bodies that they are made of. Unreadable content counts as empty."""
+    """Reads messages and the bodies that they refer to. Unreadable content counts as empty."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
@@ -133,9 +133,11 @@ class _Fetch:
         return self._known[digest]
 
 
-# --- Words and search terms --- The code is pure and the same for both databases. A word is letters and digits
-# without accents in lower case. Each Chinese, Japanese or Korean character is a separate word. A search has words
-# that must all occur, ``"a phrase"``, ``start*``, and ``-not``.
+# --- Words and search terms ---
+#
+# The code is pure and the same for both databases. A word is letters and digits without accents in lower case.
+# Each Chinese, Japanese or Korean character is a separate word. A search has words that must all occur, ``"a
+# phrase"``, ``start*``, and ``-not``.
 
 
 _OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"

@@ -48,13 +48,13 @@ from .rows import (
 
 
 class Opening(Protocol):
-    """The life of a store in this process."""
+    """Opening and closing a store in this process."""
 
     @property
     def path(self) -> Path:
-        """The store's place on this machine.
+        """The path of the store's files on this machine.
 
-        While the store fails, a writer spills events to files next to it.
+        While the store fails, a writer spills events to files next to this path.
         """
         ...
 
@@ -90,36 +90,39 @@ class Opening(Protocol):
 
 
 class Writing(Protocol):
-    """Runs and their events as they are written."""
+    """Storing runs and their events."""
 
     def hold_run(self, run_id: str) -> None:
         """Mark a run as alive until the store is closed or the process dies.
 
-        A process does this before it writes events of calls in progress. A run that no process holds counts as
-        lost when the next writer starts. After StoreUnavailable, the next `write` marks it again.
+        A process calls this before it writes events of calls in progress. If no process has marked a run, the run
+        counts as lost when the next writer starts. After StoreUnavailable, the next `write` tries again.
         """
         ...
 
     async def close_lost_runs(
         self, prices: PriceTable | None = None, delivered: Delivered | None = None
     ) -> list[str]:
-        """End the calls and the runs of processes that died. Starting writers do it.
+        """End the calls and the runs of processes that died. A writer does this when it starts.
 
         Args:
             prices: The prices for the tokens that those calls may have used. Without a table they are unpriced.
             delivered: Returns the output that readers in other processes have of a call.
 
         Returns:
-            The names of those runs.
+            The ids of the runs that were ended.
         """
         ...
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         """Store events, and the changes to calls and sessions that they report, in one transaction.
 
-        The events are committed when it returns. An event that is stored already (same run, same seq) changes
-        nothing. A cancelled caller waits for the transaction to end, which may have committed. Nothing is written
-        when it raises: StoreError if the store can't be written, another exception if an event can't.
+        When the method returns, the events are committed. An event that is already stored (same run, same seq) has
+        no effect. A cancelled caller waits for the end of the transaction, which may have committed.
+
+        Raises:
+            StoreError: The store can't be written. Nothing is written.
+            Exception: An event can't be stored. Nothing is written.
         """
         ...
 
@@ -130,7 +133,7 @@ class Writing(Protocol):
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         """A context that excludes all other users of this trace under the same name, in any process.
 
-        It waits for its turn without a time limit. A process that dies releases the block.
+        Entering waits without a time limit. The end of a process releases the context.
 
         Args:
             name: Any text.
@@ -139,10 +142,10 @@ class Writing(Protocol):
 
 
 class Importing(Protocol):
-    """Calls that other programs recorded."""
+    """Importing calls that other programs recorded."""
 
     async def imported_calls(self, request_ids: Sequence[str]) -> dict[str, Imported]:
-        """The given calls that were imported before, including pruned ones."""
+        """The given calls that were imported before, including pruned calls."""
         ...
 
     async def imported_files(self, source: str) -> dict[str, ImportedFile]:
@@ -150,7 +153,7 @@ class Importing(Protocol):
         ...
 
     async def deleted_sessions(self, session_ids: Sequence[str]) -> set[str]:
-        """The given sessions that were deleted with `delete_session`."""
+        """Return those of the given sessions that were deleted with `delete_session`."""
         ...
 
     async def write_import(
@@ -165,7 +168,7 @@ class Importing(Protocol):
 
         Returns:
             False if another importer has written one of these calls since, one of them was pruned, or one of the
-            events belongs to a deleted session. Then nothing is written.
+            events belongs to a deleted session. In these cases, nothing is written.
         """
         ...
 
@@ -220,7 +223,7 @@ class Queries(Protocol):
             session_id: The session of the events.
             request_id: The request of the events.
             topic: One topic, or a family such as ``llm.*``.
-            since: The first moment.
+            since: The earliest time of an event.
             until: The moment before which the events happened.
             after_id: The number in the trace after which to start.
             limit: The largest number of events. None means all of them.
@@ -256,10 +259,10 @@ class Queries(Protocol):
         ...
 
     async def run_positions(self, since: int | datetime) -> dict[str, int]:
-        """The highest committed `seq` of each run, by the names of the runs.
+        """The highest committed `seq` of each run, by the ids of the runs.
 
         Args:
-            since: A moment. Runs that ended before it may be left out.
+            since: A time. Runs that ended before it may be left out.
         """
         ...
 
@@ -275,7 +278,7 @@ class Queries(Protocol):
         """The replies made in the background by processes that have ended, in the order of their calls.
 
         Args:
-            session_id: A session; None is all, and calls without one.
+            session_id: The id of a session; None means all calls, with or without a session.
             owned: Whether the session belongs to the caller. If so, the store doesn't check whether the process
                 has ended, because in a cluster this may be detected late.
         """
@@ -286,11 +289,11 @@ class Queries(Protocol):
         ...
 
     async def batches(self, limit: int = 100) -> list[StoredBatch]:
-        """The latest batches, the latest first, up to a limit."""
+        """At most `limit` batches, the latest first."""
         ...
 
     async def counted_calls(self, request_ids: Sequence[str]) -> dict[str, CountedCall]:
-        """The given calls that have ended in the trace, by their ids."""
+        """The given calls that have ended, by their ids."""
         ...
 
     async def sql(
@@ -301,7 +304,7 @@ class Queries(Protocol):
         limit: int = 1000,
         seconds: float = 10.0,
     ) -> SqlResult:
-        """The rows of one read-only SQL statement. Writers don't wait for it.
+        """The rows of one read-only SQL statement, which does not block writers.
 
         Args:
             statement: The statement, in the SQL of the database.
@@ -327,7 +330,7 @@ class Statistics(Protocol):
         """The tokens and costs of calls, summed by dimensions, the most expensive group first.
 
         Args:
-            where: The calls that are summed.
+            where: A filter for the calls.
             by: The dimensions. ``()`` gives one total.
             under: The price version for the costs. None means the current one.
 
@@ -351,7 +354,7 @@ class Statistics(Protocol):
         ...
 
     async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
-        """The sums that budgets count, all read at one moment.
+        """The sums for budgets, all read from one state of the trace.
 
         Args:
             queries: The calls that count, and how they are grouped.
@@ -364,7 +367,7 @@ class Statistics(Protocol):
 
 
 class Sessions(Protocol):
-    """Sessions, and their captured content."""
+    """Sessions and their captured content."""
 
     async def sessions(
         self, limit: int | None = 1000, *, tags: Mapping[str, str] | None = None
@@ -372,8 +375,7 @@ class Sessions(Protocol):
         """Sessions with their sums, the latest event first.
 
         Args:
-            limit: The largest number of them; None is all.
-            tags: Tags that they must all have.
+            limit: The largest number of sessions; None means all. tags: Tags that every session must have.
         """
         ...
 
@@ -382,18 +384,17 @@ class Sessions(Protocol):
         ...
 
     async def was_answered(self, session_id: str) -> bool:
-        """Whether a model has, or may have, answered in a session that wasn't deleted."""
+        """Whether a model has, or may have, answered in a session. False for a deleted session."""
         ...
 
     async def messages(self, session_id: str) -> list[Message]:
-        """The stored messages of a session, in order. `saved_session` lists the missing ones."""
+        """The stored messages of a session, in order. `saved_session` lists missing messages."""
         ...
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
-        """Messages with captured content, the latest first.
-
-        The first search for words builds an index of all captured words. Every later one adds the new content, so
-        it writes; a search without words only reads. Deleted content is removed from the index.
+        """Messages with captured content, the latest first. The first search for words builds an index of all
+        captured words. Every later search for words adds new content to the index, so it writes. A search without
+        words only reads. Deleted content is removed from the index.
 
         Raises:
             StoreError: The text has no word, or the database has no text search.
@@ -412,7 +413,7 @@ class Sessions(Protocol):
             history: The number of messages that the run took over.
 
         Returns:
-            False if the stored history is of another length.
+            False if the stored history has another length.
         """
         ...
 
@@ -426,8 +427,8 @@ class Sessions(Protocol):
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session, and the content that no other session shares.
 
-        The figures of its calls stay: models, times, tokens and costs. The session's name and tags, the texts of
-        errors, the names of tools, and events of your own are erased, because they may quote content. Sums by a
+        The figures of its calls are kept: models, times, tokens and costs. The session's name and tags, the texts
+        of errors, the names of tools, and events of your own are erased, because they may quote content. Sums by a
         tag no longer include these calls. Deleted bytes are overwritten.
 
         The deletion reaches a shared store with the next shipping. A shipper does not bring back a session that
@@ -441,8 +442,8 @@ class Sessions(Protocol):
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last used before a given time.
 
-        Events, costs and tags stay. The names of sessions, the texts of errors and the names of tools are erased.
-        Older sessions can no longer be resumed. The bytes are overwritten. As with a deleted session, the
+        Events, costs and tags are kept. The names of sessions, the texts of errors and the names of tools are
+        erased. Older sessions can no longer be resumed. The bytes are overwritten. As with a deleted session, the
         deletion also reaches a shared store.
 
         Returns:
@@ -452,7 +453,7 @@ class Sessions(Protocol):
 
 
 class Repricing(Protocol):
-    """Price tables, and the costs that stored calls have under them."""
+    """Price tables, and the costs of stored calls under them."""
 
     async def reprice(
         self,
@@ -467,13 +468,13 @@ class Repricing(Protocol):
         """Calculate the costs of stored calls with another price table, and make them the current costs.
 
         A repricing covers every call that had started by its end. A call that ends later gets its cost with its
-        end. Events and costs at call time stay as they are; `undo_reprice()` goes back. An interrupted repricing
-        changes nothing; `resume_reprice()` continues it.
+        end. Events and costs at call time are never changed. `undo_reprice()` makes the previous costs current
+        again. An interrupted repricing has no effect on current costs, and `resume_reprice()` continues it.
 
         Args:
             table: A table, or the version of a table in this store.
             where: The calls to reprice.
-            dry_run: Whether only to report.
+            dry_run: Whether to only report the effect.
             as_model: A ``provider:name`` to price every call as. Then nothing is stored.
             by_session: Whether to compare sessions, too.
             progress: Called between chunks with the number of calls that are done, and of all calls.
@@ -514,7 +515,7 @@ class Repricing(Protocol):
         ...
 
     async def current_prices(self) -> CurrentPrices:
-        """The repricings whose costs are current, and the latest one. Any process may change them."""
+        """The repricings that set the current costs, and the latest repricing. Any process may change them."""
         ...
 
     async def current_version(self) -> str | None:
@@ -542,13 +543,12 @@ class Upkeep(Protocol):
     """The health of a store, retention, and copies."""
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
-        """The faults that the database reports of itself; empty if there are none.
-
-        It may read everything, and blocks this connection until it ends. For a store in use, open a second store
-        that only reads.
+        """The faults that the database finds in itself; empty if there are none. The check may read the whole
+        database, and blocks this connection until it ends. For a store in use, open a second store that only
+        reads.
 
         Raises:
-            TimeoutError: The time in `seconds` was not enough.
+            TimeoutError: The check took longer than `seconds`.
         """
         ...
 
@@ -557,7 +557,7 @@ class Upkeep(Protocol):
         ...
 
     async def journal_mode(self) -> str:
-        """``wal``, unless the place of the trace doesn't support such a log, for example a network share."""
+        """``wal``, unless the file system doesn't support such a log, for example a network share."""
         ...
 
     async def prune(
@@ -575,8 +575,8 @@ class Upkeep(Protocol):
 
         Args:
             before: Calls that ended, and events that happened, before this moment are deleted.
-            max_bytes: The size in use. The oldest remaining rows are deleted until the trace is no larger.
-            dry_run: Whether only to count. For `max_bytes` the count is an estimate.
+            max_bytes: The largest size in use. The oldest remaining rows are deleted until the trace is no larger.
+            dry_run: Whether to only count rows. For `max_bytes` the count is an estimate.
             vacuum: Whether to rewrite the file afterwards, which makes writers wait.
             progress: Called after every step with the counts so far.
         """

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     outcomes = []
     for check in chosen:
-        # Virtual time ends every wait. If the event loop itself is blocked, the process ends here with a
+        # Virtual time ends every wait. If the event loop itself is blocked, this timer ends the process with a
         # traceback.
         faulthandler.dump_traceback_later(given.patience, exit=True)
         with contextlib.redirect_stdout(io.StringIO()):  # keep the adapters' log out of the table

@@ -43,10 +43,10 @@ from .kit import CALLS, Kit, NotShown, Says, Stage
 
 
 def require(condition: object, message: str) -> None:
-    """Require a condition.
+    """Raise an AssertionError unless a condition holds.
 
     Raises:
-        AssertionError: The condition doesn't hold. Its text is `message`.
+        AssertionError: The condition is false. The text is `message`.
     """
     if not condition:
         raise AssertionError(message)
@@ -209,7 +209,7 @@ SOON = RetryPolicy(base_delay=0.01, jitter=False)
 
 @contextmanager
 def within(what: str, seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Fail with the name of the step if it takes longer than a number of seconds."""
+    """Fail with the name of the step if the step takes longer than `seconds`."""
     with anyio.move_on_after(seconds) as scope:
         yield
     if scope.cancelled_caught:
@@ -221,9 +221,8 @@ class StreamOutcome:
     """The events of a stream, and its exception."""
 
     events: list[StreamEvent] = field(default_factory=list)
-    """The events."""
     error: AdapterError | None = None
-    """The exception that followed them; None if there was none."""
+    """The exception after the events; None if there was none."""
 
 
 async def listen(stream: AsyncIterator[StreamEvent]) -> StreamOutcome:
@@ -296,7 +295,7 @@ def expected_in_short(scene: Says) -> list[object]:
 
 
 def in_short(response: CanonicalResponse) -> tuple[list[object], str]:
-    """The content without ids, and the stop reason."""
+    """Return the content without ids, and the stop reason."""
     return content_in_short(response.content), str(response.stop_reason)
 
 

@@ -25,13 +25,12 @@ class Check:
     """A check of one required behaviour."""
 
     name: str
-    """The name of the check."""
     sentence: str
     """The behaviour, as one sentence."""
     section: str
     """The section of the contract."""
     proves: str
-    """The point of the new-provider checklist that it proves."""
+    """The point of the new-provider checklist that the check proves."""
     body: Body = field(repr=False)
     """The function that checks a kit."""
 
@@ -41,9 +40,7 @@ class Outcome:
     """The result of a check."""
 
     check: Check
-    """The check."""
     result: Literal["passed", "failed", "skipped"]
-    """The result."""
     reason: str = ""
     """Why it was skipped or failed."""
     error: BaseException | None = field(default=None, repr=False)
@@ -55,7 +52,7 @@ CHECKS: list[Check] = []
 
 
 def check(section: str, proves: str = "") -> Callable[[Body], Body]:
-    """Register a function as a check. The first line of its docstring is its sentence."""
+    """Register a function as a check. The first line of the function's docstring is the check's sentence."""
 
     def add(body: Body) -> Body:
         doc = body.__doc__ or ""
@@ -96,7 +93,7 @@ def run_checks(kit: Kit, backend: str = "virtual-asyncio") -> list[Outcome]:
 
 
 def _only(error: BaseException) -> BaseException:
-    """The exception inside an exception group. Of several, a failed assertion takes precedence."""
+    """Return the exception inside an exception group. If there are several, prefer a failed assertion."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     inner = [_only(each) for each in error.exceptions]

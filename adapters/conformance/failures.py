@@ -1,4 +1,4 @@
-"""Sections 6.1 to 6.3: every failure is an AdapterError, and the most specific one."""
+"""Sections 6.1 to 6.3: every failure is an AdapterError of the most specific class."""
 
 from __future__ import annotations
 
@@ -189,9 +189,7 @@ async def ask(at: Stage, request: CanonicalRequest, *, streamed: bool) -> list[A
 
 @check("6.4", RETRIES)
 async def there_are_exactly_one_and_max_retries_attempts(kit: Kit) -> None:
-    """A temporary failure has exactly 1 + max_retries attempts. Each is reported, and the error raised is
-    `retryable`.
-    """
+    """A temporary failure has exactly 1 + max_retries attempts, each is reported, and the error is `retryable`."""
     for streamed in (False, True):
         for retries in (0, 1, 3):
             scenes = [Fails("server")] * (retries + 1)
@@ -240,7 +238,7 @@ def same(one: float, other: float) -> bool:
 
 @check("6.4", RETRIES)
 async def a_retry_after_is_waited_for(kit: Kit) -> None:
-    """The provider's retry-after is waited for exactly, at most 60 s."""
+    """The adapter waits exactly as long as the provider's retry-after requests, at most 60 s."""
     waiting(kit)
     for hint, expected in ((7.0, 7.0), (59.0, 59.0), (900.0, 60.0)):
         for streamed in (False, True):

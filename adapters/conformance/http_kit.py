@@ -33,9 +33,7 @@ Step: TypeAlias = "bytes | float | Exception"
 
 
 class FakeReply:
-    """A reply that follows its steps, and records whether it was closed.
-
-    `read` counts the steps so far.
+    """A reply that follows its steps, and records whether it was closed. `read` is the number of steps so far.
 
     Args:
         steps: The steps of the body.
@@ -205,7 +203,7 @@ class HttpKit(Kit):
     # --- Replies ---
 
     def whole(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
-        """A reply of `body`."""
+        """A whole reply with the content of `body`."""
         return self._whole(self.body(text, calls, stop))
 
     def chunks(self, text: str = "", calls: int = 0, stop: str = "end") -> list[bytes]:
@@ -213,7 +211,7 @@ class HttpKit(Kit):
         return [self.write_event(*event) for event in self.events(text, calls, stop)]
 
     def streamed(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
-        """A reply of `chunks`."""
+        """A streamed reply with the content of `chunks`."""
         return self.stream_of(*self.chunks(text, calls, stop))
 
     def stream_of(self, *steps: Step) -> FakeReply:
@@ -221,7 +219,7 @@ class HttpKit(Kit):
         return FakeReply(*steps, headers={"content-type": self.content_type, self.request_id_header: "their_1"})
 
     def failing(self, condition: str) -> FakeReply:
-        """A reply of `error_body`. Raises NotShown."""
+        """An error reply with the content of `error_body`. Raises NotShown."""
         return self._failing(Fails(condition))
 
     # --- Scenes ---
@@ -405,7 +403,7 @@ class _Server:
                 while await self._answer(reader, writer):
                     pass
         except asyncio.CancelledError:
-            pass  # the stage has ended
+            pass  # the stage was closed
         finally:
             self._connections.discard(task)
             writer.transport.abort()
@@ -437,7 +435,7 @@ class _Server:
 
 
 async def _play(reply: FakeReply, writer: asyncio.StreamWriter) -> bool:
-    """Send a reply by its steps. Returns False if it broke off."""
+    """Send a reply step by step. Return False if the reply broke off."""
     await asyncio.sleep(reply.wait)
     lines = [f"HTTP/1.1 {reply.status} Said", *[f"{name}: {value}" for name, value in reply.headers.items()]]
     writer.write("\r\n".join([*lines, "transfer-encoding: chunked", "", ""]).encode())

@@ -1,8 +1,8 @@
 """The kit of an adapter: with it, the checks create the adapter and control its provider.
 
 A check plays *scenes* on a *stage*. Each scene is the provider's answer to one request. For an adapter over HTTP,
-`HttpKit` turns scenes into replies of its protocol. An adapter without HTTP brings its own `Kit`. Checks run in
-virtual time, which advances only when all tasks wait.
+`HttpKit` converts scenes to replies of the protocol. An adapter without HTTP needs its own subclass of `Kit`.
+Checks run in virtual time, which advances only when all tasks wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ..contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
 from ..transport.transport import HttpRequest
 
 MARK = "WORKS_IN_THREADS"
-"""Name of a module attribute: it marks modules whose futures are completed by threads."""
+"""The name of the module attribute that marks modules whose futures are completed by threads."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -179,13 +179,13 @@ class FakeClock:
         self._ids = 0
 
     def advance(self, seconds: float) -> None:
-        """Move its times ahead by a number of seconds, without a wait."""
+        """Move the clock ahead by a number of seconds, without waiting."""
         self._advanced_ns += round(seconds * 1e9)
 
     def monotonic_ns(self) -> int:
         try:
             loop_ns = round(anyio.current_time() * 1e9)
-        except RuntimeError:  # no loop runs (anyio's own error, and sniffio's, are kinds of it)
+        except RuntimeError:  # no loop runs; anyio and sniffio raise subclasses of this
             loop_ns = 0
         return self._advanced_ns + loop_ns
 
@@ -327,9 +327,9 @@ class Stage:
     model: str
     """The model of the requests, with its prefix."""
     asked: Callable[[], int]
-    """Returns the number of requests to the provider."""
+    """A function that returns the number of requests to the provider."""
     released: Callable[[], bool]
-    """Returns whether every connection of the adapter was returned."""
+    """A function that returns whether every connection of the adapter was returned."""
     requests: Sequence[HttpRequest] | None = None
     """The requests that went over HTTP; None for an adapter without HTTP."""
     patience: float = 0.0
@@ -396,7 +396,7 @@ class Kit(ABC):
     """Whether requests name a model. False for a provider with one model."""
 
     moment = 1.0
-    """Seconds, real or virtual, in which all pending work completes."""
+    """The time in seconds, real or virtual, in which all pending work completes."""
     usage: TokenUsage | None = TokenUsage(8, 7, cached_input_tokens=4)
     """The usage in every reply; None if the provider reports none, so that the adapter estimates it."""
 

@@ -73,7 +73,7 @@ async def the_estimate_asks_nobody(kit: Kit) -> None:
 
 @check("3.1")
 async def lifecycle_hooks_are_optional(kit: Kit) -> None:
-    """`initialize`, `health_check` and `statistics` are optional. If one exists, it works and never raises."""
+    """`initialize`, `health_check` and `statistics` are optional. An existing one works and never raises."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         initialize = getattr(at.adapter, "initialize", None)
         if initialize is not None:
@@ -251,7 +251,7 @@ async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
 
 @check("5.4", CANCELLING)
 async def a_cancelled_call_keeps_its_text_and_marks_its_tool(kit: Kit) -> None:
-    """Received content stays.
+    """Content received before the cancellation is kept.
 
     A tool call in progress is marked incomplete, with the arguments that parse, or {}.
     """
@@ -372,7 +372,7 @@ async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
 
 @check("3.1", "")
 async def closing_ends_what_runs(kit: Kit) -> None:
-    """`close()` ends every running call as cancelled and releases all connections. It may be called again."""
+    """`close()` ends every running call as cancelled and releases all connections. A second call does nothing."""
     async with kit.stage(Silent(), Silent()) as at:
         ended: list[object] = []
 

@@ -129,7 +129,7 @@ async def awkward_schemas_are_sent_or_refused(kit: Kit) -> None:
 
 @check("10", TOOL_FORMAT)
 async def a_providers_ids_come_back_to_it(kit: Kit) -> None:
-    """Each tool call gets a unique id of Callboard. Call and result are sent back with the provider's own id."""
+    """Each tool call gets a unique Callboard id. Call and result are sent back with the provider's own id."""
     wire = over_http(kit)
     async with kit.stage() as at:
         count = 2 if at.capabilities.supports_parallel_tool_calls else 1
@@ -260,9 +260,7 @@ def _asks(at: Stage) -> dict[str, CanonicalRequest]:
 
 @check("3.4", "Strict schema transformation (if applicable)")
 async def capabilities_declared_false_are_refused_or_told(kit: Kit) -> None:
-    """A missing capability raises CapabilityError before anything is sent, or is in `warnings`. It is never
-    ignored.
-    """
+    """A request for a missing capability raises CapabilityError before anything is sent, or gets a warning."""
     async with kit.stage() as at:
         lacking = [name for name in _asks(at) if not getattr(at.capabilities, name)]
     if not lacking:

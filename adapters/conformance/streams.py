@@ -65,8 +65,9 @@ async def blocks_come_one_after_another(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
-    """The deltas of a block add up to its content. A tool call has one start, fragments, and one end with an
-    object.
+    """The deltas of a block add up to its content. A tool call has one start, fragments, and one end.
+
+    The end of a tool call has an object as its input.
     """
     for scene, events in await each_stream(kit):
         last = check_order(events)
@@ -77,7 +78,7 @@ async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
-    """All events carry the request's `message_id`. Without one, they share a new id."""
+    """All events have the request's `message_id`. Without one, they share a new id."""
     async with kit.stage(Says("Hi."), Says("Hi.")) as at:
         given = await read_events(at, at.request(message_id="msg_mine"))
         made = await read_events(at, at.request(message_id=""))
@@ -88,8 +89,7 @@ async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
 
 @check("3.1", STREAMING)
 async def stream_is_iterated_without_await(kit: Kit) -> None:
-    """`async for event in adapter.stream(request)` works without await. Nothing is sent before the first event is
-    wanted."""
+    """`async for event in adapter.stream(request)` works without await. Nothing is sent before the first read."""
     async with kit.stage(Says("Hi.")) as at:
         stream = at.adapter.stream(at.request())
         if inspect.iscoroutine(stream):
@@ -104,7 +104,7 @@ async def stream_is_iterated_without_await(kit: Kit) -> None:
 
 @check("10", MESSAGES)
 async def stream_and_complete_agree(kit: Kit) -> None:
-    """Streamed or not: the same content, stop reason, usage and model, as the provider gave them."""
+    """A streamed and a whole reply have the same content, stop reason, usage and model."""
     for scene in await replies(kit):
         async with kit.stage(msgspec.structs.replace(scene, streamed=False), scene) as at:
             plain = await at.adapter.complete(at.request())
@@ -200,8 +200,9 @@ async def unknown_events_are_tolerated(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def a_truncated_stream_is_an_error(kit: Kit) -> None:
-    """A body cut at any place delivers the content so far, then raises AdapterError. It never hangs or counts as
-    complete.
+    """A body cut at any place delivers the content so far, then raises AdapterError.
+
+    The stream never hangs, and the reply never counts as complete.
     """
     wire, scene = over_http(kit), await longest(kit)
     streaming(kit)
@@ -224,8 +225,9 @@ async def a_truncated_stream_is_an_error(kit: Kit) -> None:
 
 @check("6.5", STREAMING)
 async def an_error_in_a_stream_leaves_what_came(kit: Kit) -> None:
-    """If the provider fails in mid-stream, the deltas stay, `message.complete(error)` follows, then the
-    exception.
+    """If the provider fails in mid-stream, the deltas are kept, and `message.complete(error)` comes next.
+
+    Then the exception is raised.
     """
     streaming(kit)
     scene = await longest(kit)
@@ -265,8 +267,9 @@ async def reasoning_is_kept_apart(kit: Kit) -> None:
 
 @check("7", MESSAGES)
 async def usage_is_what_the_provider_said(kit: Kit) -> None:
-    """Usage has disjoint counts, the same whether streamed or not. If the provider reports none, it is an
-    estimate.
+    """Usage has disjoint counts, the same whether streamed or not.
+
+    If the provider reports no usage, the counts are an estimate.
     """
     async with kit.stage(Says("Hello, ☃!", streamed=False), Says("Hello, ☃!")) as at:
         plain = (await at.adapter.complete(at.request())).usage

@@ -75,7 +75,7 @@ class HttpAttempts:
     # first.
     cancelled = False
     ended = False
-    """Whether the request is over, so that nothing waits for it any more."""
+    """Whether the request is over."""
     draining = False
     """Whether a cancelled reply is being read for its usage, within `drain_for_usage`."""
     repaired = 0
@@ -129,7 +129,6 @@ class HttpAttempts:
         return None if self._on_attempt is None else self._on_attempt(report)
 
     def elapsed_ms(self) -> int:
-        """Milliseconds since the request was made, all attempts included."""
         return (self.client.clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def begin_attempt(self) -> None:
@@ -167,7 +166,9 @@ class HttpAttempts:
         return self.client.request(call, known.value, accept=accept, on_resend=self.resend_observer())
 
     def resend_observer(self) -> Callable[[], object] | None:
-        """A function that reports that the current attempt was sent again. It holds no reference to the call."""
+        """Return a function that reports that the current attempt was sent again. The function holds no reference
+        to the call.
+        """
         observer, attempt = self._on_attempt, self.attempt
         return None if observer is None else lambda: observer(AttemptResent(attempt))
 
@@ -269,7 +270,7 @@ class HttpAttempts:
         return "repair" if self.repair_request(error) else None
 
     async def _has_new_key(self) -> bool:
-        """Request a new value of a rejected key, once in a call. Return whether there is one."""
+        """Request a new value of a rejected key, once in a call. Return whether there is a new value."""
         key, known, self._known_key = self._key, self._known_key, None
         if known is None or key.source is None or key.name in self._keys_replaced:
             return False
@@ -325,7 +326,7 @@ class HttpAttempts:
         return False
 
     def out_of_time(self, seconds: float = 0.0) -> bool:
-        """Whether the time of the whole request is up in this number of seconds."""
+        """Whether the request's time limit passes within `seconds`."""
         return self._deadline is not None and anyio.current_time() + seconds >= self._deadline
 
     def identify(self, error: AdapterError) -> None:
@@ -337,7 +338,7 @@ class HttpAttempts:
         mask_error(error, self.client.secrets)
 
     def _out_of_time_error(self) -> AdapterError:
-        """The error for a call whose time is up. During a drain it is the error of the cancellation."""
+        """The error for a call whose time is up. During a drain, it is the error of the cancellation instead."""
         if self.cancelled:
             return self._cancelled_error()
         text = f"{self.client.name}: the call took longer than {self.timeout_seconds:g} s"
@@ -354,7 +355,7 @@ class HttpAttempts:
         return False
 
     def usage_so_far(self) -> TokenUsage | None:
-        """The usage of the current attempt, if it ended now; None if unknown."""
+        """The usage of the current attempt, as if the attempt ended now; None if unknown."""
         return self._count_used() if self.sent else NOTHING_USED
 
     def _count_used(self) -> TokenUsage | None:
@@ -375,7 +376,7 @@ def _refuses_key(error: AdapterError) -> bool:
 
 
 def given(own: float | None, default: float) -> float:
-    """The request's own value, or the configuration's if it has none."""
+    """Return the request's value, or the configuration's value if the request has none."""
     return default if own is None else own
 
 

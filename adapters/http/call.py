@@ -157,14 +157,14 @@ class HttpCall(HttpAttempts):
         return written
 
     def _informed(self) -> CanonicalRequest:
-        """The request with capabilities. If the caller gave none, they are the wire's."""
+        """Return the request with capabilities. They are the wire's if the caller gave none."""
         request = self.request
         if request.capabilities is not None:
             return request
         return msgspec.structs.replace(request, capabilities=self.wire.get_capabilities(request.wire_model))
 
     def continue_reply(self) -> bool:
-        """Let the next attempt continue the reply that broke off. False if it can't be continued."""
+        """Let the next attempt continue the reply that broke off. Return False if this is impossible."""
         from ..replies.whole import text_alone
 
         if self.broken is None:

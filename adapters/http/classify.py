@@ -187,7 +187,7 @@ def find_error(body: bytes) -> ErrorBody | None:
 def is_foreign_error(data: bytes) -> bool:
     """Whether the data of an event named `error` is the bare error, without the protocol's envelope.
 
-    llama.cpp sends it in a field of that name, and proxies send a text or nothing.
+    llama.cpp sends it in a field named `error`. Proxies send a text or nothing.
     """
     try:
         value = msgspec.json.decode(data)
@@ -260,9 +260,9 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
     if isinstance(metadata, dict) and metadata.get("raw"):
         message = f"{message}: {_text(metadata['raw'])}"
     if isinstance(metadata, dict) and metadata.get("reasons"):
-        detail_code = "moderation"  # OpenRouter has no other name for it
+        detail_code = "moderation"  # OpenRouter sends no code for moderation
     elif isinstance(metadata, dict) and isinstance(metadata.get("limit_source"), str):
-        detail_code = _text(metadata["limit_source"])  # OpenRouter: the owner of the limit
+        detail_code = _text(metadata["limit_source"])  # for OpenRouter, the owner of the limit
     canonical = _canonical(error.get("status"))
     return ErrorBody(
         type=_text(error.get("type")) or canonical,
@@ -278,7 +278,7 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
 
 
 _KNOWN_FIELDS = frozenset({"message", "type", "code", "param", "status", "error_code", "request_id", "object"})
-"""The fields of an error that have a place in `ErrorBody`, and the name of its kind."""
+"""The error fields that `ErrorBody` stores, and `object`, which only names the kind of the value."""
 
 
 def _canonical(status: Json) -> str:

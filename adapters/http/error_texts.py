@@ -1,8 +1,8 @@
 """The phrases and codes of servers' errors, from `adapters/servers/words.json`.
 
 A row gives the meaning of a code, or of messages that match a regular expression. All wires use this table. It is
-loaded at the first error. Words are weaker evidence than codes, except for `certain` rows. Those are about money,
-which vendors report with codes for rate limits, permissions and bad requests.
+loaded at the first error. Words are weaker evidence than codes, except in `certain` rows. Those rows are about
+money, because vendors report missing credit with the codes of rate limits, permissions and bad requests.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class WordRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     means: Meaning
     servers: tuple[str, ...]
-    """The servers that send it, by their names in field notes."""
+    """The servers that send the words or the code, by their names in field notes."""
     words: str = ""
     """A regular expression to search in the message, ignoring case."""
     code: str = ""

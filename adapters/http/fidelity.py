@@ -50,7 +50,7 @@ def client_body(sent: WireRequest, model: str, *, stream: bool) -> JsonObject:
 
 
 def client_headers(sent: WireRequest, own: Mapping[str, str] = {}) -> dict[str, str]:
-    """The headers for the provider, in lower case: the client's replace the adapter's `own`."""
+    """The headers for the provider, in lower case. The client's headers replace the adapter's `own` headers."""
     from_client = {name.lower(): value for name, value in sent.headers.items()}
     return {**own, **{name: value for name, value in from_client.items() if name not in _NOT_PASSED_ON}}
 
@@ -58,7 +58,7 @@ def client_headers(sent: WireRequest, own: Mapping[str, str] = {}) -> dict[str, 
 class EventRelay:
     """Passes the events of one attempt's reply on, unchanged.
 
-    They are held until the first content, because an attempt may fail before that and be repeated.
+    Events are held until the first content, because an attempt may fail before it and be repeated.
 
     Args:
         receiver: A function that gets each event.
@@ -80,7 +80,7 @@ class EventRelay:
         self._held: list[SseEvent] | None = []
 
     def deliver(self) -> None:
-        """Pass on the held events, and all later ones immediately. Idempotent."""
+        """Pass on the held events, and every later event immediately. Idempotent."""
         held, self._held = self._held, None
         if held is not None:
             self._masks = [secret.encode() for secret in self._secrets()]
@@ -88,11 +88,11 @@ class EventRelay:
                 self._pass_on(name, data)
 
     def stop(self) -> None:
-        """Pass on nothing more."""
+        """Drop the held events and all later ones."""
         self._receiver, self._held = None, None
 
     def body(self, body: bytes) -> None:
-        """Take a whole reply."""
+        """Hold or pass on the body of a whole reply."""
         self._take((b"", body))
 
     def forwarding(self, decoder: BodyDecoder, repeats: Callable[[bytes], bool]) -> BodyDecoder:

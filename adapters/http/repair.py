@@ -128,7 +128,7 @@ class Refusal(msgspec.Struct, frozen=True):
     value: Json | UnsetType = UNSET
     """The value to send instead; UNSET removes the parameter."""
     also: tuple[str, ...] = ()
-    """The dotted paths of parameters to remove together with it."""
+    """The dotted paths of parameters to remove together with this one."""
     entry: Json | UnsetType = UNSET
     named: str = ""
 

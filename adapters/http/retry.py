@@ -130,7 +130,7 @@ def _retry_after(value: str | None, now_us: int) -> float | None:
         seconds = read(value)
         if seconds is not None:
             return seconds
-    from email.utils import parsedate_to_datetime  # `email` is a large import for a form that is rare
+    from email.utils import parsedate_to_datetime  # imported here because `email` is large and dates are rare
 
     try:
         when = parsedate_to_datetime(value)
@@ -174,7 +174,7 @@ _LIMITS = {f"x-ratelimit-{name}": name for name in _NAMES}
 
 
 def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
-    """The limits; None if there are none.
+    """Read the rate limits in a reply's headers; None if there are none.
 
     Headers without ``requests`` or ``tokens`` in their name are OpenRouter's. Its windows are fixed.
     """
@@ -260,7 +260,7 @@ class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The number of first polls at which "no such job" is ignored, because a new job may become visible late."""
 
     def schedule(self) -> RetryPolicy:
-        """The pauses between polls, as waits between attempts."""
+        """The waits between polls, as a `RetryPolicy`."""
         return RetryPolicy(
             base_delay=self.first, backoff_multiplier=self.multiplier, max_delay=self.longest, jitter=self.jitter
         )

@@ -48,8 +48,8 @@ first.
 
 
 class EventWait:
-    """The time until a stream's next event must arrive. It has no timer: the caller reports how long each wait
-    took.
+    """The time until a stream's next event must arrive. The class has no timer: the caller reports how long each
+    wait took.
 
     Args:
         limit: Seconds without any data.
@@ -61,7 +61,6 @@ class EventWait:
         self._silent = 0.0
 
     def event(self) -> None:
-        """Reset the limit, because an event arrived."""
         self._silent = 0.0
 
     def sign_of_life(self, seconds: float) -> None:
@@ -321,7 +320,7 @@ class HttpStream:
     async def _read_on(self, being_read: bool) -> None:
         """Read further for the usage of a cancelled call, separate from the delivered events.
 
-        If a reader is active, it reads on. Otherwise this task does, so that the call always ends.
+        An active reader reads the rest. Without one, this task reads it, so that the call always ends.
         """
         self._kept = self._call.assembler.fork()
         if self._call.assembler.relay is not None:

@@ -85,7 +85,7 @@ class ChatWire(ABC):
     repair_rules: RepairRules = RepairRules()
     """The repairs for refused requests."""
     options_type: type[SharedOptions] | None = None
-    """The type of `AdapterConfig.options`; None for a wire that checks the options itself."""
+    """The type of `AdapterConfig.options`; None for a wire that validates the options itself."""
     protocol_of_many: bool = False
     """Whether many vendors use the protocol. A key is then accepted only together with a `base_url`."""
     long_timeouts: bool = False
@@ -233,13 +233,13 @@ class ChatWire(ABC):
 
 class RunningCall(Protocol):
     ended: bool
-    """Whether there will be no more waits."""
+    """Whether the call is over."""
 
     async def cancel(self, *, at_once: bool = False) -> None:
         """End the call; see `HttpAttempts.cancel`."""
 
     def usage_so_far(self) -> TokenUsage | None:
-        """The usage of the current attempt, if it ended now; None if unknown."""
+        """The usage of the current attempt, as if the attempt ended now; None if unknown."""
 
 
 class RunningCalls:
@@ -276,7 +276,7 @@ _NO_KEY = KnownKey(None, 0)
 
 
 class HttpClient:
-    """The state that all calls of one adapter share. `running` holds the calls in progress by request id."""
+    """The state that all calls of one adapter share. `running` contains the calls in progress by request id."""
 
     def __init__(self, wire: ChatWire, transport: Transport) -> None:
         self.wire = wire
@@ -409,6 +409,6 @@ class HttpClient:
     async def close(self) -> None:
         """Cancel all calls and release all connections. Idempotent."""
         for call in self.running:
-            if not call.ended:  # it may have ended while another one was being cancelled
+            if not call.ended:  # the call may have ended while another call was being cancelled
                 await call.cancel(at_once=True)
         await self.transport.aclose()

@@ -53,7 +53,9 @@ CLOCKS_APART = 60
 """Seconds by which the provider's clock may be slow."""
 
 _LOOKS = 3
-"""The number of searches for a job whose creation was not confirmed. Before each, the wait of a retry passes."""
+"""The number of searches for a job whose creation was not confirmed. Before each search, the adapter waits as
+before a retry.
+"""
 
 
 class HttpJobs:
@@ -71,7 +73,7 @@ class HttpJobs:
         request: CallRequest,
         search: Callable[[], Awaitable[J | None]] | None,
     ) -> J:
-        """The job that a request creates, or created before its answer was lost.
+        """Create a job once. If the answer was lost, return the job that the request has created.
 
         `search` looks for the job once if the answer was lost. It is None for a provider that doesn't list its
         jobs.
@@ -111,7 +113,7 @@ class HttpJobs:
         return None
 
     async def _ask(self, call: WireCall, read: Read[T], model: str, key: str | None) -> T:
-        """The answer to a request about a job."""
+        """Send a request about a job once, and return the answer."""
         attempts = HttpAttempts(self._client, self._question(model, key), None)
         found, _ = await attempts.run(lambda: fetch(attempts, call, read))
         return found
@@ -180,7 +182,7 @@ class HttpEmbeddings:
         try:
             check_vectors(found, written.request)
         except AdapterError as error:
-            error.usage = usage  # it is billed nevertheless
+            error.usage = usage  # the reply is billed nevertheless
             raise
         attempts.first_event(reply.headers)
         warnings = written.warnings
@@ -304,5 +306,5 @@ def _no_image(reply: ImageReply) -> AdapterError:
         (f"text was returned instead of an image: {reply.said[:500]}") if reply.said else "the reply has no image"
     )
     error = InvalidRequestError(words)
-    error.usage = reply.usage  # it is billed nevertheless
+    error.usage = reply.usage  # the reply is billed nevertheless
     return error

@@ -254,7 +254,9 @@ class BackgroundCall(HttpCall):
         return events
 
     async def _attach(self, normaliser: NumberedNormaliser) -> None:
-        """Request the stream from its last event on. If there is none, no reply is open afterwards."""
+        """Request the stream from its last event on. If the provider has no such stream, no reply is open
+        afterwards.
+        """
         restarted = normaliser.number is None and self.assembler.started
         while self.streamed and not restarted:
             try:
@@ -267,7 +269,7 @@ class BackgroundCall(HttpCall):
             except NotFoundError as error:
                 await self._broken(self._gone(error))
             except InvalidRequestError:
-                return  # it has no stream, or its events have expired
+                return  # the reply has no stream, or its events have expired
             except AdapterError as error:
                 await self._broken(error)
 
@@ -397,7 +399,7 @@ class BackgroundCall(HttpCall):
     # --- Early end ---
 
     async def cancel(self, *, at_once: bool = False) -> None:
-        """End the call and cancel the reply. With `at_once`, the provider continues the reply."""
+        """Cancel the call, and the reply at the provider. With `at_once`, the provider continues the reply."""
         self.left = self.left or at_once
         await super().cancel(at_once=True)
 
@@ -462,7 +464,7 @@ class BackgroundCall(HttpCall):
             _log.warning("background_unreadable", error, response_id=self.response_id)
 
     async def _end_of(self, error: AdapterError) -> None:
-        """Cancel the reply of a call that has timed out, and add its usage to the error."""
+        """Cancel the reply of a call that has timed out, and add the reply's usage to the error."""
         if self.response_id and self.out_of_time():
             await self.cancel_at_provider()
             error.usage = self.usage_so_far()

@@ -24,7 +24,7 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     StreamError,
 )
-from callboard.bus.values.usage import tier_in
+from callboard.bus.values.usage import split_tier, tier_in
 
 from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
@@ -162,7 +162,7 @@ class HttpBatches(HttpJobs):
             await self._ask(self.wire.cancel(job.id), lambda body, headers: None, model, job.key)
         except NotFoundError:
             return False
-        except InvalidRequestError:  # it has ended or is being cancelled
+        except InvalidRequestError:  # the job has ended or is being cancelled
             return (await self.retrieve(job.id, model, job.key)).status == "cancelling"
         return True
 
@@ -335,7 +335,7 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
     response = call.response(written, None)
     if client.wire.emulates_tools and emulation.is_constrained(client.wire, request):
         response = read_response(response, client.clock)
-    geography = (response.usage.service_tier or "").partition("geo-")[2]
+    _, geography = split_tier(response.usage.service_tier)
     usage = msgspec.structs.replace(response.usage, service_tier=tier_in(BATCH_TIER, geography))
     return msgspec.structs.replace(response, usage=usage, latency_ms=0)
 
@@ -373,8 +373,9 @@ class _Place(NamedTuple):
 
 
 class ReplyFile:
-    """The lines of results by request id. Above a size they are in a temporary file. If a request has several
-    lines, the first counts.
+    """The lines of results by request id. If a request has several lines, the first counts.
+
+    Above `MOST_IN_MEMORY` bytes, the lines are stored in a temporary file.
     """
 
     def __init__(self) -> None:

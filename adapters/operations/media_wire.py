@@ -83,7 +83,7 @@ class ImageWire(Protocol):
         ...
 
     def write(self, request: ImageRequest, provider: str) -> WireCall:
-        """The request on the wire, after `fit_image`."""
+        """Write the request on the wire. `fit_image` has fitted it to the model."""
         ...
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
@@ -231,7 +231,7 @@ class VideoWire(Protocol):
         ...
 
     def create(self, request: VideoRequest, provider: str) -> WireCall:
-        """The request for a job, after `check_video`."""
+        """Write the request for a job. `check_video` has checked it."""
         ...
 
     def retrieve(self, job_id: str) -> WireCall:

@@ -137,7 +137,6 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_reply(body: bytes) -> EmbeddingReply:
-    """Parse a reply of this protocol."""
     reply = _decode_embeddings(body)
     try:
         usage = msgspec.json.decode(reply.usage, type=_Usage)

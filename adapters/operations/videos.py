@@ -50,7 +50,6 @@ class HttpVideos(HttpJobs):
         self._key_of: dict[str, str] = {}  # the names of the jobs' keys, by job id
 
     def capabilities(self, model: str) -> VideoCapabilities:
-        """The capabilities of a model, by its name on the wire."""
         return self.wire.capabilities(model)
 
     # --- Jobs ---
@@ -257,7 +256,7 @@ class HttpVideoContent:
 
 
 class InlineVideoContent:
-    """Bytes that were part of the job."""
+    """A video whose bytes were part of the job."""
 
     digest = None
     etag = ""

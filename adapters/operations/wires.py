@@ -152,7 +152,7 @@ def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
 
 
 def not_billed(error: AdapterError) -> AdapterError:
-    """The error of a failed request that isn't billed."""
+    """Set the usage of an error to zero, because the failed request isn't billed."""
     error.usage = NOTHING_USED
     return error
 
@@ -207,7 +207,6 @@ class NumberedNormaliser(StreamNormaliser, Protocol):
     """Reads a stream of numbered events over any number of connections. No event is read twice."""
 
     response_id: str
-    """The provider's id of the reply; empty until known."""
     number: int | None
     """The number of the last event; None if there is none or the server sends no numbers."""
     announced: bool
@@ -230,7 +229,7 @@ class BackgroundWire(Protocol):
         ...
 
     def attach(self, response_id: str, after: int | None) -> WireCall:
-        """The request for the stream of a reply, after the event of that number; None for all events."""
+        """The request for the stream of a reply after event number `after`; None requests all events."""
         ...
 
     def look(self, response_id: str) -> WireCall:

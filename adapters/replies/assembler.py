@@ -283,9 +283,7 @@ class Assembler:
         self._count_usage = count
 
     def place(self, key: Key) -> int:
-        """The index of a block in the reply. For a block without content, it is the index that the next block
-        gets.
-        """
+        """The index of a block in the reply. If the block has no content, this is the index of the next block."""
         block = self._by_key.get(key)
         return len(self._done) + (self._open is not None) + len(self._held) if block is None else block.index
 
@@ -333,7 +331,7 @@ class Assembler:
         return fork
 
     def abort(self, stop_reason: StopReason, usage: TokenUsage | None = None) -> None:
-        """End a reply that was cancelled or broke off. The open block is closed as it is."""
+        """End a reply that was cancelled or broke off. The open block is closed with its content so far."""
         self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
 
     def usage_so_far(self) -> TokenUsage:
@@ -376,7 +374,6 @@ class Assembler:
                 self.warn(WarningCode.BODY_MENDED, message)
 
     def warn_no_stop_reason(self) -> None:
-        """Warn that the reply gives no stop reason."""
         self.warn(WarningCode.NO_STOP_REASON, "the provider sent no stop reason")
 
     @property

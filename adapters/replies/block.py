@@ -90,7 +90,8 @@ class GrowingArguments:
         if self._meaning == "so_far":
             return self._keep(fragment[self._size :])
         if is_whole(before):
-            repeated = fragment.strip() == before.strip()  # some gateways send all of them again at the end
+            # some gateways send the whole arguments again at the end
+            repeated = fragment.strip() == before.strip()
             return "" if repeated else self._keep(fragment)
         as_piece, as_whole = may_become_json(before + fragment), may_become_json(fragment)
         if as_piece and as_whole:
@@ -281,7 +282,8 @@ class RawKept:
         )
 
     def _has_room(self, data: bytes) -> bool:
-        if self._left_out or self._size + len(data) > MAX_RAW_BYTES:  # the recorded part has no gaps
+        # once an event was left out, later ones are too, so the recorded part has no gaps
+        if self._left_out or self._size + len(data) > MAX_RAW_BYTES:
             self._left_out += 1
             return False
         self._size += len(data)

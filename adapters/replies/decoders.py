@@ -119,7 +119,7 @@ class RepairedBody(NamedTuple):
 
 
 def repair_body(text: bytes) -> RepairedBody | None:
-    """Replace everything that is invalid in JSON. None if nothing is."""
+    """Replace all text that is invalid in JSON. Return None if there is none."""
     replaced: list[str] = []
     steps = (
         ("invalid UTF-8", _as_utf8),

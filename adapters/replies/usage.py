@@ -51,8 +51,8 @@ _WRITES = frozenset(
 def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[int, int]:
     """Tokens written to a cache, and the part of them for an hour.
 
-    They may be inside or outside of the prompt's details. The field is `cache_write_tokens` (OpenRouter, OpenAI),
-    `cache_creation_tokens` (LiteLLM), or has Anthropic's name (also Qwen).
+    The fields may be inside or outside of the prompt's details. A field is `cache_write_tokens` (OpenRouter,
+    OpenAI), `cache_creation_tokens` (LiteLLM), or has Anthropic's name (also Qwen).
     """
     if flat is None and split is None and not (isinstance(details, dict) and not _WRITES.isdisjoint(details)):
         return 0, 0

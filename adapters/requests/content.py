@@ -114,8 +114,8 @@ def join_text(content: Iterable[ContentBlock]) -> str:
 
 
 def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages after the last reply. The model must support all of their content; earlier messages are fitted
-    to it.
+    """The messages after the last reply. The model must support all their content; earlier messages are fitted to
+    the model.
     """
     begin = len(messages)
     while begin and messages[begin - 1].role is not Role.ASSISTANT:
@@ -212,8 +212,8 @@ def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
 
 
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
-    """A block's media type; empty if it has none. None for a URL with one of the schemes, unless it is a
-    video's.
+    """A block's media type; empty if unknown. None for a URL with one of the schemes, unless it is the URL of a
+    video.
     """
     if isinstance(block, ImageBlock) and (true := image_type(_first_bytes(block))):
         return true
@@ -316,7 +316,8 @@ _EXTRA: Json = {"google": {"thought_signature": "skip_thought_signature_validato
 
 
 def without_reasoning(message: Message, provider: str) -> Message:
-    """The message without a provider's reasoning and signatures; the same object if it has none. It may be empty.
+    """The message without a provider's reasoning and signatures; the same object if it has none. The result may be
+    empty.
 
     Reasoning of an unknown provider counts as this provider's.
     """
@@ -343,7 +344,7 @@ _ANTHROPICS = "anthropic-claude-v1"
 def is_unowned(raw: ProviderRaw | None) -> bool:
     """Whether reasoning has no stated provider.
 
-    A gateway that gives only the form, Anthropic's, states no provider.
+    A gateway that reports only Anthropic's form of reasoning states no provider.
     """
     if raw is None:
         return True

@@ -145,8 +145,8 @@ def at_most(estimated_tokens: int) -> int:
 def upper_end(estimated_tokens: int) -> int:
     """The upper bound of the tokens for an estimate.
 
-    When it was fitted, it exceeded all 6,528 counts of generated text by eight tokenizers, and 368 of 371 recorded
-    counts. In the other three, the server had added text.
+    When the rates were fitted, this bound exceeded all 6,528 counts of generated text by eight tokenizers, and 368
+    of 371 recorded counts. In the other three, the server had added text.
     """
     return math.ceil(estimated_tokens * UPPER_FACTOR) + UPPER_TOKENS
 

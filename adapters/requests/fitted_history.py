@@ -56,7 +56,7 @@ class ToolIdRule(msgspec.Struct, frozen=True):
         """Derive an id for another provider's call. The same call always gets the same id, and different calls get
         different ids.
 
-        It is a digest, so it reveals no part of the original id.
+        The new id is a digest, so it reveals no part of the original id.
         """
         digest = hashlib.sha256(canonical_id.encode("utf-8", "surrogatepass")).hexdigest()
         return (self.prefix + digest)[: self.max_length]
@@ -79,11 +79,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     accepts_documents: bool = False
     """Whether user messages may hold documents."""
     image_types: tuple[str, ...] | None = None
-    """The media types of images; None means any. An image of unknown type passes."""
+    """The media types of images; None means any. An image of unknown type is accepted."""
     audio_types: tuple[str, ...] | None = None
-    """The media types of audio; None means any. Audio of unknown type passes."""
+    """The media types of audio; None means any. Audio of unknown type is accepted."""
     document_types: tuple[str, ...] | None = None
-    """The media types of documents; None means any. A document of unknown type passes."""
+    """The media types of documents; None means any. A document of unknown type is accepted."""
     fetches: tuple[str, ...] = WEB
     """The schemes of the addresses from which the provider fetches media."""
     results_carry: tuple[Literal["image", "document", "opaque"], ...] = ("image",)
@@ -161,7 +161,9 @@ class FittedHistory(msgspec.Struct, frozen=True):
     session_id: str = ""
     adapter: str = ""
     homes: tuple[Home, ...] = ()
-    """The original messages of the blocks in `messages`. A block that occurs in several belongs to the first."""
+    """The original messages of the blocks in `messages`. A block that occurs in several messages belongs to the
+    first.
+    """
     plain: tuple[str, ...] = ()
     """The texts of the first messages, while they alternate between plain user and assistant text."""
     may_lose: bool = True
@@ -214,9 +216,11 @@ RECENT = 4
 """The number of last plain messages that are not cached as JSON, because a wire may mark or join them."""
 
 
-def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> list[Json]:
-    """The cached JSON of a history's beginning in one protocol, without the last `RECENT` messages. See
-    `Beginning`.
+def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> tuple[list[Json], int]:
+    """The cached JSON of a history's beginning in one protocol, and the number of its messages. See `Beginning`.
+
+    The list has one `Raw` for all these messages, or nothing. An encoder writes it unchanged. The last `RECENT`
+    messages are not among them.
 
     Args:
         history: The history.
@@ -224,13 +228,12 @@ def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonOb
         make: A function that makes the wire's message from a text and its index. User and model alternate,
             starting with the user.
     """
-    end = max(len(history.plain) - RECENT, 0)
-    beginning = beginning_of(history.messages) if end else None
+    most = len(history.plain) - RECENT
+    beginning = beginning_of(history.messages) if most > 0 else None
     if beginning is None:
-        return []
-    # Encoders write Raw unchanged.
-    raw = beginning.form(f"{name}_json", lambda text, place: msgspec.Raw(encode_json(make(text, place))))
-    return cast("list[Json]", raw[:end])
+        return [], 0
+    joined, count = beginning.json(name, most, lambda text, place: encode_json(make(text, place)))
+    return ([cast("Json", joined)] if count else []), count
 
 
 def block_type(block: ContentBlock) -> str:

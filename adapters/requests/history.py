@@ -56,7 +56,7 @@ class Losses:
         self.found.append(Loss(self._session_id, message.id or "", kind, self._provider, reason, block))
 
     def repaired(self, message: Message, block: ContentBlock, text: str) -> str:
-        """A block's text without half surrogate pairs. A loss is noted if it had any."""
+        """Return a block's text without half surrogate pairs. Record a loss if the text had any."""
         repaired = repair_text(text)
         if repaired is not text:
             self.note(message, block, "half a surrogate pair in its text was replaced")
@@ -145,7 +145,7 @@ class FittedCalls:
         return answer
 
     def report_dropped(self, message: Message) -> None:
-        """Note the loss of results without a call, and of second results."""
+        """Record the loss of results without a call, and of second results."""
         for block in message.content:
             if isinstance(block, ToolResultBlock):
                 if block.tool_use_id not in self._called:
@@ -162,7 +162,7 @@ class FittedCalls:
         """The first result of each call, with its message, by Callboard's ids."""
         results: dict[str, tuple[Message, ToolResultBlock]] = {}
         for message in self._messages:
-            if message.role is not Role.TOOL:  # others can't have any
+            if message.role is not Role.TOOL:  # messages of other roles contain no results
                 continue
             for block in message.content:
                 if isinstance(block, ToolResultBlock):
@@ -373,7 +373,7 @@ class _Fitter:
                 case ImageBlock():
                     self._show(message, block)
                 case AudioBlock() | DocumentBlock() | ToolResultBlock():
-                    pass  # assistant messages can't have them
+                    pass  # assistant messages can't contain audio or documents
                 case _:
                     assert_never(block)
         return kept

@@ -186,7 +186,7 @@ def _join(merged: JsonObject, part: JsonObject) -> bool:
 
 
 def instruction(schema: JsonObject, *, with_tools: bool) -> str:
-    """The instruction for a model that does not support this schema, or any."""
+    """The instruction for a model that does not support this schema, or supports no schema."""
     when = "When you answer and call no tool, answer" if with_tools else "Answer"
     text = msgspec.json.encode(schema).decode()
     return (

@@ -59,7 +59,7 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
 
 
 def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
-    """A request's fields for one protocol: for all its providers, then for this one."""
+    """A request's fields for one protocol: first those for all its providers, then those for this provider."""
     for name in dict.fromkeys((protocol, provider)):
         options = request.provider_options.get(name, {})
         if not isinstance(options, Mapping):
@@ -158,7 +158,7 @@ def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
 # --- The provider's limit of a reply ---
 
 LEAST_OUTPUT = 256
-"""Tokens for the reply. If the refusal leaves less, the error counts as a prompt that is too long."""
+"""The smallest limit to retry with, in tokens. If the stated limit is lower, the prompt counts as too long."""
 
 _NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
 
@@ -288,8 +288,8 @@ def _lacks(request: CanonicalRequest, capabilities: AdapterCapabilities) -> Iter
 
 
 def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
-    """Yield a text for each medium in a message that the model does not support. It continues a sentence after the
-    model's name.
+    """Yield a text for each medium in a message that the model does not support. The text continues a sentence
+    after the model's name.
     """
     for block in message.content:
         match block:
@@ -357,8 +357,8 @@ def add_host_fields(part: JsonObject, fields: JsonObject) -> JsonObject:
 
 
 def tool_options(tool: ToolDefinition, protocol: str, provider: str) -> JsonObject:
-    """A tool's extra fields for one protocol. Fields for this provider take precedence over those for all its
-    providers.
+    """A tool's extra fields for one protocol. Fields for this provider override fields for all providers of the
+    protocol.
     """
     found: JsonObject = {}
     for name in dict.fromkeys((protocol, provider)) if tool.provider_options else ():

@@ -190,7 +190,7 @@ def _scripts(data: bytes) -> list[float]:
     size = len(firsts)
     found: list[float] = [size - len(firsts.translate(None, script)) for script in _SCRIPTS]
     thai = data.count(b"\xe0\xb8") + data.count(b"\xe0\xb9")
-    dressed = data.count(b"\xef\xb8\x8f")  # this code asks for an emoji instead of a plain sign
+    dressed = data.count(b"\xef\xb8\x8f")  # this code selects the emoji form of a plain sign
     found[_HINDI] -= thai
     found[_THAI] = thai
     found[_WIDE_MARK] -= dressed

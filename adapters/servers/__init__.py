@@ -1,7 +1,7 @@
 """Field notes on servers, with a source for each note.
 
 The notes are JSON Lines, one file for each kind, in this folder. The book shows them as "What we know of your
-server". Tests play every note. `labs/servers` implements the notes of kind A and B.
+server". Tests run every note. `labs/servers` implements the notes of kind A and B.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ async def connect(
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: connection, sock=connected, ssl=context, server_hostname=name)
     except BaseException:
-        # Otherwise the event loop would close the socket again at the end of the handshake. Its file number may
-        # belong to another socket by then.
+        # Otherwise the event loop would close the socket again at the end of the handshake. By then, its file
+        # number may belong to another socket.
         connection.give_up()
         connected.close()
         raise
@@ -339,7 +339,7 @@ class HttpTransport:
     def _chosen(self, kind: UrlKind) -> Transport:
         """The client for a kind of request.
 
-        It is chosen once, because an adapter never changes between asyncio and trio.
+        The client is chosen once, because an adapter never changes between asyncio and trio.
         """
         if self._closed or (on_asyncio() and not has_proxy(kind)):
             return self._own  # its `send` raises the error

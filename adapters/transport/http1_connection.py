@@ -343,7 +343,7 @@ def _release(waiter: asyncio.Future[None] | None) -> None:
 
 # --- Cancel scopes for waits ---
 #
-# They cost a third of anyio's scopes.
+# These scopes cost a third of anyio's.
 
 _MOST_KEPT = 64
 

@@ -35,7 +35,7 @@ class ReplyParser:
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
-        self.on_body = self.pieces.append  # httptools calls it
+        self.on_body = self.pieces.append  # called by httptools
         self.waits = False
         self.complete = True
         self.error: str | None = None
@@ -221,7 +221,7 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
                 packed = False
             case "content-length" if value.strip() == str(length):
                 continue
-            case _:  # it would contradict the header written above
+            case _:  # this header would contradict the header written above
                 raise unsendable(f"a reserved header {name}")
         lines.append(f"{name}: {value}")
     if packed:

@@ -132,7 +132,7 @@ def _address_of(url: str) -> _Address:
 
 
 class HttpxTransport:
-    """Kept-alive connections in httpx clients, one for each 16 concurrent calls."""
+    """Kept-alive connections in httpx clients, one client for each 16 concurrent calls."""
 
     def __init__(self) -> None:
         self._clients: dict[UrlKind, list[Client]] = {}
@@ -156,7 +156,7 @@ class HttpxTransport:
             return await self._send_or_resend(kind, request)
         except Exception as error:
             failure, cause = translate(error, request.url), without_secrets(error)
-        raise failure from cause  # raised here, because the original would be its context
+        raise failure from cause  # raised outside of `except`, because the original error would become its context
 
     async def _send_or_resend(self, kind: UrlKind, request: HttpRequest) -> HttpReply:
         """Send a request, and send it again if the server had closed a kept-alive connection.
@@ -356,7 +356,7 @@ class ClientTransport:
             return await send_built(self._home, self._client, self._built(request))
         except Exception as error:
             failure, cause = translate(error, request.url), without_secrets(error)
-        raise failure from cause  # raised here, because the original would be its context
+        raise failure from cause  # raised outside of `except`, because the original error would become its context
 
     async def aclose(self) -> None:
         self._closed = True

@@ -226,7 +226,7 @@ MASK = "***"
 
 _SECRET_HEADERS = ("auth", "key", "token", "cookie")
 _MOST_SECRETS = 1000
-_SHORTEST_SECRET = 6  # a shorter one may occur in ordinary text
+_SHORTEST_SECRET = 6  # shorter secrets may occur in ordinary text
 
 
 def given_keys(config: AdapterConfig) -> list[str]:
@@ -446,7 +446,7 @@ def failed(host: str, said: str) -> NetworkError:
 
 
 def unsendable(what: str) -> InvalidRequestError:
-    """The error for a request that can't be written. The text must not quote it."""
+    """The error for a request that can't be written. The text must not quote the request."""
     return InvalidRequestError(f"base_url, api_key or extra_headers can't be sent ({what})")
 
 

@@ -1,19 +1,19 @@
 """Actors: one message at a time, a mailbox, and tasks.
 
 An `Actor` defines the behaviour. Other code uses its `ActorRef`, which stays valid over restarts. An `Incarnation`
-is one life of one instance:
+is one life of one instance, from its start to its end:
 
     starting ──started() returned──▶ running ──┬─ stop requested ─┬─▶ closing ──▶ ended
        └────────────── failed ─────────────────┴─ crashed ────────┘
 
-    starting   started() runs; messages already queue.
+    starting   started() runs; messages wait in the mailbox.
     running    receive() gets one message at a time. Tasks made by spawn() run concurrently.
     closing    the tasks are cancelled and awaited; then stopping() runs, shielded, for at most a second.
     ended      no work of this life is running. Only now may the next life start.
 
 A crash is an exception from started() or receive(), or a leaked cancellation. The failure of a single task is not
 a crash. The mailbox survives a restart. The message being handled is not delivered again, because that could
-repeat a model call. Its sender gets `ActorStopped`. An ask always ends: with a reply, ActorStopped, MailboxFull,
+repeat a model call. Its sender gets `ActorStopped`. Every ask returns a reply or raises ActorStopped, MailboxFull
 or DeadlineExceeded.
 """
 
@@ -39,7 +39,7 @@ from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack
 
 
 class MailboxItem:
-    """A message, and the future of its sender if the sender waits for an answer."""
+    """A message, with a future if its sender waits for an answer."""
 
     __slots__ = ("_asked", "_done", "_error", "_value", "message")
 
@@ -55,26 +55,26 @@ class MailboxItem:
         return self._asked
 
     def answer(self, value: object) -> None:
-        """Answer the sender, if it waits. Only the first answer or failure counts."""
+        """Pass the answer to the sender, if it waits. Only the first answer or failure counts."""
         if self._done is not None and not self._done.is_set():
             self._value = value
             self._done.set()
 
     def fail(self, error: Exception) -> None:
-        """Fail the ask with the exception that `result` raises."""
+        """Make `result` raise this exception."""
         if self._done is not None and not self._done.is_set():
             self._error = error
             self._done.set()
 
     async def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the end of an ask. Return whether it ended."""
+        """Wait at most `timeout` seconds for the answer or failure. Return whether it has arrived."""
         assert self._done is not None
         with anyio.move_on_after(timeout):
             await self._done.wait()
         return self._done.is_set()
 
     def result(self) -> object:
-        """The answer. Raises the exception of a failure."""
+        """Return the answer, or raise the exception of the failure."""
         if self._error is not None:
             raise self._error
         return self._value
@@ -121,7 +121,7 @@ class ActorContext:
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref
-        """The actor's own ref. It may be given to others."""
+        """The actor's own ref, which the actor may pass to other code."""
         self.bus = bus
         """The supervisor's bus."""
         self.clock = clock
@@ -145,7 +145,7 @@ class WorkActor(Actor):
     """An actor that runs one long function. If the function fails, the actor crashes.
 
     Args:
-        work: An async function that runs until it is cancelled. Every life calls it once.
+        work: An async function that runs until it is cancelled. It is called once after each start and restart.
         name: The name of the work in the actor's error.
     """
 
@@ -158,7 +158,7 @@ class WorkActor(Actor):
             try:
                 await self._work()
             except Exception as error:
-                # A failed task does not crash its actor. This one must, so it sends the failure as a message.
+                # A failed task does not crash its actor. This failure must, so it is sent as a message.
                 context.ref.tell(_WorkFailed(error))
 
         context.spawn(run, name="run")
@@ -174,7 +174,7 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     """A snapshot of an actor."""
 
     name: str
-    """The actor's name in the tree of supervision."""
+    """The actor's name in the supervision tree."""
     phase: Phase
     """``starting``, ``running``, ``closing`` or ``ended``."""
     mailbox: int
@@ -194,12 +194,12 @@ class ActorStatistics(msgspec.Struct, frozen=True):
 class ActorRef:
     """The handle of an actor. It stays valid over restarts, until the actor's supervisor ends.
 
-    Use it only on the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other.
+    Use it only on the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other thread.
     """
 
     def __init__(self, name: str, bus: Bus) -> None:
         self.name = name
-        """The actor's name in the tree of supervision."""
+        """The actor's name in the supervision tree."""
         self._bus = bus
         self._mailbox: deque[MailboxItem] = deque()
         self._signal: Signal | None = None
@@ -228,8 +228,9 @@ class ActorRef:
         """Send a message without waiting for an answer.
 
         Returns:
-            True if the message is in the mailbox, which holds 256 messages. It may still never be handled. False
-            if the actor has stopped or its mailbox is full. Then the message is a dead letter.
+            True if the message is in the mailbox, which holds 256 messages. The actor may stop before it handles
+                the message. False
+            if the actor has stopped or its mailbox is full. The message is then recorded as a dead letter.
 
         Raises:
             WrongLoop: The bus belongs to another thread.
@@ -284,8 +285,8 @@ class ActorRef:
     def hold(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str) -> TaskHandle[T]:
         """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`.
 
-        This saves a task. Call `run_here` soon. Use it only for work that ends when it is cancelled. Otherwise it
-        is like `spawn`.
+        This saves a task. Call `run_here` soon. Use this method only for work that ends when it is cancelled. In
+        all other respects it works like `spawn`.
 
         Raises:
             ActorStopped: The actor is not running.
@@ -335,7 +336,7 @@ class ActorRef:
         await self._signal.wait()
 
     def _close(self) -> int:
-        """Reject new messages, and fail the waiting ones. Return their number."""
+        """Reject new messages and fail the waiting messages. Return the number of failed messages."""
         self._open = False
         lost = 0
         while self._mailbox:
@@ -357,14 +358,14 @@ class Incarnation:
         self.phase: Phase = "starting"
         self.tasks = Tasks()
         self.error: Exception | None = None
-        self.cancelled = False  # The event loop itself cancelled it.
+        self.cancelled = False  # The event loop itself cancelled this life.
         self.was_started = False
         self.started_ns = 0
-        # Shielded: if the host is cancelled, the supervisor stops its children one after the other.
+        # Shielded, so that the supervisor can stop its children one after the other if the host is cancelled.
         self.scope = anyio.CancelScope(shield=True)
         self.stop_reason: str | None = None  # set by a request to stop
-        self.on_up: Callable[[], None] | None = None  # called when it is running, before the first message
-        self.on_closing: Callable[[], None] | None = None  # called when its tasks are about to be ended
+        self.on_up: Callable[[], None] | None = None  # called when the actor is running, before its first message
+        self.on_closing: Callable[[], None] | None = None  # called before the actor's tasks are cancelled
         self.up = anyio.Event()  # started() has returned or failed
         self.ended = anyio.Event()
         self.hook_running = False
@@ -396,8 +397,8 @@ class Incarnation:
             with self.scope:
                 await self._live()
         except anyio.get_cancelled_exc_class():
-            # No scope can cancel through the shield. So asyncio is cancelling all tasks because its loop ends, and
-            # this task just ends too.
+            # No scope can cancel through the shield. So asyncio is cancelling all tasks because its loop is
+            # closing, and this task returns.
             self.cancelled = True
         except Exception as error:
             self.error = unwrapped(error)

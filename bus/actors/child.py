@@ -1,12 +1,12 @@
-"""Children of a supervisor: their description, lives and ends, and the decision to restart them.
+"""Children of a supervisor: their specifications, their lives, and the decision to restart them.
 
     how it ended    permanent   transient   temporary
     crashed         restart     restart     stay
     normally        restart     stay        stay
 
-A child that failed `max_failures` times in a row is not restarted. A normal end of a permanent child is a failure
-too. The count restarts at zero when a child has lived for `healthy_after` seconds. A limit such as five failures
-within five seconds would never apply, because the waits between restarts take seconds.
+A child that failed `max_failures` times in a row is not restarted. A normal end of a permanent child also counts
+as a failure. The count restarts at zero when a child has lived for `healthy_after` seconds. A limit such as five
+failures within five seconds would never apply, because the waits between restarts take seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from .actor import STOPPING_SECONDS, Actor, ActorRef, ActorStatistics, Incarnati
 from .tasks import unwrapped
 
 RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
-"""The ends that lead to a restart. ``permanent``: every end. ``transient``: crashes only. ``temporary``: none."""
+"""The ends after which a child is restarted. ``permanent``: every end. ``transient``: crashes only. ``temporary``:
+none.
+"""
 
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """The children that restart after a failure: the failed one, all, or the failed one and those started after it."""
@@ -45,7 +47,7 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     max_failures: int = 5
     """The number of failures in a row at which the child is not restarted; 1 means no restart.
 
-    A failed start counts.
+    A failed start also counts as a failure.
     """
     healthy_after: float = 30.0
     """Seconds of life after which the failure count of a child returns to zero."""
@@ -100,17 +102,17 @@ def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """An actor to supervise."""
-
     name: str
-    """A name that is unique below its supervisor. Lifecycle events carry it, so prefer one unique in the tree."""
+    """A name that is unique among the supervisor's children. Lifecycle events contain it, so prefer a name that is
+    unique in the tree.
+    """
     factory: Callable[[], Actor]
     """A function that makes a new instance for every life."""
     restart: RestartType = "permanent"
     """``permanent``: always restarted. ``transient``: restarted after a crash only. ``temporary``: never
     restarted."""
     policy: RestartPolicy | None = None
-    """The policy for restarts; None uses the supervisor's own."""
+    """The policy for restarts; None uses the supervisor's policy."""
     on_limit: OnLimit = "escalate"
     """The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child stays
     stopped until `restart_child`, and its siblings continue.
@@ -152,7 +154,7 @@ class ChildStatistics(msgspec.Struct, frozen=True):
 
 
 class SupervisorStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a tree of supervision."""
+    """A snapshot of a supervision tree."""
 
     name: str
     """The supervisor's name."""
@@ -216,7 +218,7 @@ Life: TypeAlias = Incarnation | SupervisorLife
 
 
 class Child:
-    """A child over all its lives."""
+    """A child and its state, which persists over restarts."""
 
     def __init__(
         self,
@@ -251,7 +253,7 @@ class Child:
         return self.life is not None and not self.life.ended.is_set()
 
     def statistics(self, clock: Clock) -> ChildStatistics:
-        """A snapshot of the child, and of everything below it."""
+        """Return a snapshot of the child and of all actors below it."""
         life = self.life
         up = life is not None and life.phase == "running"
         return ChildStatistics(
@@ -281,7 +283,7 @@ class Endings:
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.deadline = float("inf")
-        """The time of `anyio.current_time` after which there is no grace."""
+        """The time after which lives get no grace, on the clock of `anyio.current_time`."""
         self._group = group
         self._stuck: dict[str, Life] = {}
 
@@ -291,7 +293,7 @@ class Endings:
         return tuple(name for name, life in self._stuck.items() if not life.ended.is_set())
 
     async def end(self, life: Life, reason: str) -> int:
-        """End a life. It returns when the life has ended, or is reported as stuck."""
+        """End a life. Return when it has ended or was reported as stuck."""
         life.stop_reason = reason
         remaining = max(0.0, self.deadline - anyio.current_time())
         if isinstance(life, SupervisorLife):

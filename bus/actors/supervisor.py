@@ -7,10 +7,10 @@
 
 Every life runs in a separate task that raises nothing, so no child can cancel another. `_ended` handles each end:
 either it was requested, or it counts as a failure. Under one_for_all and rest_for_one, only one recovery runs at a
-time. Two lives of one child never overlap, so a restart waits for a stuck life. `stop` does not wait for it and
-lists it in its report. Lives are shielded: if the host cancels `run`, the supervisor stops its children one after
-the other. A supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. A parent
-supervisor counts this as a crash.
+time. Two lives of one child never overlap, so a restart waits for a stuck life. `stop` does not wait for a stuck
+life, but lists it in its report. Lives are shielded: if the host cancels `run`, the supervisor stops its children
+one after the other. A supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. A
+parent supervisor counts this as a crash.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Supervisor:
     # --- Its children ---
 
     async def start_child(self, spec: ChildSpec) -> ActorRef:
-        """Add an actor and start it. It returns when the actor's started() has returned.
+        """Add an actor, start it, and return when its started() has returned.
 
         A first start that fails is not retried: the child is not added, and its exception is raised here.
 
@@ -173,7 +173,8 @@ class Supervisor:
     async def start_supervisor(
         self, name: str, *, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
     ) -> Supervisor:
-        """Add a supervisor below this one and start it. If it gives up, that counts as a child's crash here.
+        """Add and start a supervisor as a child of this one. If the new supervisor gives up, that counts as a
+        child's crash.
 
         Args:
             name: The name of the new supervisor.
@@ -191,7 +192,7 @@ class Supervisor:
         return nested
 
     async def stop_child(self, name: str) -> None:
-        """Stop a child until `restart_child`. It returns when the child has ended or is reported as stuck."""
+        """Stop a child until `restart_child`. Return when the child has ended or was reported as stuck."""
         child = self._child(name)
         # This takes a bounded time; an interrupted stop would leave the child half stopped.
         with anyio.CancelScope(shield=True):
@@ -204,10 +205,10 @@ class Supervisor:
         del self._children[name]
 
     async def restart_child(self, name: str) -> None:
-        """Start a stopped child again, with no failures counted. A child that is running or will be restarted is
-        not changed.
+        """Start a stopped child again and reset its failure count.
 
-        If the start fails, the child stays stopped, and its exception is raised here.
+        A child that is running or waiting for its restart is not changed. If the start fails, the child stays
+        stopped, and its exception is raised here.
         """
         child = self._child(name)
         if child.wanted:
@@ -229,7 +230,7 @@ class Supervisor:
         return ref
 
     def statistics(self) -> SupervisorStatistics:
-        """A snapshot of this supervisor and all below it."""
+        """Return a snapshot of this supervisor and of its whole tree."""
         return SupervisorStatistics(
             name=self.name,
             strategy=self.strategy,
@@ -270,7 +271,7 @@ class Supervisor:
                 self._close(child)
 
     async def _start_again(self) -> None:
-        """Bring up the children of an earlier run."""
+        """Start the children of an earlier run."""
         for child in self._children.values():
             if child.wanted:
                 child.failures = 0
@@ -331,8 +332,8 @@ class Supervisor:
                 self._running_group().start_soon(self._recover, child, life)
 
     def _restart_due(self, child: Child, life: Life) -> bool:
-        """Decide without waiting whether to restart a child that ended by itself. Retire or escalate it
-        otherwise.
+        """Decide whether to restart a child that ended by itself. If not, retire the child or escalate. Never
+        waits.
         """
         crashed = life.error is not None
         match verdict(child.restart, child.policy, crashed=crashed, failures=child.failures):
@@ -375,7 +376,7 @@ class Supervisor:
                 async with AsyncExitStack() as turn:
                     if self.strategy != "one_for_one":
                         await turn.enter_async_context(self._turn)
-                    # Another recovery may have restarted it while this one waited for its turn.
+                    # Another recovery may have restarted the child while this recovery waited for its turn.
                     if child.life is life and child.wanted:
                         await self._restart(child)
             finally:
@@ -402,7 +403,7 @@ class Supervisor:
             failed = again
 
     async def _start_members(self, members: list[Child]) -> Child | None:
-        """Start stopped children that should run, in order. Returns a child that failed and is to be retried."""
+        """Start stopped children that should run, in order. Return a child that failed and must be retried."""
         for child in members:
             if child.life is not None and child.life.stop_reason is not None:
                 await child.life.ended.wait()  # a stuck life: two lives must not overlap
@@ -435,7 +436,7 @@ class Supervisor:
         self._stopped.set()
 
     async def _end(self, child: Child, reason: str) -> None:
-        """End a child's life. It returns when the life has ended or is reported as stuck."""
+        """End a child's life. Return when the life has ended or was reported as stuck."""
         life = child.life
         if life is None or life.ended.is_set():
             if child.wanted and not child.first_start and self._group is not None:  # a restart was due

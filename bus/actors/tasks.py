@@ -5,8 +5,8 @@
     done         it has a result or an exception, and its waiters return
 
 A task that is cancelled before its first step never runs. Some libraries raise a CancelledError although no
-cancellation was requested. Treated as a real one, it would end every task that it reaches. A cancellation is real
-only if it comes from a cancel scope around the task or from the task's `cancel()`.
+cancellation was requested. If it were treated as a real cancellation, it would end every task that it reaches. A
+cancellation is real only if it comes from a cancel scope around the task or from the task's `cancel()`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def really_cancelled() -> bool:
 
 
 async def without_leak(awaitable: Awaitable[T]) -> T:
-    """Await the result. Raise a CancelledError that was not requested as `LeakedCancellation`."""
+    """Await the result. Convert a CancelledError that was not requested to `LeakedCancellation`."""
     try:
         return await awaitable
     except anyio.get_cancelled_exc_class() as error:
@@ -57,7 +57,7 @@ async def without_leak(awaitable: Awaitable[T]) -> T:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """The exception inside a group of one; any other exception unchanged."""
+    """Return the only exception of a group of one. Return any other exception unchanged."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -126,11 +126,11 @@ class TaskHandle(Generic[T]):
         self._body: Coroutine[object, object, None] | None = None  # until it runs
         self._task: asyncio.Task[None] | None = None  # on asyncio; a reference, because asyncio keeps none
         self.runs_here = False
-        """Whether it runs inside another task, see `ActorRef.hold`."""
+        """Whether the work runs inside another task, see `ActorRef.hold`."""
 
     @property
     def done(self) -> bool:
-        """True when `wait` returns or raises without waiting."""
+        """True if the task has ended, so that `wait` does not block."""
         return self._done
 
     def cancel(self) -> None:
@@ -165,18 +165,18 @@ class TaskHandle(Generic[T]):
         return self.result()
 
     def run_here(self) -> Coroutine[object, object, None]:
-        """Run a held call in the task that awaits this. Afterwards `result` returns or raises."""
+        """Run a call of `ActorRef.hold` in the awaiting task. Afterwards `result` returns or raises."""
         assert self._body is not None, f"{self.name} has already run"
         self.runs_here = True
         return self._body
 
     async def over(self) -> None:
-        """Wait until the task is done, however it ends."""
+        """Wait until the task is done. The task's exception is not raised."""
         with contextlib.suppress(Exception):
             await self.wait()
 
     def result(self) -> T:
-        """Return the result or raise the exception of `wait`. The task must be done."""
+        """Return the result or raise the same exception as `wait`. The task must be done."""
         assert self._done, f"task {self.name} is not done"
         if self._error is not None:
             raise self._error
@@ -263,7 +263,7 @@ class Tasks:
     def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
         """A handle whose `run_here` runs the call inside the awaiting task.
 
-        The end of this life ends the call, too.
+        The call is cancelled when this life ends.
         """
         handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
         self.running.add(cast("TaskHandle[object]", handle))

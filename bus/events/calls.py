@@ -65,7 +65,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     settings: CallSettings | None = None
     """The settings that the attempt is sent with."""
     trace_parent: str | None = None
-    """The host's span around a call that belongs to no turn, as W3C writes it."""
+    """The host's span around a call outside of any turn, in the traceparent format of W3C."""
     reserved_nano_usd: int | None = None
     """The money that budgets reserved for the attempt, in nano-USD; None if none was reserved."""
     reserved_tokens: int | None = None
@@ -116,7 +116,7 @@ class LlmCallGuarded(_CallEvent, frozen=True, kw_only=True, tag="llm.call_guarde
     guardrail: str
     """The guardrail's name."""
     action: str
-    """``changed``, or ``stopped`` if the reply ends there."""
+    """``changed``, or ``stopped`` if the guardrail ended the reply."""
     content_block_index: int
     """The place of the block in the reply, from 0."""
     held_characters: int
@@ -401,7 +401,7 @@ class BatchSubmitting(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitt
     call_id: str
     """The id of the call that creates the job."""
     began_at: int
-    """The moment, in seconds since the epoch."""
+    """The time before sending, in seconds since the epoch, UTC."""
 
 
 class BatchSubmitted(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitted"):

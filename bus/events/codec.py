@@ -1,7 +1,8 @@
 """Event catalogue, and events and envelopes as JSON.
 
 Reading an event never fails: an unknown topic, or data that doesn't fit, becomes an `UnknownEvent`. Writing never
-fails either: an event that can't be encoded becomes a note, so that it does not block the events after it.
+fails either: an event that can't be encoded is replaced by its topic and the reason, so that later events are not
+blocked.
 """
 
 from __future__ import annotations
@@ -129,20 +130,20 @@ CatalogueEvent: TypeAlias = (
 """Every event of the bus that Callboard itself publishes."""
 
 CATALOGUE: tuple[type[Event], ...] = get_args(CatalogueEvent)
-"""Their types."""
+"""The types of `CatalogueEvent`."""
 
 
 # --- Upcasts of stored events ---
 #
 # If a default is not enough, the event's class increments its `SCHEMA`, and ``upcast[topic, n]`` converts the
-# fields of form n to form n + 1. Stored text is never rewritten. The JSON has the number under ``@schema``; no
-# field can have this name. Without a number, the form is 1.
+# fields of version n to version n + 1. Stored text is never rewritten. The JSON contains the version under
+# ``@schema``; no field can have this name. Without a number, the version is 1.
 
 
 Upcast: TypeAlias = Callable[[JsonObject], JsonObject]
 
 upcast: dict[tuple[str, int], Upcast] = {}
-"""Upcasts by topic and old form. A host adds those for its own events."""
+"""Upcasts by topic and old version. A host adds upcasts for its own events."""
 
 _KEY = "@schema"
 _OPENING = b'{"@schema":'
@@ -150,12 +151,12 @@ _fields_decoder: msgspec.json.Decoder[JsonObject] = msgspec.json.Decoder(JsonObj
 
 
 def with_schema(encoded: bytes, schema: int) -> bytes:
-    """The JSON object of an event, with the number of its form if that isn't 1."""
+    """Add the schema version to an event's JSON object, unless it is 1."""
     return encoded if schema == 1 else b"%b%d,%b" % (_OPENING, schema, encoded[1:])
 
 
 def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
-    """The JSON of an event in the form `schema`. Raises ValueError for a newer form."""
+    """Convert an event's JSON to the version `schema`. Raises ValueError for a newer version."""
     if schema == 1 and not _has_schema(data):
         return data
     fields = _fields_decoder.decode(data)
@@ -210,7 +211,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_part(part: msgspec.Struct, event: Event) -> bytes:
-    """The JSON of a part of an event, with the number of the event's form."""
+    """Encode a part of an event as JSON, with the event's schema version."""
     try:
         encoded = _encoder.encode(part)
         if not encoded.isascii():
@@ -221,14 +222,14 @@ def encode_part(part: msgspec.Struct, event: Event) -> bytes:
 
 
 def as_text(encoded: bytes) -> bytes:
-    """Encoded JSON as valid UTF-8. A provider's usage object is stored as received, so it may contain invalid
-    bytes.
+    """Convert encoded JSON to valid UTF-8. A provider's usage object is stored as received, so it may contain
+    invalid bytes.
     """
     return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
 
 
 def _encode_the_hard_way(part: msgspec.Struct, topic: str, error: Exception) -> bytes:
-    # The likely reason is half a surrogate pair from a broken tokenizer. Standard JSON can escape it.
+    # The likely reason is half a surrogate pair from a broken tokenizer. Python's json module can escape it.
     try:
         return json.dumps(msgspec.to_builtins(part)).encode("ascii")
     except Exception:
@@ -298,7 +299,9 @@ def _decode_with_raw_usage(data: bytes | str) -> Event:
 
 
 def _decode_end(data: bytes | str) -> Event | None:
-    """Decode the end of a call with a usage object, fast; None if it has none or its JSON is unusual."""
+    """Decode an event with a usage object at the end of a call, fast. Return None if it has none or its JSON is
+    unusual.
+    """
     encoded = data.encode() if isinstance(data, str) else data
     if b'"raw":{' not in encoded:
         return None
@@ -380,7 +383,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
     fields = {name: value for name, value in fields_of(envelope).items() if value is not None}
     try:
         return _encoder.encode(fields | {"data": msgspec.Raw(data)})
-    except UnicodeError:  # half a surrogate pair, which standard JSON can escape
+    except UnicodeError:  # half a surrogate pair, which Python's json module can escape
         return json.dumps(fields | {"data": json.loads(data)}).encode()
 
 
@@ -393,7 +396,7 @@ def decode_envelope(data: bytes | str) -> Envelope:
     try:
         return _envelope_decoder.decode(data).decoded()
     except msgspec.DecodeError:
-        try:  # only standard JSON reads escaped half surrogate pairs
+        try:  # only Python's json module reads escaped half surrogate pairs
             fields = json.loads(data)
             fields["data"] = msgspec.Raw(json.dumps(fields["data"]))
             return msgspec.convert(fields, EncodedEnvelope).decoded()

@@ -60,8 +60,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     message_id: str | None = None
     """The message that the event belongs to; None if it belongs to none."""
     caused_by: str | None = None
-    """The earlier request that led to this one: a failed one before a fallback, one with tool calls, or one that
-    created the job.
+    """The earlier request that caused this one: the failed request before a fallback, the request whose reply
+    called tools, or the request that created the job.
     """
     tags: dict[str, str] | None = None
     """The tags of the session or the call."""

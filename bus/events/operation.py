@@ -135,11 +135,11 @@ class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping
 
 class _ActorEvent(Event, frozen=True, kw_only=True):
     actor: str
-    """The actor's name in the tree of supervision."""
+    """The actor's name in the supervision tree."""
 
 
 class ActorStarted(_ActorEvent, frozen=True, kw_only=True, tag="actor.started"):
-    """An actor is up."""
+    """An actor has started."""
 
 
 class ActorCrashed(_ActorEvent, frozen=True, kw_only=True, tag="actor.crashed"):
@@ -152,7 +152,7 @@ class ActorCrashed(_ActorEvent, frozen=True, kw_only=True, tag="actor.crashed"):
 
 
 class ActorRestarted(_ActorEvent, frozen=True, kw_only=True, tag="actor.restarted"):
-    """An actor is up again after a failure."""
+    """An actor was restarted after a failure."""
 
     restarts: int
     """The number of restarts, this one included."""
@@ -173,7 +173,6 @@ class ActorEscalated(_ActorEvent, frozen=True, kw_only=True, tag="actor.escalate
     """The supervisor gave up on an actor and failed itself."""
 
     reason: str
-    """The reason why the supervisor gave up."""
 
 
 # --- Budgets: `budget.*` ---
@@ -217,7 +216,8 @@ class BudgetRefused(Event, frozen=True, kw_only=True, tag="budget.refused"):
     left_tokens: int
     """The tokens that were left in the account."""
     fits_at_us: int | None = None
-    """The time at which the call fits by the window alone, in microseconds since the Unix epoch; None for never.
+    """The earliest time at which the window has room for the call, in microseconds since the Unix epoch; None for
+    never.
     """
 
 
@@ -238,20 +238,22 @@ class BudgetLow(Event, frozen=True, kw_only=True, tag="budget.low"):
 
 
 class NodeLeaseChanged(Event, frozen=True, kw_only=True, tag="nodes.lease_changed"):
-    """A node has, or no longer has, the right to act for its sessions."""
+    """A node has gained or lost the right to act for its sessions."""
 
     node: str
-    """The node: the run of its engine."""
+    """The node's id, which is the run id of its engine."""
     name: str
     """The node's name, for people."""
     current: Literal["held", "over"]
     """``held``: its lease is valid. ``over``: the lease could not be renewed in time."""
     reason: str = ""
-    """The text of the reason for the end."""
+    """The text of the reason for the loss."""
 
 
 class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_changed"):
-    """The broker of a node's cluster is connected or away. Calls and traces continue without it."""
+    """A node has connected to its cluster's broker, or has lost the connection. Calls and traces continue without
+    the broker.
+    """
 
     broker: str
     """The broker's address, without a password."""
@@ -276,13 +278,13 @@ class SessionClaimed(Event, frozen=True, kw_only=True, tag="session.claimed"):
     """This node took a session over from another node. The new owner publishes the event."""
 
     node: str
-    """The new owner: the run of its engine."""
+    """The id of the new owner, which is the run id of its engine."""
     name: str
     """The new owner's name, for people."""
     epoch: int
     """The new epoch of the session."""
     previous: str
-    """The former owner."""
+    """The id of the former owner."""
     how: Literal["released", "lease_over"]
     """``released``: the former owner released it. ``lease_over``: the former owner's lease had expired."""
 
@@ -293,5 +295,6 @@ class SessionLost(Event, frozen=True, kw_only=True, tag="session.lost"):
     epoch: int
     """The epoch in which this node was the owner."""
     how: Literal["handed_over", "taken_over"]
-    """``handed_over``: another node requested it while no turn ran. ``taken_over``: this node's lease had expired.
+    """``handed_over``: another node requested the session while no turn ran. ``taken_over``: this node's lease had
+    expired.
     """

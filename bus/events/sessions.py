@@ -19,7 +19,7 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
     model: str
     """The model as requested, as text."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """The tags that the session's calls carry."""
+    """The tags of the session's calls."""
     name: str | None = None
     """The session's name, for people."""
     forked_from: str | None = None
@@ -34,14 +34,14 @@ class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
 
 
 class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configured"):
-    """A session's setup has changed. The event is published only where content is captured."""
+    """A session's setup has changed. The event is published only if content is captured."""
 
     history: int
     """The number of messages in the session."""
     begins: bool = False
     """Whether the session is new. It then replaces any session stored under the same id."""
     epoch: int = 0
-    """In a cluster, the number of claims of the session so far; 0 outside of one."""
+    """The number of claims of the session so far; 0 outside of a cluster."""
     setup: SessionSetup | None = None
     """The new setup, by reference, for the store; None in an event that was stored."""
 
@@ -61,7 +61,7 @@ class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_sta
     model: str
     """The model as requested."""
     trace_parent: str | None = None
-    """The host's span around the turn, as W3C writes it."""
+    """The host's span around the turn, in the traceparent format of W3C."""
     parent_call_id: str | None = None
     """The request whose reply called the tool that made this turn; None outside of a tool's run."""
     parent_tool_use_id: str | None = None
@@ -98,7 +98,7 @@ class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_c
     attempts: int = 0
     """The number of attempts of these calls."""
     known_nano_usd: int = 0
-    """The known cost of the attempts, in nano-USD."""
+    """The sum of the known costs of the attempts, in nano-USD."""
     estimated: int = 0
     """The number of attempts with estimated usage, as in `CostSum`."""
     unpriced: int = 0
@@ -110,14 +110,14 @@ class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_c
 class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.message_appended"):
     """A message was added to a session's history.
 
-    The content leaves the process only on the host's request: into the trace with `capture_content`, and with the
+    The content leaves the process only if the host enables this: with `capture_content` for the trace, or for the
     spans of OpenTelemetry.
     """
 
     position: int
     """The message's place in the history, from 0."""
     epoch: int = 0
-    """In a cluster, the number of claims of the session so far; 0 outside of one."""
+    """The number of claims of the session so far; 0 outside of a cluster."""
     message: Message
     """The message, by reference."""
 

@@ -2,9 +2,10 @@
 
     open ──close()──▶ kept whole for `retain_seconds` ──▶ folded ──▶ evicted, least recently used first
 
-A reader may attach before the eviction and gets all content; later it gets `UnknownStream`. `max_bytes` bounds all
-closed logs: above it, the oldest ones are folded early, and then evicted. An open log bounds itself. There is no
-timer: the expiry is checked when a log is opened, attached to or closed, because memory grows only then.
+A reader that attaches before the eviction gets all content. Later, `attach` raises `UnknownStream`. `max_bytes`
+bounds all closed logs: above it, the oldest ones are folded early, and then evicted. An open log limits its own
+size. There is no timer: the expiry is checked when a log is opened, attached to or closed, because memory grows
+only then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class StreamChannelStatistics(msgspec.Struct, frozen=True):
     evicted: int
     """The number of logs that were evicted so far."""
     closed_bytes: int
-    """A rough number of bytes of memory that the closed logs use."""
+    """The approximate memory of the closed logs, in bytes."""
     readers: int
     """The number of readers of all logs."""
     max_lag: int
@@ -55,7 +56,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     events: int
     """The number of events so far."""
     bytes: int
-    """A rough number of the bytes of memory that the log uses."""
+    """The approximate memory of the log, in bytes."""
     readers: tuple[ReaderStatistics, ...]
     """The snapshots of its readers."""
     session_id: str | None = None
@@ -119,7 +120,7 @@ class StreamChannel:
             model: The model that the turn requested, as text, for `streams()`.
 
         Raises:
-            ValueError: A log of that id exists already, or still exists.
+            ValueError: A log of that id exists.
         """
         if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
             raise ValueError(f"a stream {stream_id!r} already exists. Every stream needs a unique id")
@@ -224,7 +225,7 @@ class StreamChannel:
 
     def _closed(self, log: StreamLog[TurnEvent]) -> None:
         if self._open.pop(log.stream_id, None) is None:
-            return  # it was discarded
+            return  # the log was discarded
         opened = self._opened.pop(log.stream_id)
         self._kept[log.stream_id] = _Closed(
             log, self._clock.monotonic_ns(), log.size, opened, self._clock.now_us()

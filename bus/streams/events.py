@@ -51,7 +51,7 @@ class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
-    """More text."""
+    """The next piece of a text block."""
 
     text: str
     """The new text."""
@@ -68,7 +68,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta"):
-    """More reasoning."""
+    """The next piece of a reasoning block."""
 
     text: str
     """The new reasoning."""
@@ -101,7 +101,7 @@ class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
 
 
 class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_input_delta"):
-    """More of a call's arguments."""
+    """The next piece of a call's arguments."""
 
     tool_use_id: str
     """Callboard's id of the call."""
@@ -117,7 +117,8 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
 class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
     """The end of a tool call's arguments, complete or cut off.
 
-    Wait for `MessageComplete` before running the call. If the reply ended badly, it marks the call as incomplete.
+    Wait for `MessageComplete` before you run the call. If the reply failed or was cut off, `MessageComplete` marks
+    the call as incomplete.
     """
 
     tool_use_id: str
@@ -134,7 +135,7 @@ class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
 
 
 class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block"):
-    """A whole block outside this catalogue, redacted thinking included."""
+    """A whole block of a kind without an event class, such as redacted thinking."""
 
     kind: str
     """The provider's name for the block."""
@@ -313,7 +314,7 @@ def fold(events: Iterable[object]) -> tuple[object, ...]:
 
 
 def weigh(event: object) -> int:
-    """A rough number of bytes of memory that an event uses."""
+    """Return the approximate memory of an event in bytes."""
     beyond = _BEYOND.get(type(event))
     return _EVENT_BYTES if beyond is None else _EVENT_BYTES + beyond(event)
 
@@ -331,7 +332,7 @@ def weigh_all(events: Iterable[object]) -> int:
 
 
 def weigh_content(content: Iterable[object]) -> int:
-    """A rough number of bytes of memory that the blocks of a message use, in constant time for each block."""
+    """Return the approximate memory of a message's blocks in bytes, in constant time for each block."""
     return sum(map(_weigh_block, content))
 
 

@@ -139,7 +139,7 @@ class StreamLog(Generic[T]):
                 self._fold_oldest()
 
     def jump(self, snapshot: Iterable[T], next_seq: int) -> None:
-        """Continue from a snapshot, because the events before it are unavailable. Readers behind it get a
+        """Continue from a snapshot, because the events before it are unavailable. Readers before `next_seq` get a
         StreamReset.
 
         Args:
@@ -169,7 +169,7 @@ class StreamLog(Generic[T]):
         """End the log. Readers end when they have read everything. A second call does nothing.
 
         Args:
-            error: An exception that readers then get in place of their end.
+            error: An exception that each reader raises after the last event.
         """
         if not self._closed:
             self._closed = True
@@ -201,7 +201,7 @@ class StreamLog(Generic[T]):
 
     @property
     def size(self) -> int:
-        """A rough number of bytes of memory that the log uses.
+        """The approximate memory of the log, in bytes.
 
         While the log is open, the number may omit the last 512 events.
         """
@@ -280,7 +280,7 @@ class StreamLog(Generic[T]):
                 _log.warning("stream.reader_gone", stream_id=self.stream_id, error=str(error))
 
     async def _changed(self) -> None:
-        """Wait until the next append, the close, or the end of a reader."""
+        """Wait until an event is appended, the log is closed, or a reader leaves."""
         if self._signal is None:
             self._signal = new_signal()
         await self._signal.wait()
@@ -441,7 +441,7 @@ class StreamReader(Generic[T]):
         self._cursor = log._base
 
     def close(self) -> None:
-        """Detach from the log and discard unread events. A task that waits here ends."""
+        """Detach from the log and discard unread events. A task that waits for events returns."""
         if not self._closed:
             self._closed = True
             self._batch, self._seqs, self._index = (), (), 0

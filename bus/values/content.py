@@ -1,7 +1,7 @@
 """Content blocks: the parts of a message.
 
 Blocks are frozen values. Data for one provider is in `provider_raw`, marked with its provider. It is sent back
-unchanged to that provider only. A host may add fields, such as a breakpoint of the provider's cache.
+unchanged to that provider only. A host may set fields in it, such as a breakpoint of the provider's cache.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TextBlock(ShortRepr, frozen=True, gc=False, tag="text"):
     text: str
     """The text."""
     provider_raw: ProviderRaw | None = None
-    """The data that its provider attached to it, such as citations. In a user's text, fields for that provider
-    only.
+    """The data that the provider attached to the text, such as citations. In a user's text, extra request fields
+    for one provider.
     """
 
 
@@ -54,7 +54,9 @@ class ImageBlock(ShortRepr, frozen=True, gc=False, tag="image"):
     detail: str | None = None
     """``low``, ``high`` or ``auto``, for providers that offer the choice."""
     provider_raw: ProviderRaw | None = None
-    """Fields for that provider only. For an image that a model made, the data that came with it."""
+    """Extra request fields for one provider. In an image that a model made, the data that the provider attached to
+    it.
+    """
 
     def __post_init__(self) -> None:
         _one_source(self, "ImageBlock", _sniff_image, "not a PNG, JPEG, GIF or WebP image")
@@ -97,7 +99,7 @@ class AudioBlock(ShortRepr, frozen=True, gc=False, tag="audio"):
     """The type, such as ``audio/wav``. It is required with `data` unless the bytes show it (WAV, MP3, FLAC, Ogg).
     """
     provider_raw: ProviderRaw | None = None
-    """Fields for that provider only."""
+    """Extra request fields for one provider."""
 
     def __post_init__(self) -> None:
         _one_source(self, "AudioBlock", _sniff_audio, "not a WAV, MP3, FLAC or Ogg file")
@@ -130,7 +132,7 @@ class DocumentBlock(ShortRepr, frozen=True, gc=False, tag="document"):
     name: str | None = None
     """The file name or the title, which some providers show the model."""
     provider_raw: ProviderRaw | None = None
-    """Fields for that provider only."""
+    """Extra request fields for one provider."""
 
     def __post_init__(self) -> None:
         _one_source(self, "DocumentBlock", _sniff_document, "no PDF")
@@ -181,10 +183,10 @@ def _sniff_document(data: bytes) -> str | None:
 
 
 class OpaqueBlock(ShortRepr, frozen=True, gc=False, tag="opaque"):
-    """Content outside this catalogue, unchanged."""
+    """Content of a kind that Callboard does not know, unchanged."""
 
     kind: str
-    """The provider's own name for it."""
+    """The provider's name for the kind of content."""
     provider_raw: ProviderRaw
     """The content itself."""
 
@@ -203,7 +205,7 @@ class ToolUseBlock(ShortRepr, frozen=True, gc=False, tag="tool_use"):
     incomplete: bool = False
     """Whether the call must not be run: it or its reply was cut off, or its arguments can't be parsed."""
     provider_raw: ProviderRaw | None = None
-    """The data that its provider attached to it."""
+    """The data that the provider attached to the call."""
 
 
 ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock | OpaqueBlock
@@ -214,13 +216,13 @@ class ToolResultBlock(ShortRepr, frozen=True, gc=False, tag="tool_result"):
     """The result of a tool call."""
 
     tool_use_id: str
-    """The id of the call that it answers."""
+    """The id of the tool call."""
     content: str | tuple[ResultPart, ...] = ""
     """Text, or a sequence of text, image, document and provider blocks."""
     is_error: bool = False
     """Whether the tool failed."""
     provider_raw: ProviderRaw | None = None
-    """Fields for that provider only."""
+    """Extra request fields for one provider."""
 
     def __post_init__(self) -> None:
         if isinstance(self.content, list):
@@ -245,7 +247,7 @@ class ThinkingBlock(ShortRepr, frozen=True, gc=False, tag="thinking"):
     signature: str | None = None
     """The signature that the provider verifies when the block is sent back."""
     provider_raw: ProviderRaw | None = None
-    """The data that its provider attached to it."""
+    """The data that the provider attached to the block."""
 
 
 class RedactedThinkingBlock(ShortRepr, frozen=True, gc=False, tag="redacted_thinking"):
@@ -254,7 +256,7 @@ class RedactedThinkingBlock(ShortRepr, frozen=True, gc=False, tag="redacted_thin
     data: str
     """The hidden text, which is sent back unchanged."""
     provider_raw: ProviderRaw | None = None
-    """The data that its provider attached to it."""
+    """The data that the provider attached to the block."""
 
 
 ContentBlock: TypeAlias = (

@@ -97,7 +97,7 @@ class RoutingDecision(ShortRepr, frozen=True, gc=False):
 
 
 class CallWarning(msgspec.Struct, frozen=True, gc=False):
-    """A problem with a call that did not end it."""
+    """A problem that did not make the call fail."""
 
     code: str
     """A `WarningCode`, or a host's own code, for programs."""
@@ -127,7 +127,7 @@ class MessageMetadata(ShortRepr, frozen=True, kw_only=True, gc=False):
     latency_ms: int | None = None
     """Milliseconds of the adapter's call, all attempts included."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the reader, such as history that was left out of the request."""
+    """Problems with the call, such as history that was left out of the request."""
     raw: RawReply | None = None
     """The reply as the provider sent it; None unless the request asked for it."""
     provider_details: JsonObject | None = None
@@ -244,7 +244,7 @@ _ROLE = attrgetter("role")
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 _KEPT = "_beginning"
 _GROWTH = 8
-"""The number of messages by which a `Beginning` grows: it is rebuilt after that many more."""
+"""The number of new messages after which a `Beginning` is rebuilt."""
 
 
 def plain_texts(messages: Iterable[Message]) -> list[str | None]:
@@ -279,14 +279,21 @@ class Beginning:
     messages by identity. The first message stores this object.
     """
 
-    __slots__ = ("_forms", "after", "texts")
+    __slots__ = ("_forms", "_json", "after", "texts")
 
-    def __init__(self, after: tuple[Message, ...], texts: tuple[str, ...], forms: dict[str, list[object]]) -> None:
-        self.after = after
+    def __init__(self, messages: Sequence[Message], texts: tuple[str, ...], before: Beginning | None) -> None:
+        """`before` has the values of the same or of fewer messages."""
+        self.after = tuple(messages[1 : len(texts)])
         """The messages after the first one."""
         self.texts = texts
         """The texts of all messages."""
-        self._forms = forms
+        self._forms: dict[str, list[object]] = {}
+        self._json: dict[str, tuple[int, msgspec.Raw]] = {}
+        if before is not None:
+            same = list(map(is_, before.after, self.after))
+            count = 1 + (same.index(False) if False in same else len(same))
+            self._forms = {name: made[:count] for name, made in before._forms.items()}
+            self._json = {name: made for name, made in before._json.items() if made[0] <= count}
 
     def form(self, name: str, make: Callable[[str, int], T]) -> list[T]:
         """The cached values of this name, one for each message. Do not change the list.
@@ -301,9 +308,23 @@ class Beginning:
             made = self._forms[name] = made + [make(text, place) for place, text in more]
         return cast("list[T]", made)
 
-    def forms_until(self, count: int) -> dict[str, list[object]]:
-        """The cached values of the first `count` messages, by name."""
-        return {name: made[:count] for name, made in self._forms.items()}
+    def json(self, name: str, most: int, make: Callable[[str, int], bytes]) -> tuple[msgspec.Raw, int]:
+        """The cached JSON of at most the first `most` messages, and their number. There are commas between them.
+
+        Args:
+            name: A name that differs from all others.
+            most: The number is its largest multiple of `_GROWTH`, so that few calls copy the text to extend it.
+            make: A function that returns the JSON of a message from its text and its index in the history.
+        """
+        count = min(most, len(self.texts)) // _GROWTH * _GROWTH
+        done, made = self._json.get(name, (0, msgspec.Raw()))
+        if done > count:  # the history was cut
+            done = 0
+        if done < count:
+            more = [make(text, place) for place, text in enumerate(self.texts[done:count], done)]
+            made = msgspec.Raw(b",".join([bytes(made), *more] if done else more))
+            self._json[name] = count, made
+        return made, count
 
 
 def beginning_of(messages: Sequence[Message]) -> Beginning | None:
@@ -311,21 +332,15 @@ def beginning_of(messages: Sequence[Message]) -> Beginning | None:
     if len(messages) < _GROWTH:
         return None
     kept: Beginning | None = messages[0].__dict__.get(_KEPT)
-    forms: dict[str, list[object]] = {}
     if kept is not None and kept.after == tuple(messages[1 : len(kept.texts)]):
         more = messages[len(kept.texts) : len(kept.texts) + _GROWTH]
         if len(more) < _GROWTH or len(_texts_in_turn(more)) < _GROWTH:
             return kept
-        forms = kept.forms_until(len(kept.texts))
-    elif kept is not None:  # the history was cut or continued differently
-        same = list(map(is_, kept.after, messages[1:]))
-        forms = kept.forms_until(1 + (same.index(False) if False in same else len(same)))
     texts = _texts_in_turn(messages)
     count = len(texts) - len(texts) % _GROWTH
     if not count:
         return None
-    cut = {name: made[:count] for name, made in forms.items()}
-    made = messages[0].__dict__[_KEPT] = Beginning(tuple(messages[1:count]), texts[:count], cut)
+    made = messages[0].__dict__[_KEPT] = Beginning(messages, texts[:count], kept)
     return made
 
 
@@ -397,7 +412,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
                 "at most 64 in total"
             )
         if not _COMBINED.isdisjoint(self.input_schema):
-            return  # the parts have the type and properties; adapters merge them for servers that need it
+            return  # a union's parts have the type and properties; adapters merge them for servers that need it
         if self.input_schema.get("type") != "object":
             raise ValueError(f"tool {self.name!r}: input_schema must have type 'object' at its root")
         properties = self.input_schema.get("properties")
@@ -486,7 +501,7 @@ _ENDED_WELL = frozenset({StopReason.TOOL_USE, StopReason.END_TURN, StopReason.PA
 
 
 def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
-    """Whether a reply ended well without text and without a tool call. Reasoning alone is empty.
+    """Whether a reply ended well without text and without a tool call. A reply of reasoning alone is empty.
 
     A reply that ended with a stop sequence or a pause is not empty.
     """

@@ -31,7 +31,7 @@ class UsageSource(StrEnum):
     REPORTED = "reported"
     """The provider's final figures."""
     PARTIAL = "partial"
-    """Partly reported. The other counts are estimated, after an early end, or derived."""
+    """Partly reported. The other counts are derived, or estimated after an early end."""
     ESTIMATED = "estimated"
     """Estimated by Callboard, because the provider reported nothing."""
     INCONSISTENT = "inconsistent"
@@ -51,8 +51,8 @@ USAGE_PARTS = {
 }
 """Names in `TokenUsage.details` that count tokens, each with the bucket that contains them.
 
-The buckets are uncached input, input read from a cache, and output without reasoning. All other names count
-pieces: searches, images, seconds.
+The buckets are uncached input, input read from a cache, and output without reasoning. All other names count units
+such as searches, images or seconds.
 """
 
 _USUAL_TIERS = frozenset(
@@ -70,7 +70,7 @@ _USUAL_GEOGRAPHIES = frozenset({"", "global", "not_available"})
 
 
 def tier_in(tier: str | None, geography: object) -> str | None:
-    """A service tier with the geography that inference was limited to, which has a price of its own.
+    """Combine a service tier with the geography that inference was limited to, because the pair has its own price.
 
     Anthropic reports the geography as ``inference_geo``. ``us`` at the default tier is ``geo-us``, and at another
     one ``fast+geo-us``.
@@ -79,6 +79,12 @@ def tier_in(tier: str | None, geography: object) -> str | None:
     if name in _USUAL_GEOGRAPHIES:
         return tier
     return f"{tier}+geo-{name}" if tier else f"geo-{name}"
+
+
+def split_tier(service_tier: str | None) -> tuple[str | None, str | None]:
+    """The tier and the geography in a name that `tier_in` made; None for each that it does not contain."""
+    tier, _, geography = (service_tier or "").partition("geo-")
+    return tier.rstrip("+") or None, geography or None
 
 
 def details_of(**counts: int | None) -> dict[str, int] | None:
@@ -108,13 +114,13 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
     source: UsageSource = UsageSource.REPORTED
     """The origin of the counts."""
     raw: msgspec.Raw | None = None
-    """The provider's usage object, unchanged, for later prices."""
+    """The provider's usage object, unchanged, so that later price tables can use it."""
     reported_cost_nano_usd: int | None = None
     """The cost that the provider reports, in nano-USD; None if it reports none."""
     details: dict[str, int] | None = None
     """Counts with separate prices. A name in `USAGE_PARTS` counts tokens that are part of the counts above.
 
-    Any other name, such as ``web_search``, counts pieces of that rate.
+    Any other name, such as ``web_search``, counts units with their own price.
     """
     service_tier: str | None = None
     """The service tier that the provider reports, as `unusual_tier` gives it; None for the standard one."""
@@ -200,7 +206,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
     """The reason why there is no figure, or a remark about it.
 
-    If the provider reports the cost, it is about the table's figure.
+    If the provider reports the cost, the reason concerns the price table's figure.
     """
     computed_nano_usd: int | None = None
     """The price table's figure in nano-USD, if the provider reports its own cost."""

@@ -11,7 +11,6 @@ import posixpath
 import re
 import sys
 import tomllib
-from html import escape
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -55,7 +54,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write the generated parts, set the weight in the search, and lead links to their targets in the book."""
+    """Write the generated parts, set keywords and weight for the search, and point links at pages of the book."""
+    if (words := KEYWORDS.get(page.file.src_uri)) is not None:
+        page.meta["tags"] = sorted(set(words.split()))
     if (boost := _BOOSTS.get(page.file.src_uri.partition("/")[0])) is not None:
         page.meta.setdefault("search", {"boost": boost})
     markdown = _MARK.sub(lambda mark: generated.PARTS[mark[1]](), markdown)
@@ -73,13 +74,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Add the page's keywords for the search, hidden, and remove the backslash of pipes in a table's code."""
-    html = _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
-    words = KEYWORDS.get(page.file.src_uri)
-    if words is None:
-        return html
-    heading, end, rest = html.partition("</h1>")  # below it, so that the search finds the page and not a section
-    return f"{heading}{end}<p hidden>{escape(words)}</p>{rest}" if end else html
+    """Remove the backslash of pipes in a table's code."""
+    return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
 
 
 def _whole(file: File) -> str:

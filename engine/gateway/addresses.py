@@ -103,12 +103,12 @@ def find(request: Incoming) -> Address:
     found = find_path(request, path, request.method)
     if found is not None:
         return found
-    asked = f"{request.method} {request.path[:200]}"
+    address = f"{request.method} {request.path[:200]}"
     names_action = request.method == "POST" and _GEMINI.fullmatch(path)  # which is no model's name
     if not names_action and (allowed := methods_of(request, path)):
-        message = f"{asked} is not allowed. Use {' or '.join(allowed)}"
+        message = f"{address} is not allowed. Use {' or '.join(allowed)}"
         raise BadRequest(message, kind="wrong_method", allow=allowed)
-    raise BadRequest(f"{asked} is not an address of this gateway{hint_at(request)}", kind="missing")
+    raise BadRequest(f"{address} is not an address of this gateway{hint_at(request)}", kind="missing")
 
 
 def methods_of(request: Incoming, path: str) -> tuple[str, ...]:

@@ -280,7 +280,7 @@ class Gateway:
 
     async def _reply(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
-        asked = call.wire.read_request(
+        client_request = call.wire.read_request(
             body,
             call.request.headers,
             model=call.address.name or None,
@@ -289,8 +289,10 @@ class Gateway:
         if call.address.action == "streamGenerateContent":  # an array, unless the client asks for events
             query = call.request.query
             alt = query.get("$alt") or query.get("alt") or "json"
-            asked = msgspec.structs.replace(asked, options={**asked.options, "alt": alt.lower()})
-        async with self._exchange(call, asked) as exchange:
+            client_request = msgspec.structs.replace(
+                client_request, options={**client_request.options, "alt": alt.lower()}
+            )
+        async with self._exchange(call, client_request) as exchange:
             call.request.summary = exchange.summary
             await exchange.answer()
 
@@ -298,8 +300,8 @@ class Gateway:
         """Answer a request of the Responses API, which may continue a stored response and be stored itself."""
         body = await self._bodies.read_json(call.request)
         continued = await self._stored.read(call.wire, call.client_name, body, call.request)
-        exchanging = self._exchange(call, continued.asked, continued.earlier)
-        if body.get("background") is True and not continued.asked.stream:
+        exchanging = self._exchange(call, continued.client_request, continued.earlier)
+        if body.get("background") is True and not continued.client_request.stream:
             await self._answer(call, await self._stored.begin(call.client_name, continued, exchanging))
             return
         async with exchanging as exchange:
@@ -310,20 +312,20 @@ class Gateway:
 
     @asynccontextmanager
     async def _exchange(
-        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None = None
+        self, call: Call, client_request: ClientRequest, earlier: EarlierConversation | None = None
     ) -> AsyncIterator[Exchange]:
         """The exchange for a request that the client may make. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
         if client is None:
-            yield await self._new_exchange(call, asked, earlier)
+            yield await self._new_exchange(call, client_request, earlier)
             return
-        clients.require_model(client, asked.model)
-        sent = 0 if client.tokens_per_minute is None else self._estimate(asked)
-        admission = await clients.admit(client, sent, asked.request.max_output_tokens)
+        clients.require_model(client, client_request.model)
+        sent = 0 if client.tokens_per_minute is None else self._estimate(client_request)
+        admission = await clients.admit(client, sent, client_request.request.max_output_tokens)
         usage = None
         try:
             with clients.in_progress(client) as revoked:
-                exchange = await self._new_exchange(call, asked, earlier)
+                exchange = await self._new_exchange(call, client_request, earlier)
                 exchange.tags = clients.tags(client)
                 exchange.more_headers = rate_headers(call.wire.name, admission.rates)
                 exchange.revoked = revoked
@@ -335,12 +337,12 @@ class Gateway:
             admission.over(usage)
 
     async def _new_exchange(
-        self, call: Call, asked: ClientRequest, earlier: EarlierConversation | None
+        self, call: Call, client_request: ClientRequest, earlier: EarlierConversation | None
     ) -> Exchange:
-        if not self._private_media and (named := set(named_media(asked.request.messages))):
-            await check_media(named, resolve=self._has_own_server(asked.model))
-        conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
-        exchange = Exchange(self._serving, call.wire, asked, conversation.request, call.request)
+        if not self._private_media and (named := set(named_media(client_request.request.messages))):
+            await check_media(named, resolve=self._has_own_server(client_request.model))
+        conversation = await self._conversations.recognise(call.client_name, client_request, earlier=earlier)
+        exchange = Exchange(self._serving, call.wire, client_request, conversation.request, call.request)
 
         async def keep() -> None:
             if exchange.response is not None:
@@ -359,10 +361,10 @@ class Gateway:
                 return True
         return False
 
-    def _estimate(self, asked: ClientRequest) -> int:
+    def _estimate(self, client_request: ClientRequest) -> int:
         """An estimate of the input tokens of a request. Raises BadRequest."""
-        runtime, canonical = self.engine._runtime, asked.request
-        entry = runtime.registry.resolve(models_of(runtime, asked.model)[0]).model
+        runtime, canonical = self.engine._runtime, client_request.request
+        entry = runtime.registry.resolve(models_of(runtime, client_request.model)[0]).model
         adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
         return adapter.estimate_input_tokens(
             canonical.messages, canonical.tools, canonical.system_prompt, model=entry.wire_name
@@ -374,27 +376,35 @@ class Gateway:
             body = inner
         if call.wire.name == "messages":
             body = {"max_tokens": 1, **body}  # required, but not used for a count
-        asked = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
+        client_request = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
         if call.client is not None:
-            self.clients.require_model(call.client, asked.model)
-        await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
+            self.clients.require_model(call.client, client_request.model)
+        await self._answer(call, call.wire.write_token_count(self._estimate(client_request)))
 
     # --- Embeddings and images ---
 
     async def _embed_openai(self, call: Call) -> None:
-        asked = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
-        sent = _tokens_of([asked.request])
+        client_request = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
+        sent = _tokens_of([client_request.request])
         await self._make(
-            call, asked.model, sent, lambda tags: operations.openai_embeddings(self.engine, asked, tags)
+            call,
+            client_request.model,
+            sent,
+            lambda tags: operations.openai_embeddings(self.engine, client_request, tags),
         )
 
     async def _embed_gemini(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
-        asked = gemini_embeddings.read_embeddings(
+        client_request = gemini_embeddings.read_embeddings(
             body, model=call.address.name, single=call.address.action == "embedContent"
         )
-        sent = _tokens_of(asked.requests)
-        await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
+        sent = _tokens_of(client_request.requests)
+        await self._make(
+            call,
+            client_request.model,
+            sent,
+            lambda tags: operations.gemini_vectors(self.engine, client_request, tags),
+        )
 
     async def _make_images(self, call: Call) -> None:
         await self._images(call, openai_extras.read_images(await self._bodies.read_json(call.request)))
@@ -402,13 +412,15 @@ class Gateway:
     async def _edit_images(self, call: Call) -> None:
         body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
         if kind.lower().startswith("multipart/form-data"):
-            asked = openai_extras.read_image_edit(form_fields(body, kind))
+            client_request = openai_extras.read_image_edit(form_fields(body, kind))
         else:
-            asked = openai_extras.read_image_edit_json(json_object(body))
-        await self._images(call, asked)
+            client_request = openai_extras.read_image_edit_json(json_object(body))
+        await self._images(call, client_request)
 
-    async def _images(self, call: Call, asked: openai_extras.ClientImageRequest) -> None:
-        await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
+    async def _images(self, call: Call, client_request: openai_extras.ClientImageRequest) -> None:
+        await self._make(
+            call, client_request.model, 0, lambda tags: operations.openai_images(self.engine, client_request, tags)
+        )
 
     async def _make(
         self,

@@ -18,7 +18,7 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
 from .chat_reasoning import as_list
 from .chat_requests import FREE_FORM_TOOLS, LEGACY_FUNCTIONS, TOOL_NAMES
@@ -28,11 +28,11 @@ from .wire import ClientRequest, Failure, FailureKind
 class ClientNames:
     """The clients' names for the tools of a reply."""
 
-    def __init__(self, asked: ClientRequest) -> None:
-        names, free_form = asked.options.get(TOOL_NAMES), asked.options.get(FREE_FORM_TOOLS)
+    def __init__(self, client_request: ClientRequest) -> None:
+        names, free_form = client_request.options.get(TOOL_NAMES), client_request.options.get(FREE_FORM_TOOLS)
         self._names = names if isinstance(names, dict) else {}
         self._free_form = frozenset(free_form if isinstance(free_form, list) else ())
-        self.legacy = asked.options.get(LEGACY_FUNCTIONS) is True
+        self.legacy = client_request.options.get(LEGACY_FUNCTIONS) is True
 
     def of(self, name: str) -> str:
         return str(self._names.get(name, name))
@@ -79,7 +79,8 @@ def end_of(response: CanonicalResponse, names: ClientNames) -> JsonObject:
 
 
 def tier_of(usage: TokenUsage) -> JsonObject:
-    return {} if usage.service_tier is None else {"service_tier": usage.service_tier}
+    tier, _ = split_tier(usage.service_tier)
+    return {} if tier is None else {"service_tier": tier}
 
 
 def fingerprint_of(response: CanonicalResponse) -> Json:

@@ -1,11 +1,23 @@
-"""Replies, errors and lists of models of Chat Completions, and the wire as a whole. Pure."""
+"""Replies, whole and streamed, errors and lists of models of Chat Completions, and the wire as a whole. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
 
 from callboard.adapters import CanonicalResponse
+from callboard.adapters.requests.content import encode_json
 from callboard.adapters.requests.settings import CUSTOM, INPUT
+from callboard.bus.streams.events import (
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.usage import StopReason
@@ -15,6 +27,7 @@ from .chat_content import (
     annotations_of,
     end_of,
     fingerprint_of,
+    gap,
     logprobs_of,
     media_of,
     reply_text,
@@ -24,15 +37,14 @@ from .chat_content import (
     write_usage,
 )
 from .chat_reasoning import PROTOCOL, reasoning_details, signed_message
-from .chat_requests import read_request
-from .chat_stream import ChatWriter
-from .reading import arguments_of, free_form_text
+from .chat_requests import INCLUDE_USAGE, read_request
+from .reading import FreeFormReader, arguments_of, free_form_text
 from .wire import ClientRequest, Failure, ListedModel, ReplyInfo, ReplyWriter
 
 
-def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
     """The body of a reply."""
-    names = ClientNames(asked)
+    names = ClientNames(client_request)
     content, calls = response.content, response.tool_uses
     text: Json = reply_text(content)
     message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
@@ -113,14 +125,16 @@ class ChatWire:
     ) -> ClientRequest:
         return read_request(body, headers, model=model, stream=stream)
 
-    def stream_type(self, asked: ClientRequest) -> str:
+    def stream_type(self, client_request: ClientRequest) -> str:
         return "text/event-stream; charset=utf-8"
 
-    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return ChatWriter(asked, info)
+    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+        return ChatWriter(client_request, info)
 
-    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-        return write_reply(asked, info, response)
+    def write_reply(
+        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
+    ) -> JsonObject:
+        return write_reply(client_request, info, response)
 
     def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
         return write_failure(failure)
@@ -136,3 +150,153 @@ class ChatWire:
 
 
 WIRE = ChatWire()
+
+
+_DONE: Final = b"data: [DONE]\n\n"
+_PING: Final = b": ping\n\n"
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+def _json_text(text: str) -> bytes:
+    try:
+        return msgspec.json.encode(text)
+    except UnicodeEncodeError:
+        return encode_json(text)
+
+
+class ChatWriter:
+    """Writes one streamed reply; see `ReplyWriter`."""
+
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        self._names = ClientNames(client_request)
+        self._with_usage = client_request.options.get(INCLUDE_USAGE) is True
+        self._frame: JsonObject = {
+            "id": f"chatcmpl-{info.id}",
+            "object": "chat.completion.chunk",
+            "created": info.created,
+            "model": info.model,
+        }
+        self._head = b"data: " + encode_json(self._frame)[:-1] + b',"choices":[{"index":0,"delta":'
+        usage = b',"usage":null' if self._with_usage else b""
+        self._tail = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        self._text_head = self._head + b'{"content":'
+        self._text_tail = b"}" + self._tail
+        self._block = -1  # the index of the last block with text
+        self._end = ""  # the last character of the text
+        self._thought = -1  # the index of the last block of reasoning
+        self._calls = 0
+        self._sent = False  # whether the current call has arguments
+        self._free: FreeFormReader | None = None
+        self._given: list[str] = []
+
+    def start(self) -> bytes:
+        return self._delta({"role": "assistant", "content": "", "refusal": None})
+
+    def write(self, event: StreamEvent) -> bytes:
+        match event:
+            case TextDelta():
+                text = event.text
+                if event.content_block_index != self._block:
+                    text = self._apart(event) + text
+                self._end = text[-1:] or self._end
+                return self._text_head + _json_text(text) + self._text_tail
+            case ThinkingDelta():
+                return self._thinking(event)
+            case ToolUseStart():
+                return self._start_call(event)
+            case ToolUseInputDelta():
+                self._sent = True
+                text = event.partial_json
+                if self._free is not None:
+                    text = self._free.read(text)
+                    self._given.append(text)
+                return self._arguments(text) if text else b""
+            case ToolUseEnd():
+                return self._end_call(event)
+            case _:
+                return b""
+
+    def finish(self, response: CanonicalResponse) -> bytes:
+        content = response.content
+        late = media_of(content) | signed_message(content)
+        annotations = annotations_of(content)
+        if annotations:
+            late["annotations"] = annotations
+        details = reasoning_details(content, with_text=False)
+        if details:
+            late["reasoning_details"] = details
+        pieces = [self._delta(late)] if late else []
+        last: JsonObject = {"index": 0, "delta": {}, "logprobs": None, **end_of(response, self._names)}
+        more = tier_of(response.usage)
+        fingerprint = fingerprint_of(response)
+        if fingerprint is not None:
+            more["system_fingerprint"] = fingerprint
+        null: JsonObject = {"usage": None} if self._with_usage else {}
+        pieces.append(_event({**self._frame, **more, "choices": [last], **null}))
+        if self._with_usage:
+            usage = write_usage(response.usage)
+            pieces.append(_event({**self._frame, **more, "choices": [], "usage": usage}))
+        return b"".join((*pieces, _DONE))
+
+    def fail(self, failure: Failure) -> bytes:
+        return _event(write_failure(failure)[1])
+
+    def ping(self) -> bytes:
+        return _PING
+
+    def _delta(self, delta: JsonObject) -> bytes:
+        return self._head + encode_json(delta) + self._tail
+
+    def _apart(self, event: TextDelta) -> str:
+        """The separator before a new block; empty directly after another text block."""
+        index, former = event.content_block_index, self._block
+        self._block = index
+        return "" if index == former + 1 else gap(self._end, event.text)
+
+    def _thinking(self, event: ThinkingDelta) -> bytes:
+        if not event.text:
+            return b""
+        text = event.text
+        if event.content_block_index != self._thought:
+            text = text if self._thought < 0 else f"\n\n{text}"
+            self._thought = event.content_block_index
+        return self._head + b'{"reasoning_content":' + _json_text(text) + self._text_tail
+
+    # --- Calls ---
+
+    def _start_call(self, event: ToolUseStart) -> bytes:
+        name, free_form = self._names.of(event.tool_name), self._names.is_free_form(event.tool_name)
+        self._calls += 1
+        self._sent = False
+        self._free = FreeFormReader() if free_form else None
+        self._given = []
+        if self._names.legacy:
+            return self._delta({"function_call": {"name": name, "arguments": ""}}) if self._calls == 1 else b""
+        call: JsonObject = {"index": self._calls - 1, "id": event.tool_use_id}
+        if free_form:
+            call |= {"type": CUSTOM, CUSTOM: {"name": name, INPUT: ""}}
+        else:
+            call |= {"type": "function", "function": {"name": name, "arguments": ""}}
+        return self._delta({"tool_calls": [call]})
+
+    def _arguments(self, text: str) -> bytes:
+        written = _json_text(text)
+        if self._names.legacy:
+            if self._calls > 1:
+                return b""
+            return self._head + b'{"function_call":{"arguments":' + written + b"}}" + self._tail
+        place = b'{"tool_calls":[{"index":%d,' % (self._calls - 1)
+        field = b'"function":{"arguments":' if self._free is None else b'"custom":{"input":'
+        return self._head + place + field + written + b"}}]}" + self._tail
+
+    def _end_call(self, event: ToolUseEnd) -> bytes:
+        if self._free is not None:
+            text, given = free_form_text(event.final_input), "".join(self._given)
+            is_longer = len(text) > len(given) and text.startswith(given) and not event.incomplete
+            return self._arguments(text[len(given) :]) if is_longer else b""
+        if self._sent or event.incomplete:
+            return b""
+        return self._arguments(encode_json(event.final_input).decode())

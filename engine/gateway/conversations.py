@@ -181,7 +181,7 @@ class Conversations:
         self._announced: dict[str, None] = {}
 
     async def recognise(
-        self, client: str, asked: ClientRequest, *, earlier: EarlierConversation | None = None
+        self, client: str, client_request: ClientRequest, *, earlier: EarlierConversation | None = None
     ) -> Conversation:
         """Find the conversation of a request, and put kept blocks into its history.
 
@@ -190,24 +190,24 @@ class Conversations:
 
         Args:
             client: The client's name; empty for a gateway without keys.
-            asked: The request.
+            client_request: The request.
             earlier: The conversation that the request continues. Its messages go before those of the request.
         """
         await self._look()
-        messages = asked.request.messages
+        messages = client_request.request.messages
         replies = replies_in(messages)
         chain = b""
         if earlier is not None:
             session_id = earlier.session_id
-        elif asked.session_hint:
-            session_id = session_named("hint", client, asked.session_hint)
+        elif client_request.session_hint:
+            session_id = session_named("hint", client, client_request.session_hint)
         else:
             known, chain = chains(client, messages, replies)
             session_id = await self._session_of(client, known)
         messages = await self._restored(client, session_id, messages, replies)
         if earlier is not None:
             messages = (*earlier.messages, *messages)
-        request = msgspec.structs.replace(asked.request, messages=messages, session_id=session_id)
+        request = msgspec.structs.replace(client_request.request, messages=messages, session_id=session_id)
         return Conversation(client=client, request=request, chain=chain)
 
     async def keep(self, conversation: Conversation, content: Sequence[ContentBlock]) -> None:

@@ -1,7 +1,7 @@
 """One request of a client, from its model's name to the bytes of the reply.
 
     read      the client's wire has read the request
-    asked     a turn of the engine runs; it is routed, traced and priced like any other
+    running   a turn of the engine runs; it is routed, traced and priced like any other
     answered  the first event has arrived; status and headers are sent
     over      the turn has ended, or the client disconnected and the call was cancelled
 
@@ -54,8 +54,7 @@ from .http import (
     rate_headers,
     retry_headers,
 )
-from .passing import ClientTooSlow, PassedReply
-from .streams import StreamWriter, TurnEvents
+from .streams import ClientTooSlow, PassedReply, StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
 MOST_WARNING_BYTES = 2048
@@ -96,7 +95,7 @@ class Exchange:
     Args:
         serving: What all requests share.
         wire: The client's wire.
-        asked: The client's request.
+        client_request: The client's request.
         canonical: The canonical request, as part of its conversation.
         request: The HTTP request.
     """
@@ -105,13 +104,13 @@ class Exchange:
         self,
         serving: Serving,
         wire: ClientWire,
-        asked: ClientRequest,
+        client_request: ClientRequest,
         canonical: CanonicalRequest,
         request: Incoming,
     ) -> None:
         runtime = serving.runtime
         self.wire = wire
-        self.asked = asked
+        self.client_request = client_request
         self.request = request
         self.response: CanonicalResponse | None = None
         """The complete reply; None before its successful end."""
@@ -119,7 +118,7 @@ class Exchange:
         """The error of a failed call."""
         self.on_reply: list[Callable[[], Awaitable[object]]] = []
         """Functions to await after a reply has ended well, before the client gets its last bytes."""
-        self.body = asked.body
+        self.body = client_request.body
         """The body for a provider of the client's wire."""
         self.tags: Mapping[str, str] = {}
         """The tags of the call."""
@@ -139,9 +138,9 @@ class Exchange:
         message_id = runtime.clock.new_id("msg")
         self.id = message_id.removeprefix("msg_")
         """The reply's id, without a prefix."""
-        self.passed = PassedReply(wire.protocol, asked, self._served_model, is_array=self._is_array())
+        self.passed = PassedReply(wire.protocol, client_request, self._served_model, is_array=self._is_array())
         """The provider's own bytes, if the reply is passed through."""
-        models = models_of(runtime, asked.model)
+        models = models_of(runtime, client_request.model)
         sent = msgspec.structs.replace(
             canonical,
             request_id=f"req_{self.id}",
@@ -157,13 +156,15 @@ class Exchange:
         sent = WireRequest(
             protocol=self.wire.protocol,
             body=self.body,
-            headers=self.asked.headers,
-            refers_to=self.asked.refers_to,
+            headers=self.client_request.headers,
+            refers_to=self.client_request.refers_to,
             on_event=self.passed.take_in,
             on_headers=self._take_headers,
         )
         request = msgspec.structs.replace(self._canonical, wire=sent)
-        return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
+        return turn_of(
+            self._runtime, request, tags=self.tags, streamed=self.client_request.stream, model=self._models
+        )
 
     def _take_headers(self, headers: Mapping[str, str], limits: RateLimitInfo | None) -> None:
         self._provider_headers = headers
@@ -183,7 +184,9 @@ class Exchange:
         return [each for each in headers if each[0] not in own]
 
     def _is_array(self) -> bool:
-        return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
+        return self.client_request.stream and not self.wire.stream_type(self.client_request).startswith(
+            "text/event-stream"
+        )
 
     def _served_model(self) -> str:
         """The provider's name of the current model."""
@@ -208,7 +211,7 @@ class Exchange:
         """The facts of the call, for a `ServedRequest`."""
         route = self.turn.route
         return {
-            "model": self.asked.model,
+            "model": self.client_request.model,
             "served_by": "" if route is None else route.decision.model,
             "nano_usd": self.turn.cost.nano_usd,
             "request_id": self.request_id,
@@ -220,7 +223,7 @@ class Exchange:
         if self.revoked is not None:
             watches.append(asyncio.ensure_future(self._until_revoked(self.revoked)))
         try:
-            await (self._stream() if self.asked.stream else self._whole())
+            await (self._stream() if self.client_request.stream else self._whole())
         finally:
             for watch in watches:
                 watch.cancel()
@@ -290,11 +293,11 @@ class Exchange:
             return self._written()
         found: JsonObject = msgspec.json.decode(passed)
         whole = found if self.passed.body else found.get("response")
-        return {**whole, "model": self.asked.model} if isinstance(whole, dict) else found
+        return {**whole, "model": self.client_request.model} if isinstance(whole, dict) else found
 
     def _written(self) -> JsonObject:
         assert self.response is not None
-        return self.wire.write_reply(self.asked, self.info(), self.own_words(self.response))
+        return self.wire.write_reply(self.client_request, self.info(), self.own_words(self.response))
 
     # --- Streams ---
 
@@ -310,7 +313,7 @@ class Exchange:
             task.cancel()
 
         out = StreamedAnswer(self.request.send, self._limits, self._ping, give_up)
-        out.headers = [(b"content-type", self.wire.stream_type(self.asked).encode()), *_STREAM_HEADERS]
+        out.headers = [(b"content-type", self.wire.stream_type(self.client_request).encode()), *_STREAM_HEADERS]
         out.headers += self._headers(())
         events = TurnEvents(self._runtime, self.turn)
         writer = StreamWriter(self.passed, self.new_writer, self.own_words)
@@ -364,7 +367,7 @@ class Exchange:
         return self.new_writer().ping()
 
     def new_writer(self) -> ReplyWriter:
-        return self.wire.writer(self.asked, self.info())
+        return self.wire.writer(self.client_request, self.info())
 
     # --- Both ---
 
@@ -373,7 +376,7 @@ class Exchange:
         route = self.turn.route
         return ReplyInfo(
             id=self.id,
-            model=self.asked.model,
+            model=self.client_request.model,
             created=self._runtime.clock.now_us() // 1_000_000,
             input_tokens=0 if route is None else route.option.estimated_tokens or 0,
         )
@@ -405,7 +408,7 @@ class Exchange:
 
     def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
         """The warnings of a reply, with the losses if the provider uses another protocol."""
-        return warnings if self.passed.seen else (*self.asked.losses, *warnings)
+        return warnings if self.passed.seen else (*self.client_request.losses, *warnings)
 
     def _headers(self, warnings: Iterable[CallWarning]) -> Headers:
         request_id = self.request_id

@@ -62,11 +62,11 @@ def read_embeddings(body: JsonObject, *, model: str, single: bool) -> ClientEmbe
     """
     model = model.removeprefix("models/")
     fields = camel(body, "request")
-    asked: Sequence[Json] = (fields,) if single else each(fields.get("requests"), "requests")
-    if not asked:
+    items: Sequence[Json] = (fields,) if single else each(fields.get("requests"), "requests")
+    if not items:
         raise BadRequest("requests are required", param="requests")
     losses = LossReport()
-    texts = [_text(item, "request" if single else f"requests[{at}]", losses) for at, item in enumerate(asked)]
+    texts = [_text(item, "request" if single else f"requests[{at}]", losses) for at, item in enumerate(items)]
     requests = []
     for _, run in groupby(texts, lambda text: text.settings):
         same = list(run)
@@ -112,16 +112,18 @@ def _text(value: Json, where: str, losses: LossReport) -> _Text:
 _KNOWN = frozenset({"model", "content", "taskType", "outputDimensionality"})
 
 
-def write_embeddings(asked: ClientEmbeddingRequest, responses: Sequence[EmbeddingResponse]) -> JsonObject:
+def write_embeddings(client_request: ClientEmbeddingRequest, responses: Sequence[EmbeddingResponse]) -> JsonObject:
     """The body of a reply.
 
     Args:
-        asked: The request.
-        responses: The responses to `asked.requests`, in the same order.
+        client_request: The request.
+        responses: The responses to `client_request.requests`, in the same order.
     """
     vectors: list[Json] = [
         {"values": list[Json](vector.tolist())} for response in responses for vector in response.vectors
     ]
     tokens = sum(response.usage.total_input_tokens for response in responses)
-    written: JsonObject = {"embedding": vectors[0]} if asked.single and vectors else {"embeddings": vectors}
+    written: JsonObject = (
+        {"embedding": vectors[0]} if client_request.single and vectors else {"embeddings": vectors}
+    )
     return {**written, "usageMetadata": {"promptTokenCount": tokens}}

@@ -1,4 +1,9 @@
-"""Keys, lists and signatures in the JSON of Gemini's clients. Pure."""
+"""Keys, lists, signatures and schemas in the JSON of Gemini's clients. Pure.
+
+Google's schemas are converted to JSON Schema. Gemini accepts any schema for a reply, but other providers accept
+only objects. So a list, a number or an enum is wrapped into an object as its member ``value``, and unwrapped from
+the reply.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,11 @@ from base64 import b64encode
 from collections.abc import Sequence
 from functools import lru_cache
 
+import msgspec
+
 from callboard.adapters.providers.gemini.contents import NO_SIGNATURE
+from callboard.adapters.requests.content import encode_json
+from callboard.adapters.requests.schemas import remembered
 from callboard.bus.values.base import Json, JsonObject
 
 from .wire import BadRequest
@@ -81,3 +90,195 @@ def real_signature(value: Json) -> str | None:
     if not isinstance(value, str) or not value or value in _MADE_UP or value.startswith(_MARK):
         return None
     return value
+
+
+_CAMEL_KEYWORDS = frozenset(
+    {"anyOf", "oneOf", "allOf", "minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
+    | {"additionalProperties", "propertyOrdering", "prefixItems"}
+)
+_COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+"""Keywords with 64-bit integers, which are text in the JSON of protocol buffers."""
+
+_RENAMED = {"ref": "$ref", "defs": "$defs"}
+
+
+def json_schema(schema: Json, where: str) -> JsonObject:
+    """The JSON Schema of Google's Schema object, whose types are in capitals.
+
+    The result is shared, because the same tools come with every request. It must not be changed.
+
+    Raises:
+        BadRequest: It is no object.
+    """
+    if isinstance(schema, dict):
+        try:
+            return _remembered(schema)
+        except BadRequest:
+            pass  # not cached, because the error's text needs the place
+    return _converted(schema, where)
+
+
+def _converted(schema: Json, where: str) -> JsonObject:
+    written: JsonObject = {}
+    nullable = False
+    ordering: Json = None
+    for name, value in camel_keywords(schema, where).items():
+        match name, value:
+            case "type", str():
+                if value.upper() != "TYPE_UNSPECIFIED":
+                    written[name] = value.lower()
+            case "type", list():
+                written[name] = [kind.lower() if isinstance(kind, str) else kind for kind in value]
+            case "nullable", bool():
+                nullable = value
+            case "propertyOrdering", _:
+                ordering = value
+            case "example", _:
+                written["examples"] = [value]
+            case "format", "enum":
+                pass  # the keyword `enum` shows it
+            case "properties" | "$defs" | "defs", dict():
+                named: JsonObject = {
+                    key: _converted(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
+                }
+                written[_RENAMED.get(name, name)] = named
+            case "items" | "additionalProperties", dict():
+                written[name] = _converted(value, f"{where}.{name}")
+            case "anyOf" | "oneOf" | "allOf" | "prefixItems", list():
+                written[name] = [
+                    _converted(inner, f"{where}.{name}[{number}]") for number, inner in enumerate(value)
+                ]
+            case _ if name in _COUNTS and isinstance(value, str) and value.isdigit():
+                written[name] = int(value)
+            case "ref", str():
+                written["$ref"] = value
+            case _:
+                written[name] = value
+    _put_in_order(written, ordering)
+    return _or_null(written) if nullable else written
+
+
+@remembered
+def _remembered(schema: JsonObject) -> JsonObject:
+    return _converted(schema, "schema")
+
+
+def camel_keywords(schema: Json, where: str) -> JsonObject:
+    """A schema with the keywords of JSON Schema in camel case."""
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where} must be an object", param=where)
+    if "_" not in "".join(schema):
+        return schema
+    renamed: JsonObject = {}
+    for name, value in schema.items():
+        known = next(iter(camel({name: None}, where)))
+        renamed[known if known in _CAMEL_KEYWORDS else name] = value
+    return renamed
+
+
+def _put_in_order(schema: JsonObject, ordering: Json) -> None:
+    properties = schema.get("properties")
+    if isinstance(ordering, list) and isinstance(properties, dict):
+        first = {name: properties[name] for name in ordering if isinstance(name, str) and name in properties}
+        schema["properties"] = {**first, **properties}
+
+
+def _or_null(schema: JsonObject) -> JsonObject:
+    kind, values = schema.get("type"), schema.get("enum")
+    if isinstance(values, list) and None not in values:
+        schema["enum"] = [*values, None]
+    if isinstance(kind, str) and kind != "null":
+        schema["type"] = [kind, "null"]
+    elif isinstance(kind, list) and "null" not in kind:
+        schema["type"] = [*kind, "null"]
+    elif isinstance(choices := schema.get("anyOf"), list):
+        schema["anyOf"] = [*choices, {"type": "null"}]
+    elif "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
+
+
+# --- Replies that are not objects ---
+
+_VALUE = "value"
+_BEFORE = re.compile(rf'\s*{{\s*"{_VALUE}"\s*:\s*')
+_BARE_BEFORE = f'{{"{_VALUE}":'
+
+
+def is_bare(schema: JsonObject) -> bool:
+    """Whether a schema describes a value other than an object, which can be wrapped into one."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "object" in kinds or not (kind or "enum" in schema):
+        return False
+    return b'"$ref":"#"' not in encode_json(schema)
+
+
+def wrapped(schema: JsonObject) -> JsonObject:
+    """The schema of an object that has the value as its one member."""
+    inner = {name: value for name, value in schema.items() if name != "$defs"}
+    written: JsonObject = {
+        "type": "object",
+        "properties": {_VALUE: inner},
+        "required": [_VALUE],
+        "additionalProperties": False,
+    }
+    return {**written, "$defs": schema["$defs"]} if "$defs" in schema else written
+
+
+def unwrapped(text: str, *, as_text: bool) -> str:
+    """The value in the text of a reply. Any other text is unchanged.
+
+    Args:
+        text: The text.
+        as_text: Whether a string is returned without quotes, for ``text/x.enum``.
+    """
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return text
+    if members.keys() != {_VALUE}:
+        return text
+    if as_text:
+        value: Json = msgspec.json.decode(members[_VALUE])
+        if isinstance(value, str):
+            return value
+    return bytes(members[_VALUE]).decode()
+
+
+class Unwrapping:
+    """Unwraps the value from a text that arrives in pieces. `feed` and `end` return the new text for the
+    client.
+    """
+
+    def __init__(self, *, as_text: bool) -> None:
+        self._as_text = as_text
+        self._held = ""  # the text that may belong to the wrapper
+        self._started = False  # whether the wrapper's start has arrived
+        self._bare = False  # whether the model left the wrapper out
+
+    def feed(self, text: str) -> str:
+        if self._bare:
+            return text
+        self._held += text
+        if self._as_text:
+            return ""  # one short word, held until its end
+        if not self._started:
+            found = _BEFORE.match(self._held)
+            if found is None or found.end() == len(self._held):
+                so_far = "".join(self._held.split())
+                if _BARE_BEFORE.startswith(so_far):
+                    return ""
+                self._bare, so_far, self._held = True, self._held, ""
+                return so_far
+            self._started, self._held = True, self._held[found.end() :]
+        last = self._held.rfind("}")
+        certain = self._held if last < 0 else self._held[:last]
+        self._held = self._held[len(certain) :]
+        return certain
+
+    def end(self) -> str:
+        held, self._held = self._held, ""
+        if self._as_text and not self._bare:
+            return unwrapped(held, as_text=True)
+        return "" if self._started and held.strip() == "}" else held

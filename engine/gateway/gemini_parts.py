@@ -24,7 +24,7 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage, split_tier
 
 from .gemini_fields import GEMINI, token_of
 
@@ -249,8 +249,9 @@ def write_usage(usage: TokenUsage) -> JsonObject:
         if details:
             name = "cacheTokensDetails" if kind == "cache" else f"{kind}TokensDetails"
             written[name] = details
-    if usage.service_tier is not None:
-        written["serviceTier"] = usage.service_tier
+    tier, _ = split_tier(usage.service_tier)
+    if tier is not None:
+        written["serviceTier"] = tier
     return written
 
 

@@ -34,10 +34,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason
 
-from .gemini_fields import GEMINI
+from .gemini_fields import GEMINI, Unwrapping
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
 from .gemini_requests import read_request
-from .gemini_schemas import Unwrapping
 from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
 
 # --- The end of a reply ---
@@ -115,18 +114,18 @@ def _is_blocked(response: CanonicalResponse) -> bool:
 # --- Whole replies ---
 
 
-def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
     """The body of a reply that is not streamed."""
-    return _Reply(asked, info).last(response, 0, (), empty={"role": "model"})
+    return _Reply(client_request, info).last(response, 0, (), empty={"role": "model"})
 
 
 class _Reply:
     """The common fields of all chunks of a reply."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
-        names = asked.options.get("tool_names")
-        thoughts = bool(asked.options.get("include_thoughts"))
-        form = asked.options.get("unwraps")
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        names = client_request.options.get("tool_names")
+        thoughts = bool(client_request.options.get("include_thoughts"))
+        form = client_request.options.get("unwraps")
         self.unwrapping = None if form is None else Unwrapping(as_text=form == "text")
         self.parts = PartWriter(names if isinstance(names, dict) else {}, thoughts=thoughts)
         self.identity: JsonObject = {"modelVersion": info.model, "responseId": info.id}
@@ -169,17 +168,17 @@ class _Reply:
 # --- Streams ---
 
 
-def streams_events(asked: ClientRequest) -> bool:
+def streams_events(client_request: ClientRequest) -> bool:
     """Whether a stream is server-sent events. The application sets the option `alt` from the query."""
-    return asked.options.get("alt", "sse") == "sse"
+    return client_request.options.get("alt", "sse") == "sse"
 
 
 class GeminiWriter:
     """Writes one streamed reply; see `wire.ReplyWriter`."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
-        self._reply = _Reply(asked, info)
-        self._in_events = streams_events(asked)
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        self._reply = _Reply(client_request, info)
+        self._in_events = streams_events(client_request)
         self._separator = b"["
         self._provider = ""
         self._next = 0  # the first block that may have unwritten content
@@ -375,14 +374,16 @@ class GeminiClientWire:
     ) -> ClientRequest:
         return read_request(body, headers, model=model, stream=stream)
 
-    def stream_type(self, asked: ClientRequest) -> str:
-        return "text/event-stream" if streams_events(asked) else "application/json"
+    def stream_type(self, client_request: ClientRequest) -> str:
+        return "text/event-stream" if streams_events(client_request) else "application/json"
 
-    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return GeminiWriter(asked, info)
+    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+        return GeminiWriter(client_request, info)
 
-    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-        return write_reply(asked, info, response)
+    def write_reply(
+        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
+    ) -> JsonObject:
+        return write_reply(client_request, info, response)
 
     def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
         return write_failure(failure)

@@ -19,8 +19,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from .gemini_contents import read_contents
-from .gemini_fields import GEMINI, camel, each
-from .gemini_schemas import is_bare, json_schema, wrapped
+from .gemini_fields import GEMINI, camel, each, is_bare, json_schema, wrapped
 from .reading import LossReport, ToolNames
 from .wire import BadRequest, ClientRequest
 

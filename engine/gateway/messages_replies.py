@@ -81,8 +81,8 @@ def _citations(block: TextBlock) -> list[Json]:
 class _Names:
     """The client's names of tools, which may differ from the canonical names."""
 
-    def __init__(self, asked: ClientRequest) -> None:
-        given = asked.options.get(TOOL_NAMES)
+    def __init__(self, client_request: ClientRequest) -> None:
+        given = client_request.options.get(TOOL_NAMES)
         self._names: Mapping[str, Json] = given if isinstance(given, dict) else {}
 
     def client(self, name: str) -> str:
@@ -253,9 +253,9 @@ _STOP = _event("message_stop", {})
 class MessagesWriter(ReplyWriter):
     """Writes one streamed reply; see `ReplyWriter`."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
         self._info = info
-        self._names = _Names(asked)
+        self._names = _Names(client_request)
         self._provider = ""
         self._index = -1  # the index of the last block on the wire
         self._place = -1  # the open block's index in the reply
@@ -442,16 +442,18 @@ class MessagesWire:
     ) -> ClientRequest:
         return read_request(body, headers)
 
-    def stream_type(self, asked: ClientRequest) -> str:
+    def stream_type(self, client_request: ClientRequest) -> str:
         return "text/event-stream; charset=utf-8"
 
-    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return MessagesWriter(asked, info)
+    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+        return MessagesWriter(client_request, info)
 
-    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+    def write_reply(
+        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
+    ) -> JsonObject:
         return {
             **_message(info),
-            "content": list(_content(response, _Names(asked))),
+            "content": list(_content(response, _Names(client_request))),
             **_ending(response),
             **_around(response),
             "usage": _usage(response.usage),

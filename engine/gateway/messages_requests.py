@@ -140,8 +140,8 @@ class _Reader:
     def _effort(self) -> str | None:
         """The effort for the client's effort or thinking setting. The thinking setting itself is also kept."""
         config = self.body.get("output_config")
-        asked = config.get("effort") if isinstance(config, dict) else None
-        effort = None if asked is None else text_at(asked, "output_config.effort")
+        level = config.get("effort") if isinstance(config, dict) else None
+        effort = None if level is None else text_at(level, "output_config.effort")
         if effort is not None and effort not in EFFORTS:
             raise bad("output_config.effort", f"Input should be one of {', '.join(EFFORTS[1:])}")
         thinking = self.body.get("thinking")

@@ -138,11 +138,13 @@ def _input(given: Json, kind: type) -> EmbeddingInput:
             raise BadRequest(message, param="input", code="invalid_type")
 
 
-def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
+def write_embeddings(
+    client_request: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage
+) -> JsonObject:
     """The body of a reply.
 
     Args:
-        asked: The request.
+        client_request: The request.
         vectors: The vectors in the order of the inputs.
         usage: The tokens of all inputs.
     """
@@ -150,10 +152,10 @@ def write_embeddings(asked: ClientEmbeddingRequest, vectors: Sequence[Vector], u
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": place, "embedding": _vector(vector, asked.encoding)}
+            {"object": "embedding", "index": place, "embedding": _vector(vector, client_request.encoding)}
             for place, vector in enumerate(vectors)
         ],
-        "model": asked.model,
+        "model": client_request.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
 
@@ -301,41 +303,44 @@ def _word(body: JsonObject, name: str) -> str | None:
 
 
 def write_images(
-    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    client_request: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> JsonObject:
     """The body of a reply.
 
     Args:
-        asked: The request.
+        client_request: The request.
         images: The images.
         usage: The tokens. A provider that bills by image has no counts.
         created: Seconds since the epoch.
     """
-    body: JsonObject = {"created": created, "data": [_image(image, as_url=asked.as_url) for image in images]}
+    body: JsonObject = {
+        "created": created,
+        "data": [_image(image, as_url=client_request.as_url) for image in images],
+    }
     if images:
         body["output_format"] = _format(images[0])
     for name in ("size", "quality", "background"):
-        value: str | None = getattr(asked.request, name)
+        value: str | None = getattr(client_request.request, name)
         if value is not None:
             body[name] = value
     return body | _image_usage(usage)
 
 
 def write_image_stream(
-    asked: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+    client_request: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> bytes:
     """The streamed reply: one event for each image, without partial images. See `write_images`."""
-    name = "image_edit.completed" if asked.request.images else "image_generation.completed"
+    name = "image_edit.completed" if client_request.request.images else "image_generation.completed"
     events = []
     for image in images:
         event: JsonObject = {
             "type": name,
             "created_at": created,
-            **_image(image, as_url=asked.as_url),
+            **_image(image, as_url=client_request.as_url),
             "output_format": _format(image),
-            "size": asked.request.size or "auto",
-            "quality": asked.request.quality or "auto",
-            "background": asked.request.background or "auto",
+            "size": client_request.request.size or "auto",
+            "quality": client_request.request.quality or "auto",
+            "background": client_request.request.background or "auto",
             **_image_usage(usage),
         }
         events.append(b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(event)))

@@ -48,26 +48,26 @@ Tags = Mapping[str, str]
 
 
 async def openai_embeddings(
-    engine: Engine, asked: openai_extras.ClientEmbeddingRequest, tags: Tags
+    engine: Engine, client_request: openai_extras.ClientEmbeddingRequest, tags: Tags
 ) -> OperationResult:
     """``POST /v1/embeddings``."""
-    result = await _embed(engine, asked.model, asked.request, tags)
-    body = openai_extras.write_embeddings(asked, result.vectors, result.usage)
-    return _made(body, [result], asked.losses)
+    result = await _embed(engine, client_request.model, client_request.request, tags)
+    body = openai_extras.write_embeddings(client_request, result.vectors, result.usage)
+    return _made(body, [result], client_request.losses)
 
 
 async def gemini_vectors(
-    engine: Engine, asked: gemini_embeddings.ClientEmbeddingRequest, tags: Tags
+    engine: Engine, client_request: gemini_embeddings.ClientEmbeddingRequest, tags: Tags
 ) -> OperationResult:
     """``:embedContent`` and ``:batchEmbedContents``."""
-    results = [await _embed(engine, asked.model, request, tags) for request in asked.requests]
+    results = [await _embed(engine, client_request.model, request, tags) for request in client_request.requests]
     responses = [
         EmbeddingResponse(
             request_id="", model=result.model, provider="", usage=result.usage, vectors=result.vectors
         )
         for result in results
     ]
-    return _made(gemini_embeddings.write_embeddings(asked, responses), results, asked.losses)
+    return _made(gemini_embeddings.write_embeddings(client_request, responses), results, client_request.losses)
 
 
 async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Tags) -> EmbeddingResult:
@@ -115,10 +115,12 @@ def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence
     )
 
 
-async def openai_images(engine: Engine, asked: openai_extras.ClientImageRequest, tags: Tags) -> OperationResult:
+async def openai_images(
+    engine: Engine, client_request: openai_extras.ClientImageRequest, tags: Tags
+) -> OperationResult:
     """``POST /v1/images/generations`` and ``/v1/images/edits``."""
-    request = asked.request
-    models = models_of(engine._runtime, asked.model)
+    request = client_request.request
+    models = models_of(engine._runtime, client_request.model)
     options = ImageOptions(
         n=request.n,
         size=request.size,
@@ -136,13 +138,13 @@ async def openai_images(engine: Engine, asked: openai_extras.ClientImageRequest,
     else:
         result = await engine.generate_image(request.prompt, model=models, **options)
     created = engine.clock.now_us() // 1_000_000
-    warnings = (*asked.losses, *result.warnings)
-    if asked.stream:
-        stream = openai_extras.write_image_stream(asked, result.images, result.usage, created=created)
+    warnings = (*client_request.losses, *result.warnings)
+    if client_request.stream:
+        stream = openai_extras.write_image_stream(client_request, result.images, result.usage, created=created)
         return OperationResult(
             stream, result.usage, result.cost, result.request_id, warnings, b"text/event-stream"
         )
-    body = openai_extras.write_images(asked, result.images, result.usage, created=created)
+    body = openai_extras.write_images(client_request, result.images, result.usage, created=created)
     return OperationResult(msgspec.json.encode(body), result.usage, result.cost, result.request_id, warnings)
 
 

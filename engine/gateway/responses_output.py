@@ -30,7 +30,7 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
 from .chat_content import annotations_of
 from .chat_content import write_failure as chat_failure
@@ -77,9 +77,9 @@ class ItemIds:
         return f"{prefix}_{self._reply_id}_{self._count}"
 
 
-def wire_tools(asked: ClientRequest) -> Mapping[str, WireTool]:
+def wire_tools(client_request: ClientRequest) -> Mapping[str, WireTool]:
     """The client's form of its tools, by canonical name."""
-    return msgspec.convert(asked.options.get("tools", {}), dict[str, WireTool])
+    return msgspec.convert(client_request.options.get("tools", {}), dict[str, WireTool])
 
 
 # --- Items ---
@@ -88,8 +88,8 @@ def wire_tools(asked: ClientRequest) -> Mapping[str, WireTool]:
 class ItemWriter:
     """Writes the items of one reply."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
-        self.tools = wire_tools(asked)
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        self.tools = wire_tools(client_request)
         self.ids = ItemIds(info.id)
 
     def write(self, content: Sequence[ContentBlock], *, status: str = COMPLETED) -> list[Json]:
@@ -298,8 +298,8 @@ _ECHOED_IF_SENT = ("conversation", "prompt", "prompt_cache_retention")
 class ResponseObject:
     """The response object of one reply, in each of its states."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
-        body = asked.body
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        body = client_request.body
         echoed: JsonObject = {
             name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()
         }
@@ -344,11 +344,12 @@ class ResponseObject:
         status, reason = end_of(response.stop_reason)
         error: JsonObject | None = {"code": "server_error", "message": _FAILED} if status == FAILED else None
         details = response.provider_details
+        tier, _ = split_tier(response.usage.service_tier)
         return {
             **self.at(status, output, error=error),
             "incomplete_details": None if reason is None else {"reason": reason},
             "usage": usage_object(response.usage),
-            "service_tier": response.usage.service_tier or "default",
+            "service_tier": tier or "default",
             **{name: details[name] for name in DETAILS if name in details},
         }
 
@@ -389,16 +390,16 @@ def refusal_of(response: CanonicalResponse) -> str | None:
     return next(error_message, REFUSED)
 
 
-def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
     """See `ClientWire.write_reply`."""
     status, _ = end_of(response.stop_reason)
-    writer = ItemWriter(asked, info)
+    writer = ItemWriter(client_request, info)
     items = writer.write(response.content, status=INCOMPLETE if status == INCOMPLETE else COMPLETED)
     refused = refusal_of(response)
     if refused is not None:
         part: JsonObject = {"type": "refusal", "refusal": refused}
         items.append(message_item(writer.ids.next("msg"), [part]))
-    return ResponseObject(asked, info).ended(response, items)
+    return ResponseObject(client_request, info).ended(response, items)
 
 
 # --- Errors ---

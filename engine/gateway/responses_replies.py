@@ -75,9 +75,9 @@ class _Open(msgspec.Struct):
 class ResponsesWriter:
     """See `ReplyWriter`."""
 
-    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
-        self._items = ItemWriter(asked, info)
-        self._object = ResponseObject(asked, info)
+    def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
+        self._items = ItemWriter(client_request, info)
+        self._object = ResponseObject(client_request, info)
         self._object.encode_echo()
         self._output: list[Json] = []
         self._texts: dict[int, JsonObject] = {}  # the finished parts by the indexes of their blocks
@@ -413,14 +413,16 @@ class ResponsesWire:
     ) -> ClientRequest:
         return read_request(body, headers, model=model, stream=stream)
 
-    def stream_type(self, asked: ClientRequest) -> str:
+    def stream_type(self, client_request: ClientRequest) -> str:
         return "text/event-stream; charset=utf-8"
 
-    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return ResponsesWriter(asked, info)
+    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+        return ResponsesWriter(client_request, info)
 
-    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-        return output.write_reply(asked, info, response)
+    def write_reply(
+        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
+    ) -> JsonObject:
+        return output.write_reply(client_request, info, response)
 
     def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
         return output.write_failure(failure)

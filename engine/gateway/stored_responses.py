@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Continued(NamedTuple):
     """A request, with the conversation that it continues."""
 
-    asked: ClientRequest
+    client_request: ClientRequest
     earlier: EarlierConversation | None
     """The conversation before it; None for a new one."""
     items: Sequence[Json] = ()
@@ -42,7 +42,7 @@ class Continued(NamedTuple):
     @property
     def body(self) -> JsonObject:
         """The body with the whole conversation, for a provider that doesn't have the stored response."""
-        body = self.asked.body
+        body = self.client_request.body
         return body if self.earlier is None else joined(self.earlier.items, (), body)
 
 
@@ -96,16 +96,16 @@ class StoredResponses:
             for item in items
             if not (isinstance(item, dict) and is_reference(item) and item.get("id") in past)
         ]
-        asked = wire.read_request({**with_tools_of(earlier.items, body), "input": new}, request.headers)
-        return Continued(msgspec.structs.replace(asked, body=body), earlier, new)
+        client_request = wire.read_request({**with_tools_of(earlier.items, body), "input": new}, request.headers)
+        return Continued(msgspec.structs.replace(client_request, body=body), earlier, new)
 
     async def store(self, client: str, continued: Continued, exchange: Exchange) -> None:
         """Store the reply to a request, unless the client has refused this."""
-        if continued.asked.body.get("store") is not False:
+        if continued.client_request.body.get("store") is not False:
             await self._store(client, continued, exchange, exchange.stored_body())
 
     async def _store(self, client: str, continued: Continued, exchange: Exchange, body: JsonObject) -> None:
-        response, previous = exchange.response, continued.asked.body.get("previous_response_id")
+        response, previous = exchange.response, continued.client_request.body.get("previous_response_id")
         reply = () if response is None else (Message(Role.ASSISTANT, response.content),)
         await self._conversations.store(
             client,
@@ -113,7 +113,7 @@ class StoredResponses:
                 id=str(body.get("id")),
                 body=body,
                 items=tuple(continued.items),
-                messages=(*continued.asked.request.messages, *reply),
+                messages=(*continued.client_request.request.messages, *reply),
                 previous_id=previous if isinstance(previous, str) and continued.earlier is not None else "",
                 session_id=exchange.session_id,
             ),
@@ -143,7 +143,7 @@ class StoredResponses:
         self, client: str, continued: Continued, exchange: Exchange, started: asyncio.Future[JsonObject]
     ) -> None:
         exchange.body = continued.body
-        shown = ResponseObject(continued.asked, exchange.info())
+        shown = ResponseObject(continued.client_request, exchange.info())
         body = _plain(shown.at("queued"))
         place, running = (client, str(body["id"])), _Running(exchange.turn, asyncio.Event())
         self._in_progress[place] = running

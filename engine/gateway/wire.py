@@ -177,15 +177,17 @@ class ClientWire(Protocol):
         """
         ...
 
-    def stream_type(self, asked: ClientRequest) -> str:
+    def stream_type(self, client_request: ClientRequest) -> str:
         """The content type of a streamed reply."""
         ...
 
-    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
         """A writer of the streamed reply to a request."""
         ...
 
-    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+    def write_reply(
+        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
+    ) -> JsonObject:
         """The body of a reply that is not streamed."""
         ...
 

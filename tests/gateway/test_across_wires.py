@@ -7,13 +7,14 @@ from base64 import b64encode
 from contextlib import aclosing
 from typing import Any
 
+import httpx
 import pytest
 
 from callboard.adapters.conformance import CALLS
 from tests.support.depth import quick_if
 from tests.support.wires import WIRES, Wire
 
-from .scripted_providers import EVENTS, Scripted, stream, whole
+from .scripted_providers import EVENTS, Scripted, serving, stream, whole
 from .sdk_client import PICTURE, City, Client
 from .vendors_sdks import CLIENTS, client_of
 
@@ -264,3 +265,26 @@ async def test_errors(kind: type[Client], wire: Wire, streamed: bool, condition:
     assert found.facts(failed.value) == ERRORS[kind.protocol][condition]
     words = {"anthropic": "prompt is too long", "gemini": "exceeds the maximum number of tokens"}
     assert condition != "overflow" or words.get(kind.protocol, "") in str(failed.value)
+
+
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai_compatible": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    "openai": ("/v1/responses", {"input": "Hi", "store": False}),
+    "gemini": ("/v1beta/models/{}:generateContent", {"contents": [{"parts": [{"text": "Hi"}]}]}),
+}
+
+
+@pytest.mark.parametrize("protocol", REQUESTS)
+@pytest.mark.parametrize("tier", ["standard", "priority"])
+async def test_the_geography_of_anthropics_reply_is_no_service_tier(protocol: str, tier: str) -> None:
+    """It has a price of its own, so the engine keeps it with the tier. No other API has a name for it."""
+    wire, (path, asked) = PROVIDERS["anthropic"], REQUESTS[protocol]
+    body: Any = wire.body("Hi", 0, "end")
+    body["usage"] |= {"service_tier": tier, "inference_geo": "us"}
+    model = CLIENTS[protocol].model
+    async with serving(wire, model) as (url, provider), httpx.AsyncClient(base_url=url) as client:
+        provider.says(whole(body))
+        written = (await client.post(path.format(model), json={"model": model, **asked})).text
+    assert "Hi" in written
+    assert "geo-us" not in written
+    assert ("priority" in written) == (tier == "priority")

@@ -15,9 +15,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Role, ToolChoice
 from callboard.bus.values.usage import StopReason
+from callboard.engine.gateway.gemini_fields import json_schema
 from callboard.engine.gateway.gemini_replies import WIRE
 from callboard.engine.gateway.gemini_requests import DEFAULT_OUTPUT, effort_of
-from callboard.engine.gateway.gemini_schemas import json_schema
 from callboard.engine.gateway.wire import (
     BadRequest,
 )

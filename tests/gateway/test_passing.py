@@ -16,7 +16,7 @@ from callboard.bus.values.base import Json
 from callboard.engine import Budget, Engine
 from callboard.engine.gateway import gateway
 from callboard.engine.gateway.application import Gateway
-from callboard.engine.gateway.passing import MOST_WAITING_BYTES, ClientTooSlow, PassedReply, replaced
+from callboard.engine.gateway.streams import MOST_WAITING_BYTES, ClientTooSlow, PassedReply, replaced
 from callboard.engine.gateway.wire import ClientRequest
 from tests.gateway.asking import post
 from tests.support.engines import model, serving

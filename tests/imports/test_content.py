@@ -11,7 +11,7 @@ import pytest
 from callboard.bus import Message
 from callboard.engine.imports.importer import import_calls
 from callboard.engine.imports.source import SOURCES
-from callboard.engine.imports.sources.messages import conversation, messages_of
+from callboard.engine.imports.sources.records import conversation, messages_of
 from callboard.tracestore import PriceTable, Store, TraceStore
 from tests.support.session_files import Record, write
 from tests.tracestore.contract.conftest import Place

@@ -134,7 +134,7 @@ async def export_calls(
     under: str | None = None,
     page: int = PAGE,
 ) -> int:
-    """Write calls to a table, the earliest stored first."""
+    """Write calls to a table, in the order in which they were stored. Return the number of rows."""
     _refuse_trace_file(target, store.path)
     rows = 0
     with _opened(target) as file, _writer(format, file) as writer:
@@ -221,7 +221,7 @@ def _csv(file: IO[bytes]) -> Iterator[_Csv]:
         yield _Csv(text)
         text.flush()
     finally:
-        text.detach()  # leave the file open: the caller closes it
+        text.detach()  # keep the file open, because the caller closes it
 
 
 class _JsonLines:

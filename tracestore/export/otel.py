@@ -10,7 +10,7 @@ Otherwise it is the host's current span at the start. A session is the `gen_ai.c
 link to the previous one, with the reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A cancelled
 call is not an error. Metrics have the current time, so turn them off for a replay.
 
-Content is left out unless `content` is set. A replay has none, because events are stored without it.
+Content is exported only if `content` is set. A replay has no content, because events are stored without it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class OtelExporter:
         self._last: Envelope | None = None
 
     async def run(self, events: AsyncIterable[Envelope]) -> None:
-        """Export events until there are no more, or until it is cancelled. Open spans then end as `lost`.
+        """Export events until there are no more, or until it is cancelled. Spans without an end event then end as
+        errors of type ``lost``.
 
         Args:
             events: The events, as from a subscription.
@@ -148,7 +149,7 @@ class OtelExporter:
 
     def _call_ended(self, envelope: Envelope, data: LlmCallCompleted | LlmCallFailed) -> None:
         found = self._open.pop(_call_key(envelope), None)
-        if found is None:  # its start was not received, or was dropped
+        if found is None:  # the call's start was not received, or was dropped
             attributes = otel_names.of_call(envelope, data, self._names)
             span = self._span(
                 envelope, attributes, (), start_ns=envelope.ts_us * 1000 - data.latency_ms * 1_000_000
@@ -349,7 +350,7 @@ class OtelExporter:
 
 
 def _host_context(trace_parent: str | None) -> Context:
-    """A context with the host's span, as `current_trace` noted it; an empty context without one."""
+    """A context with the host's span, as `current_trace` recorded it; an empty context without one."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
@@ -381,7 +382,7 @@ def _end_ns(began: Envelope, ended: Envelope) -> int:
 
 
 class Metrics:
-    """The instruments, with the buckets that the conventions ask for."""
+    """The instruments, with the buckets that the conventions require."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         from opentelemetry.metrics import get_meter

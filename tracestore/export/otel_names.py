@@ -1,7 +1,7 @@
 """The names and attributes of OpenTelemetry's GenAI conventions for our events.
 
 The names are those of the conventions' own repository (semantic-conventions-genai) in autumn 2026. At that time
-all of them were "Development", and some were renamed within the year. So all of them are in this module. Data
+all names were "Development", and some were renamed within the year. So only this module contains them. Data
 without a conventional name, such as the cost of a call, is under ``callboard.``.
 """
 
@@ -77,7 +77,7 @@ def provider_name(provider: str, names: Mapping[str, str]) -> str:
 def of_call(
     envelope: Envelope, data: LlmCallStarted | LlmCallCompleted | LlmCallFailed, names: Mapping[str, str]
 ) -> Attributes:
-    """The attributes of an attempt that every event of it has."""
+    """The attributes that all events of one attempt have."""
     provider = provider_name(data.provider, names)
     attributes: Attributes = {
         "gen_ai.operation.name": operation(provider),
@@ -96,8 +96,8 @@ def of_call(
 
 
 def of_start(data: LlmCallStarted) -> Attributes:
-    """The attributes from an attempt's start. For calls other than conversations, some replace those of
-    `of_call`.
+    """The attributes from an attempt's start. For operations other than conversations, some of them replace those
+    of `of_call`.
     """
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
     if data.operation != CHAT:
@@ -254,14 +254,14 @@ def value_json(value: Json) -> str:
 
 
 def result_of(block: ToolResultBlock) -> Json:
-    """The result of a tool: its text, or its parts."""
+    """A tool's result: its text, or its parts."""
     return block.content if isinstance(block.content, str) else [_part(part) for part in block.content]
 
 
 def _json(value: Json) -> str:
     try:
         return msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 can't hold
+    except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 can't encode
         return json.dumps(value)
 
 

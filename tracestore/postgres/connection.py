@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
 
 
-# --- Addresses and types --- An address may have two parameters of Callboard's own, the schema of the tables and a
-# pooler:
+# --- Addresses and types ---
+#
+# An address may have two parameters of Callboard's own, the schema of the tables and a pooler:
 #
 #   postgresql://user@host/database?schema=team_a postgresql://user@pooler:6432/database?pooler=transaction
 #
@@ -38,7 +39,7 @@ class Address(NamedTuple):
     """An address, taken apart."""
 
     dsn: str
-    """The address without Callboard's parameters, for libpq."""
+    """The address without Callboard's own parameters, for libpq."""
     schema: str | None
     """The schema of the tables; None if the address names none."""
     pooled: bool
@@ -46,7 +47,6 @@ class Address(NamedTuple):
 
 
 def address_of(text: str) -> Address:
-    """Take an address apart."""
     said: dict[str, str] = {}
 
     def taken(found: re.Match[str]) -> str:
@@ -78,7 +78,7 @@ minute.
 """
 
 _LOCK_TIMEOUT_MS = 30_000
-"""The longest wait for a lock, in milliseconds. Then the work is undone, and may be tried again."""
+"""The longest wait for a lock, in milliseconds. After it, the work is undone and may be retried."""
 
 _SERVER_SIDE = (
     "tcp_keepalives_idle = 15",
@@ -106,7 +106,7 @@ def connect(
     made(connection)
     try:
         if address.pooled:
-            # Behind a pooler it would be prepared on only one of the server's connections.
+            # Behind a pooler, a statement would be prepared on only one of the server's connections.
             connection.prepare_threshold = None
             _check_role(connection, schema)
         else:
@@ -125,7 +125,7 @@ def _set_up(connection: psycopg.Connection, schema: str) -> None:
     for setting in _SERVER_SIDE:
         connection.execute(f"SET {setting}".encode())
     connection.execute("SET TIME ZONE 'UTC'")
-    connection.execute("SET jit = off")  # compiling takes longer than any statement here
+    connection.execute("SET jit = off")  # compiling a statement takes longer than any statement here
     connection.execute("SET standard_conforming_strings = on")
 
 
@@ -251,9 +251,11 @@ def unstorable() -> Iterator[None]:
         raise Unstorable(error_text(error)) from error
 
 
-# --- The thread of a connection --- It runs one function after the other, in order of arrival. It is a daemon, so
-# an open database does not keep the interpreter alive; the server rolls back the work in progress. A thread of an
-# executor is not used: at exit it would refuse work while the host's threads still close their engines.
+# --- The thread of a connection ---
+#
+# It runs one function after the other, in order of arrival. It is a daemon, so an open database does not keep the
+# interpreter alive; the server rolls back the work in progress. A thread of an executor is not used: at exit it
+# would refuse work while the host's threads still close their engines.
 
 
 _T = TypeVar("_T")
@@ -261,7 +263,7 @@ _Queue: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
 class WorkThread:
-    """The thread, which starts with the first work."""
+    """The thread of a connection. It starts with the first work."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -329,7 +331,7 @@ def server_rows(
         columns: The columns to read. A column that the table lacks is left out.
         order: The column to sort by, a time.
         after: The time of the first row; empty for all rows.
-        overlap: The interval before that time in which rows are read again, as PostgreSQL writes it.
+        overlap: An interval in PostgreSQL's format. Rows of this interval before `after` are read again.
 
     Raises:
         ConfigurationError: psycopg is missing.

@@ -41,7 +41,7 @@ SCHEMA = "callboard"
 """The schema of the tables, unless a store names another."""
 
 EVER_US = (1 << 63) - 1
-"""A time later than all others, in microseconds. The current time would not do, because hosts' clocks differ."""
+"""A time later than all others, in microseconds. The current time is not enough, because hosts' clocks differ."""
 
 PATIENCE = Patience(cancelled=5.0)
 """Statements have no time limit, unless their caller was cancelled."""
@@ -129,9 +129,8 @@ class Database:
         *,
         patience: Patience | None = None,
     ) -> _T:
-        """Run `work` in one transaction. It is committed when the work returns, and undone when the work raises.
-
-        A caller that is cancelled still waits for it to end.
+        """Run `work` in one transaction, which is committed when `work` returns and undone when it raises. A
+        caller that is cancelled still waits for the end of the transaction.
         """
         self._check_open()
         if self.readonly:
@@ -140,10 +139,10 @@ class Database:
             return await self._bounded(self._writer, self._writer.transaction(work, stage), patience)
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a separate short transaction. This transaction and the writers of the trace don't wait
-        for each other.
+        """Run `work` in a separate short transaction. This transaction and the writers of the trace don't wait for
+        each other.
 
-        It must not write to tables of the trace.
+        `work` must not write to tables of the trace.
         """
         self._check_open()
         with translated_errors(self.name):
@@ -186,8 +185,9 @@ def _named(dsn: str, schema: str | None) -> str:
         raise StoreError("this is not a PostgreSQL address, such as postgresql://user@host/database") from None
 
 
-# --- One connection --- It has its own thread. It is opened when needed, replaced if it breaks, and cut if it
-# hangs.
+# --- One connection ---
+#
+# It has its own thread. It is opened when needed, replaced if it breaks, and cut if it hangs.
 
 
 WRITERS_LOCK = 0x43414C42_57524954
@@ -197,8 +197,8 @@ _SLOW_SECONDS = 1.0
 """If a failed connection took at least this long, the server did not answer. A refused connection fails faster."""
 
 _ASKED_AGAIN = 3.0
-"""The wait before a silent server is tried again: this multiple of the time that the connection took, or this many
-seconds after unanswered work.
+"""The wait before a silent server is tried again: this multiple of the duration of the failed connection, or this
+many seconds after unanswered work.
 """
 
 _NO_ANSWER = "the server does not answer"
@@ -207,10 +207,11 @@ _log = Log("tracestore.postgres")
 
 
 class ServerReachability:
-    """Whether a server is reachable, so that not every caller waits for a timeout.
+    """A record of whether a server is reachable, so that not every caller waits for a timeout.
 
-    If the server refuses a connection, each call tries again. After a slow failed connection, new ones fail with
-    the same error for a while, immediately. The same applies after work that the server did not answer.
+    If the server refuses a connection, each call tries again. After a connection that failed slowly, new
+    connections fail immediately with the same error for a while. The same applies after work that the server did
+    not answer.
     """
 
     def __init__(self) -> None:
@@ -218,7 +219,9 @@ class ServerReachability:
         self._ask_at = 0.0
 
     def connection(self, make: Callable[[], psycopg.Connection]) -> psycopg.Connection:
-        """The result of `make`. Raises psycopg's errors."""
+        """Return the result of `make`, or raise the last error while the server counts as unreachable. Raises
+        psycopg's errors.
+        """
         import psycopg
 
         started = time.monotonic()
@@ -258,7 +261,7 @@ class Link:
         """The number of functions that wait or run."""
 
     async def statement(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which is one statement that only reads. If the connection broke, it is tried once again."""
+        """Run `work`, which is one statement that only reads. If the connection broke, `work` runs once more."""
         return await self._run(lambda: self._twice(lambda connection: work(self._statements(connection))))
 
     async def snapshot(self, work: Callable[[Statements], _T]) -> _T:
@@ -273,7 +276,9 @@ class Link:
     async def transaction(
         self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
     ) -> _T:
-        """Run `work` in a transaction that no other writer's overlaps, and commit it."""
+        """Run `work` in a transaction that does not overlap with the transactions of other writers, and commit
+        it.
+        """
 
         def started(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -317,7 +322,9 @@ class Link:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def give_up(self) -> None:
-        """Let the work in progress fail, because the server has not answered in time. It is retried later."""
+        """Make the work in progress fail, because the server has not answered in time. The work is retried
+        later.
+        """
         self._reach.hangs()
         self.cut()
 
@@ -358,7 +365,7 @@ class Link:
         return result
 
     def _twice(self, work: Callable[[psycopg.Connection], _T]) -> _T:
-        """Run `work` on the connection. If that is broken, run it once more on a new one."""
+        """Run `work` on the connection. If the connection is broken, run it once more on a new one."""
         import psycopg
 
         if self._connection is not None:

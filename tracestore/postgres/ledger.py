@@ -86,7 +86,7 @@ ones.
 
 
 class PostgresLedger:
-    """The rows in one database."""
+    """The rows of shared budgets in one database."""
 
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
@@ -170,7 +170,7 @@ class PostgresLedger:
 
 
 def slice_rows(rows: Iterable[Row]) -> list[SliceRow]:
-    """The slices in the rows that `SLICES` finds."""
+    """Convert the rows of a `SLICES` query to slices."""
     return [
         SliceRow(
             budget=budget,
@@ -203,7 +203,7 @@ def _locked(statements: Statements, scope: AccountScope, now_us: int) -> int:
 
 
 def _count(statements: Statements, account: int, scope: AccountScope, now_us: int) -> None:
-    """Count the calls in the trace, except runs with a slice. Slots that no longer count are deleted."""
+    """Count the calls in the trace, except calls of runs with a slice. Delete slots that no longer count."""
     statements.run("DELETE FROM ledger_spent WHERE account = ?", (account,))
     statements.run("DELETE FROM ledger_slices WHERE account = ? AND forgotten_us <= ?", (account, now_us))
     runs = [
@@ -226,7 +226,7 @@ def _settle(statements: Statements, node: str, scope: AccountScope, now_us: int)
 def _size(
     statements: Statements, account: int, request: SliceRequest, node: str, number: int, now_us: int
 ) -> Allotment | None:
-    """The size of a requested slice; None if it is refused. The refusal is recorded, so that other nodes return
+    """The size of a requested slice; None if it is refused. A refusal is recorded, so that other nodes return
     unused amounts.
     """
     balance, own, last = _balance(statements, account, request.slot, node, now_us)

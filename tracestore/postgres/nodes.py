@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# --- Owners of sessions --- This is `tracestore.nodes.OwnershipTables`. A decision about a node's lease and the
-# node's renewal both lock the node's row. If the renewal is first, the node keeps its sessions. Otherwise the
-# renewal reports the loss. All transactions lock a session before a node, and a renewal locks no session, so there
-# are no deadlocks.
+# --- Owners of sessions ---
+#
+# This is `tracestore.nodes.OwnershipTables`. A decision about a node's lease and the node's renewal both lock the
+# node's row. If the renewal is first, the node keeps its sessions. Otherwise the renewal reports the loss. All
+# transactions lock a session before a node, and a renewal locks no session, so there are no deadlocks.
 #
 # After a start of the server, no lease expires before its node has had time to renew it. Unneeded rows are
 # deleted: a node after a day without renewal, and a cluster's rows of a session with the session.
 
 
 WANTED_SECONDS = 30.0
-"""The longest wait of a node for a session, in seconds. Older requests are ignored."""
+"""The longest time that a node waits for a session, in seconds. Older requests are ignored."""
 
 FORGOTTEN_SECONDS = 86_400.0
 """Seconds after which a stopped node is removed."""
@@ -92,7 +93,7 @@ NODES = f"""
 
 
 class PostgresOwnership:
-    """The rows in one database."""
+    """The shared rows of nodes and owners in one database."""
 
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
@@ -107,7 +108,8 @@ class PostgresOwnership:
             if lease == known:
                 return Renewed(lease=lease, wanted=wanted)
             statements.run(_FORGET, (FORGOTTEN_SECONDS,))
-            # If a node was removed, a takeover from it has no row of the node to lock. So wait for it here.
+            # If a node was removed, a takeover of its sessions has no row of the node to lock. So this query waits
+            # for the takeover.
             owned = statements.run(f"{_OWNED} FOR SHARE" if is_new else _OWNED, (node.node,))
             return Renewed(lease=lease, owned=dict(owned), wanted=wanted)
 
@@ -120,7 +122,7 @@ class PostgresOwnership:
         def work(statements: Statements) -> Claimed | HeldSession | None:
             owner = _owner(statements, session_id, lock=True)
             if owner is None:
-                return None  # it has just been deleted
+                return None  # the session has just been deleted
             if owner.node != node and owner.lives and not owner.released:
                 if request_takeover:
                     statements.run(_WANT, (session_id,))
@@ -142,7 +144,8 @@ class PostgresOwnership:
         for (
             session_id,
             epoch,
-        ) in sessions.items():  # Session by session, because a writer of messages may lock several in any order.
+            # One session at a time, because a writer of messages may lock several sessions in any order.
+        ) in sessions.items():
             await self._database.statement(_RELEASE, (session_id, node, epoch))
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
@@ -170,7 +173,7 @@ class PostgresOwnership:
 
 
 def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
-    """The nodes in the rows that `NODES` finds."""
+    """Convert the rows of a `NODES` query to nodes."""
     return [
         NodeRow(node=node, cluster=cluster, name=name, lives=left > 0, seconds_left=float(left), sessions=sessions)
         for node, cluster, name, left, sessions in rows
@@ -216,7 +219,7 @@ def _ending(statements: Statements, stream_id: str) -> TurnEnding | None:
 
 
 def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
-    """Whether the owner of a turn may still end it itself."""
+    """Whether the turn's owner may still end the turn itself."""
     if ending.session_id:
         found = _owner(statements, ending.session_id, lock=True)
         if found is not None and (found.node, found.epoch) != (owner, ending.epoch):
@@ -236,7 +239,9 @@ def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> b
     return True
 
 
-# --- A shared database --- A node uses it for short transactions, if it is reachable.
+# --- A shared database ---
+#
+# A node uses it for short transactions, if it is reachable.
 
 
 _T = TypeVar("_T")
@@ -246,13 +251,13 @@ PATIENCE = Patience(work=5.0, cancelled=1.0)
 
 
 class SharedDatabase:
-    """One connection to the database. At its first use it is made, and the schema is brought up to date."""
+    """One connection to the database. The first use connects and upgrades the schema."""
 
     def __init__(self, dsn: str, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
         self._clock = clock
         self._opening = anyio.Lock()
-        self._ready = False  # Whether it is open and its schema is current.
+        self._ready = False  # Whether the connection is open and the schema is current.
 
     @property
     def name(self) -> str:
@@ -278,7 +283,7 @@ class SharedDatabase:
         return SqlGateway(self.brief, self.brief)
 
     async def close(self) -> None:
-        """Close the connection. The next work makes another."""
+        """Close the connection. The next work connects again."""
         self._ready = False
         await self._database.close()
 
@@ -303,10 +308,10 @@ _TURN_SECONDS = 0.25
 
 @asynccontextmanager
 async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
-    """Hold the lock. It waits for its turn.
+    """Wait for the lock, and hold it during the block.
 
     The lock belongs to a transaction on its own connection, so it works behind a pooler. It ends with the
-    connection, even if the server is restarted or cut off. The holder gets no notice of that.
+    connection, even if the server is restarted or cut off. The holder is not notified.
     """
     key = int.from_bytes(sha256(f"{database.schema}\0{name}".encode()).digest()[:8], "big", signed=True)
 
@@ -319,8 +324,8 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
         connection.execute("ROLLBACK")
         return False
 
-    # The lock is tried repeatedly. A waiting statement could exceed the role's time limit, and would occupy a
-    # connection of a pooler.
+    # The lock is tried repeatedly, because a waiting statement could exceed the role's time limit, and would
+    # occupy a connection of a pooler.
     link = Link(database.dsn, database.schema, "callboard-postgres-lock", ServerReachability())
     try:
         with translated_errors(database.name):
@@ -350,7 +355,7 @@ _LEAST_SECONDS = 0.05
 
 
 class PostgresProbes:
-    """The rows of one cluster in one database."""
+    """The leases for probes of one cluster in one database."""
 
     def __init__(self, database: SharedDatabase, cluster: str) -> None:
         self._database = database

@@ -24,8 +24,9 @@ from ..sql.gateway import forget_kept_before
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 
-# --- Erasing received content --- Deletions in a trace file are repeated here, and later shipments don't bring the
-# content back.
+# --- Erasing received content ---
+#
+# Deletions in a trace file are repeated here, and later shipments don't bring the content back.
 #
 # - A file sends its deletions before later events. Each is executed once, even if it is sent again or the file was
 #   renamed. It affects only content from that file. A session of the same name from another file stays.
@@ -38,33 +39,35 @@ class Barrier(msgspec.Struct, frozen=True):
     """The deleted content that a shipment must not restore."""
 
     sessions: frozenset[str] = frozenset()
-    """The names of sessions here."""
+    """The names of the deleted sessions in this store."""
     before_us: int = 0
-    """The moment before which content was deleted, in microseconds UTC; 0 if none was."""
+    """The time before which content was deleted, in microseconds UTC; 0 if no content was deleted by age."""
     branches: Mapping[str, int] = {}
-    """For restarted sessions: the moments up to which messages of their branches stay deleted."""
+    """For each restarted session, the time up to which messages of its branches stay deleted."""
 
     def keeps_out(self, name: str, ts_us: int) -> bool:
-        """Whether a message of a session, by its name here, must not come back."""
+        """Whether a message was deleted. `name` is the session's name in this store."""
         return name in self.sessions or ts_us < self.before_us or ts_us <= self.branches.get(name, 0)
 
 
 OPEN = Barrier()
-"""The barrier if nothing was deleted."""
+"""The barrier of a store without deletions."""
 
 
 # --- Deletions of a file ---
 
 
 async def erase(database: Database, origin: Origin, erasures: Collection[Erasure]) -> None:
-    """Repeat deletions of a file in this store, with all bodies that are then unused. Raises StoreError."""
+    """Repeat a file's deletions in this store, and delete bodies that no message uses any more. Raises
+    StoreError.
+    """
     if await database.write(lambda statements: _delete(statements, origin, erasures)):
         await sweep_bodies(database, EVER_US)
     await database.write(lambda statements: _note_done(statements, origin, erasures))
 
 
 def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure]) -> bool:
-    """Delete the content that is not yet deleted. Returns whether there was any such."""
+    """Delete the content that is not yet deleted. Return whether there was any."""
     pending = False
     for erasure in erasures:
         ((done,),) = statements.run(_ENTER, _values(origin, erasure))
@@ -150,7 +153,7 @@ _MARK = """
 def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> Barrier:
     """The deleted content that a shipment must not restore.
 
-    If a session starts again in it, later content of the session is accepted.
+    If a session starts again in the shipment, later content of the session is accepted.
     """
     names = _names(shipment)
     started = _starts_of(shipment)
@@ -179,7 +182,7 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
 
 
 def _names(shipment: Shipment) -> dict[str, str]:
-    """The names that the sessions of a shipment may have in this store, and their own."""
+    """The names that the sessions of a shipment may have in this store, each with the session's own name."""
     names = {session_id: session_id for session_id in shipment.sessions}
     if shipment.content is not None:
         for session_id, run_id, *_ in shipment.content.setups:
@@ -212,7 +215,7 @@ _ENTER_BODY = """
 
 
 def referred_to(bodies: Iterable[Row], digests: Iterable[bytes | None]) -> list[Row]:
-    """The given bodies by name, and the bodies that they refer to."""
+    """Return the bodies of these digests, and the bodies that they refer to."""
     there = {bytes(body[0]): body for body in bodies}
     found: dict[bytes, Row] = {}
     waiting = [bytes(digest) for digest in digests if digest is not None]

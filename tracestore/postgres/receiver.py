@@ -1,4 +1,4 @@
-"""The receiving end of shipping in a shared store: runs, sessions, and two ways to store a shipment."""
+"""The receiving part of shipping in a shared store: runs, sessions, and two ways to store a shipment."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ _MARK = """
 
 
 class ExistingRows(msgspec.Struct, frozen=True):
-    """The rows that this store has when a shipment arrives."""
+    """The data that this store has when a shipment arrives."""
 
     mark: Position | None
-    """The position up to which its file has arrived; None if the file is unknown."""
+    """The position up to which the shipment's file has arrived; None if the file is unknown."""
     erased: int
-    """The number of the file's last deletion that was repeated here."""
+    """The number of the file's last deletion that was repeated in this store."""
     pruned_us: int | None
     """The moment before which retention has deleted, in microseconds UTC; None if it has never deleted."""
     barrier: Barrier
@@ -84,11 +84,11 @@ class Stored(msgspec.Struct, frozen=True):
     position: Position
     """The position up to which the file has arrived now."""
     all_new: bool
-    """Whether none of its events was here before."""
+    """Whether none of the events was in this store before."""
 
 
 def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> ExistingRows:
-    """The rows that this store has when a shipment arrives, read in its transaction."""
+    """Read the data that this store has when a shipment arrives, in the shipment's transaction."""
     ((erasures, pruned_us, erased, event, run_id, seq),) = statements.run(_PRESENT, (origin.name,))
     mark = None if event is None else Position(event, run_id, seq)
     barrier = barrier_for(statements, origin, shipment) if erasures else OPEN
@@ -96,7 +96,7 @@ def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> E
 
 
 def is_ahead(shipment: Shipment, present: ExistingRows) -> bool:
-    """Whether events before a shipment are missing here, for example after a restore from a backup."""
+    """Whether this store lacks events before a shipment, for example after a restore from a backup."""
     if shipment.after == START:
         return False
     return shipment.after.event > (present.mark or START).event or shipment.erased > present.erased
@@ -132,7 +132,7 @@ def enter_sessions(
 
 
 def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, before: Position | None) -> Position:
-    """Enter the position of the file, after everything else."""
+    """Store the position of the file, after all other rows."""
     last = shipment.last
     if before is not None and before.event > last.event and shipment.after != START:
         return before
@@ -159,10 +159,12 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
     return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=True)
 
 
-# --- Storing a shipment --- The direct way writes straight into the tables, because events after the file's
-# position are usually new. They are not new if the file is a copy, was renamed, or its events were stored in
-# another way. Then a unique index fails, and the transaction is rolled back. The staged way writes to a temporary
-# table and copies each row from there that is new by (run, seq).
+# --- Storing a shipment ---
+#
+# The direct way writes straight into the tables, because events after the file's position are usually new. They
+# are not new if the file is a copy, was renamed, or its events were stored in another way. Then a unique index
+# fails, and the transaction is rolled back. The staged way writes to a temporary table and copies each row from
+# there that is new by (run, seq).
 
 
 _NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
@@ -198,7 +200,9 @@ def stage(statements: Statements, shipment: Shipment) -> None:
 def store_staged(
     statements: Statements, origin: Origin, shipment: Shipment, present: ExistingRows, *, clean: bool
 ) -> Stored:
-    """Store the new part of a staged shipment. Events that were received before and pruned since are not new."""
+    """Store the new events of a staged shipment. Events that were received earlier and pruned since are not
+    new.
+    """
     if present.pruned_us is not None:
         names = [{"there": number, "name": run.run_id} for number, run in shipment.runs.items()]
         statements.run(_DROP_PRUNED, (msgspec.json.encode(names).decode(), present.pruned_us))
@@ -227,10 +231,12 @@ def _array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-# --- The target of shippers --- A shipment is one transaction: its events, the rows that follow from them, and its
-# end position in the file. The direct way is tried first, and then the staged way. If some events were here
-# before, the next shipments of the file are staged, too, until one is completely new. Costs of repricings are not
-# shipped: the shared store has its own.
+# --- The target of shippers ---
+#
+# A shipment is one transaction: its events, the rows that follow from them, and its end position in the file. The
+# direct way is tried first, and then the staged way. If some events were here before, the next shipments of the
+# file are staged, too, until one is completely new. Costs of repricings are not shipped: the shared store has its
+# own.
 
 
 _Store: TypeAlias = Callable[[Statements, Origin, Shipment, ExistingRows], Stored]
@@ -249,7 +255,7 @@ class Receiver:
         self._clock = clock
         self._sums = SumKeeper(self._database)
         self._days: set[int] = set()  # Days with existing partitions.
-        self._sent_before: set[str] = set()  # Files with a last shipment that was not all new.
+        self._sent_before: set[str] = set()  # Files whose last shipment contained known events.
 
     @property
     def name(self) -> str:
@@ -334,7 +340,7 @@ class Receiver:
         await self._database.write(work)
 
     async def erased(self, origin: Origin) -> int:
-        """The number of a file's last deletion that was repeated here."""
+        """The number of a file's last deletion that was repeated in this store."""
         rows = await self._database.read("SELECT erasure FROM shipping WHERE origin = ?", (origin.name,))
         return int(rows[0][0]) if rows else 0
 
@@ -343,7 +349,7 @@ class Receiver:
         await erase(self._database, origin, erasures)
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
-        """The runs of a file that have no end here."""
+        """The runs of a file that have no end in this store."""
         rows = await self._database.read(
             "SELECT run_id FROM runs WHERE shipped_from = ? AND ended_us IS NULL", (origin.name,)
         )

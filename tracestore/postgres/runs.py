@@ -57,7 +57,7 @@ LOST = f"SELECT r.run_id FROM runs AS r WHERE r.ended_us IS NULL AND r.shipped_f
 
 
 class Runs:
-    """The runs in progress that one store holds, and the end of lost runs."""
+    """The runs in progress of one store, and the end of lost runs."""
 
     def __init__(self, database: Database, clock: Clock, path: Path, lease_seconds: float = LEASE_SECONDS) -> None:
         if lease_seconds <= 0:
@@ -70,11 +70,11 @@ class Runs:
         self._leased: set[str] = set()  # The runs with leases in the database.
         self._prices: PriceTable | None = None
         self._delivered: Delivered | None = None
-        self._looks = False  # whether this store looks for lost runs
+        self._looks = False  # whether this store looks for lost runs regularly
         self._keeper: asyncio.Task[None] | None = None
 
     def hold(self, run_id: str) -> None:
-        """Hold a run until `end_all`, before any of its events is written."""
+        """Keep a lease on a run until `end_all`. Call this before any event of the run is written."""
         self._held.add(run_id)
         self._keep()
 
@@ -100,7 +100,7 @@ class Runs:
         return closed
 
     async def _close(self, run_id: str) -> int | None:
-        """End a run, unless it has a lease again. Returns the number of calls that got an end."""
+        """End a lost run, unless it has a lease again. Return the number of calls that were ended."""
         now, prices = self._clock.now_us(), self._prices
         said = await delivered_of(self._database, run_id, self._delivered)
 
@@ -113,7 +113,7 @@ class Runs:
         return await self._database.write(work)
 
     async def end_all(self) -> None:
-        """Mark the held runs as ended, and release them.
+        """Mark this store's runs as ended, and delete their leases.
 
         Runs with open calls, or with events in their spill file, are left to the next writer.
         """

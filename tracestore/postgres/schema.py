@@ -5,7 +5,7 @@ released step is never changed: a correction is a further step. A step only adds
 columns that may be NULL or have a default. So a process of the previous version can write during an upgrade. A
 database of a newer version raises StoreError.
 
-`schema_history` lists the steps of a database. A schema with other tables but without this one isn't Callboard's.
+`schema_history` lists the steps of a database. A schema that has tables but no `schema_history` isn't Callboard's.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _migrate(connection: psycopg.Connection, database: Database, now_us: int) ->
     with connection.transaction():
         for lock in (_MIGRATIONS_LOCK, WRITERS_LOCK):
             connection.execute(_text(f"SELECT pg_advisory_xact_lock({lock})"))
-        # Another process may have migrated it meanwhile.
+        # Another process may have migrated the database meanwhile.
         version = _checked(database, _found(connection, database.schema))
         if version == 0:
             _make_schema(connection, database.schema)
@@ -128,10 +128,12 @@ def _text(sql: str) -> Any:
     return sql
 
 
-# --- Partitions of events --- There is one for each month (UTC), made before its first event. It is made as a
-# separate table and attached, which waits for no reader. Writers need no permission for that: a function of the
-# tables' owner does it. Moments before the year 2000 and after 2099, from wrong clocks, have one partition on
-# either side. There is no DEFAULT partition, because creating a month would have to scan it.
+# --- Partitions of events ---
+#
+# There is one for each month (UTC), made before its first event. It is made as a separate table and attached,
+# which waits for no reader. Writers need no permission for that: a function of the tables' owner does it. Moments
+# before the year 2000 and after 2099, from wrong clocks, have one partition on either side. There is no DEFAULT
+# partition, because creating a month would have to scan it.
 
 
 FIRST_US = to_us(datetime(2000, 1, 1, tzinfo=UTC))
@@ -139,7 +141,7 @@ END_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))
 
 
 def month_of(ts_us: int) -> tuple[int, int, str] | None:
-    """The month of a moment: its start, its end, and the name of its partition; None if the month has no
+    """The month of a time: its start, its end, and the name of its partition; None if the month has no
     partition.
     """
     if not FIRST_US <= ts_us < END_US:
@@ -151,7 +153,7 @@ def month_of(ts_us: int) -> tuple[int, int, str] | None:
 
 
 def month_named(name: str) -> tuple[int, int] | None:
-    """The start and the end of the month of a partition; None if it isn't a month's."""
+    """The start and the end of a month, from the name of its partition; None for any other name."""
     digits = name.removeprefix("events_")
     if len(digits) != len("YYYYMM") or not digits.isdecimal():
         return None
@@ -160,7 +162,7 @@ def month_named(name: str) -> tuple[int, int] | None:
 
 
 def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
-    """Make the partitions for events of these moments. Call it in the transaction that writes them."""
+    """Make the partitions for events of these times. Call this in the transaction that writes the events."""
     wanted = {month for month in map(month_of, moments_us) if month is not None}
     if not wanted:
         return

@@ -69,9 +69,11 @@ def _one(token: re.Match[str]) -> str:
     return token[0].replace("%", "%%")
 
 
-# --- Many rows in one statement --- Each column is sent as one array. The text of such a statement never changes,
-# so the server prepares it once. An INSERT that updates existing rows can't change a row twice, so rows with the
-# same key are put into separate statements, in order.
+# --- Many rows in one statement ---
+#
+# Each column is sent as one array. The text of such a statement never changes, so the server prepares it once. An
+# INSERT that updates existing rows can't change a row twice, so rows with the same key are put into separate
+# statements, in order.
 
 
 _UPDATED_KEY = re.compile(r"\s*ON CONFLICT \(([^)]*)\) DO UPDATE")
@@ -96,7 +98,7 @@ def _picked(values: list[SqlValue], rows: Sequence[int], width: int) -> list[lis
 
 
 def _rounds(insert: Insert, values: list[SqlValue]) -> Iterable[Sequence[int] | None]:
-    """For each statement, the indexes of its rows; None means all rows."""
+    """Group rows into statements: for each statement the indexes of its rows, or None for all rows."""
     key = _updated_key(insert)
     if not key:
         return (None,)
@@ -197,7 +199,9 @@ class PostgresPricing:
         return (f"CREATE TEMPORARY TABLE IF NOT EXISTS {table.name} ({', '.join(listed)})",)
 
     def emptied(self, table: str) -> str:
-        """A statement that deletes all rows of a temporary table. After a DELETE, scans would still visit them."""
+        """A statement that deletes all rows of a temporary table. DELETE would not do, because scans would still
+        visit the rows.
+        """
         return f"TRUNCATE pg_temp.{table}"
 
     def surveyed(self, table: str) -> tuple[str, ...]:
@@ -248,13 +252,13 @@ class PostgresPricing:
 
 
 class PostgresDialect:
-    """PostgreSQL's answers to `tracestore.sql.connection.Dialect`."""
+    """PostgreSQL's implementation of `tracestore.sql.connection.Dialect`."""
 
     pricing = PostgresPricing()
     moment = "CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text)"
     untouched_since = "age(xmin) > age(CAST(CAST(CAST(? AS text) AS xid8) AS xid))"
-    # The number of the oldest open transaction: all earlier ones have ended. `age` counts back from the latest
-    # one.
+    # The number of the oldest open transaction: all transactions with lower numbers have ended. `age` counts back
+    # from the latest transaction.
 
     latest_claim: str | None = "SELECT epoch FROM session_owners WHERE session_id = ? FOR SHARE"
     with_sessions: tuple[str, ...] = WITH_SESSIONS
@@ -290,7 +294,7 @@ POSTGRES = PostgresDialect()
 
 TABLE = "content_search"
 MOST = 400_000
-"""The number of characters of a message that are searched. A text search vector takes 1 MB."""
+"""The number of characters of a message that are searched, because a text search vector holds at most 1 MB."""
 
 
 class PostgresIndex:
@@ -338,7 +342,7 @@ _COLUMN_TYPES = """
 
 
 class Statements:
-    """PostgreSQL's `tracestore.sql.connection.Statements`."""
+    """PostgreSQL's implementation of `tracestore.sql.connection.Statements`."""
 
     dialect = POSTGRES
 
@@ -357,7 +361,7 @@ class Statements:
         except psycopg.DataError as error:
             if error.sqlstate is not None:
                 raise
-            # psycopg rejects NUL. Stored text has it replaced, so the same replacement finds it.
+            # psycopg rejects NUL. In stored text NUL was replaced, so the same replacement finds the text.
             cursor = self._execute(query, _cleaned(parameters))
         return [] if cursor.description is None else cursor.fetchall()
 
@@ -398,7 +402,7 @@ class Statements:
                 copy.write(part)
 
     def erasing(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: deleted rows are overwritten when PostgreSQL reuses their space after a vacuum."""
+        """Do nothing: PostgreSQL overwrites deleted rows when it reuses their space after a vacuum."""
         return contextlib.nullcontext()
 
     def column_types(self, table: str) -> dict[str, str]:
@@ -427,5 +431,7 @@ def _cleaned(parameters: Sequence[SqlValue] | Mapping[str, SqlValue]) -> list[Sq
 
 
 def _query(sql: str) -> Any:
-    """The statement as psycopg's type, which accepts literals only. No statement here has a value in its text."""
+    """Convert a statement to psycopg's type, which accepts only literals. No statement here contains a value in
+    its text.
+    """
     return cast("Any", sql)

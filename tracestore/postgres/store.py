@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 
 _WRITING = Patience(work=20.0, cancelled=5.0)
-"""Seconds for a transaction. A longer one means that the server hangs or another writer blocks it. Events then
-wait elsewhere.
+"""Seconds for a transaction. A transaction that takes longer means that the server hangs, or that another writer
+blocks it. The events then wait in memory or in a file.
 """
 
 
@@ -64,7 +64,7 @@ class PostgresStore(SqlStore):
     Args:
         dsn: The database, as a URL (``postgresql://…``) or as libpq's ``key=value`` words.
         schema: The schema of the tables, made when the store is opened.
-        path: The place on this machine for files with events that the database can't store yet. None is a name in
+        path: The path on this machine for files of events that the database can't store yet. None uses a path in
             the folder ``postgres`` of Callboard's home folder.
         clock: The clock for the store's own times, such as the start of a repricing.
         readonly: Whether the database is only read.
@@ -93,7 +93,8 @@ class PostgresStore(SqlStore):
         self._living = Runs(self._database, clock, self._path, lease_seconds)
         self._sums = SumKeeper(self._database)
         self._opening = anyio.Lock()
-        self._repricing = anyio.Lock()  # repricings of one host run one after the other; the later one is current
+        # repricings of one host run one after the other, so that the last one is current
+        self._repricing = anyio.Lock()
         self._wanted = False  # True between `open` and `close`, even if the database could not be opened
         self._months: set[int] = set()  # Days with existing partitions.
         self._takes_in = take_in
@@ -103,7 +104,8 @@ class PostgresStore(SqlStore):
 
     @classmethod
     def open_readonly(cls, dsn: str, *, schema: str = SCHEMA, take_in: bool = True) -> Self:
-        """A store, not yet open, that only reads an existing trace. Others may be writing to it.
+        """Make a store that only reads an existing trace, without opening it. Other processes may write to the
+        trace.
 
         Args:
             dsn: The database, as for the class.
@@ -118,7 +120,7 @@ class PostgresStore(SqlStore):
 
     @property
     def dsn(self) -> str:
-        """The address of the database, with its password if that was given. Never show it."""
+        """The address of the database, including the password if it has one. Never show it."""
         return self._database.dsn
 
     @property
@@ -137,7 +139,7 @@ class PostgresStore(SqlStore):
 
     @property
     def readonly(self) -> bool:
-        """True if it was made by `open_readonly`."""
+        """True if the store was made by `open_readonly`."""
         return self._database.readonly
 
     @property
@@ -161,8 +163,7 @@ class PostgresStore(SqlStore):
         return self
 
     async def _take_in(self, *, needed: bool = False) -> None:
-        """Store the events that dead processes left. On failure, raise StoreError if it is `needed`, or else
-        warn.
+        """Store the events that dead processes left. On failure, raise StoreError if `needed`, or else warn.
 
         A reader that may not write shows the trace without these events, because they can't be merged into a
         database in memory.
@@ -353,7 +354,7 @@ class PostgresStore(SqlStore):
         return await condition(self._database, self._path, self._living.lease_seconds)
 
     async def checks(self) -> list[Check]:
-        """The checks of the server, of the connection to it, and of the trace. They create nothing there."""
+        """The checks of the server, of the connection, and of the trace. The checks create nothing."""
         from .upkeep import checks_of, server_facts
 
         try:
@@ -371,7 +372,7 @@ class PostgresStore(SqlStore):
             return [unread, *checks_of(facts, None, ())[1:]]
 
     async def journal_mode(self) -> str:
-        return "wal"  # PostgreSQL always uses a write-ahead log
+        return "wal"  # PostgreSQL always has a write-ahead log
 
     async def prune(
         self,
@@ -433,7 +434,8 @@ def _default_path(database: Database) -> Path:
 
 
 # --- Free SQL statements ---
-# They only read, within limits of time and rows.
+#
+# These statements only read, within limits of time and rows.
 
 
 _PLAIN = (str, int, float, bytes)
@@ -444,7 +446,8 @@ async def select(
 ) -> SqlResult:
     """Run one statement on a separate connection, in a read-only transaction that is undone.
 
-    Only a role without write access keeps a statement from calling functions that write; see the guide.
+    A statement could still call a function that writes. Only a role without write access prevents this; see the
+    guide.
     """
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")

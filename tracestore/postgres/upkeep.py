@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# --- Retention --- See `tracestore.sql.pruning`. Calls are deleted first, with their tags and costs, in short
-# transactions. Then each whole month before the cutoff is dropped with its events, which is quick for any number.
-# Rows that must stay, such as events of calls without an end, are put into a new partition in the same
-# transaction. Rows are deleted one by one if much of a month must stay, if readers block the drop, and in the
-# month of the cutoff.
+# --- Retention ---
+#
+# See `tracestore.sql.pruning`. Calls are deleted first, with their tags and costs, in short transactions. Then
+# each whole month before the cutoff is dropped with its events, which is quick for any number. Rows that must
+# stay, such as events of calls without an end, are put into a new partition in the same transaction. Rows are
+# deleted one by one if much of a month must stay, if readers block the drop, and in the month of the cutoff.
 #
 # Only the owner of the tables can drop a month. Space of deleted rows is reused for later rows. Only ``vacuum``
 # returns it to the disk; it rewrites the tables while writers wait. A dropped month frees its space immediately.
@@ -38,11 +39,12 @@ if TYPE_CHECKING:
 _log = Log("tracestore.pruning")
 
 KEPT_AT_MOST = 20_000
-"""The largest number of events that are put back when a month is dropped. In a month with more, rows are deleted.
+"""The largest number of events to put back when a month is dropped. If a month has more, its rows are deleted one
+by one.
 """
 
 LOCK_TIMEOUT = "2s"
-"""The time that a drop waits for readers of events. Later readers wait, too."""
+"""The time that a drop waits for readers of events. Meanwhile, later readers wait too."""
 
 _MONTHS = """
     SELECT c.relname
@@ -78,7 +80,7 @@ class ServerPruning(pruning.Pruning):
         return await super()._delete(before_us)
 
     async def _delete_events(self, before_us: int) -> None:
-        """Drop months, and delete old rows of the others."""
+        """Drop whole months, and delete the old rows of other months."""
         for (name,) in await self._server.read(_MONTHS):
             month = month_named(name)
             if month is not None and month[1] <= before_us:
@@ -93,8 +95,8 @@ class ServerPruning(pruning.Pruning):
         return size, size
 
     async def _shrink_to(self, max_bytes: int) -> None:
-        """Delete once, as large a share of the rows as the size must shrink by. The result can't be measured,
-        because deletions don't make the tables smaller.
+        """Delete once: the share of rows by which the size must shrink. The result can't be measured, because
+        deletions don't make the tables smaller.
         """
         used, _ = await self._sizes()
         if used > max_bytes:
@@ -102,7 +104,7 @@ class ServerPruning(pruning.Pruning):
             await self._delete(max(cutoff, self._report.before_us))
 
     async def _vacuum(self) -> None:
-        """Rewrite every table. Readers and writers wait."""
+        """Rewrite every table. Readers and writers wait meanwhile."""
         tables = await self._server.read(
             "SELECT relname FROM pg_class"
             " WHERE relkind = 'r' AND relnamespace = CAST(current_schema() AS regnamespace) ORDER BY relname"
@@ -197,10 +199,8 @@ _AMCHECK = """
 
 
 async def check(database: Database, seconds: float) -> list[str]:
-    """The faults that PostgreSQL finds.
-
-    They are pages with wrong checksums, invalid indexes, and the reports of amcheck if that extension is
-    installed.
+    """The faults that PostgreSQL finds: pages with wrong checksums, invalid indexes, and the reports of amcheck if
+    that extension is installed.
     """
     own = Database(database.dsn, schema=database.schema, readonly=True, single=True)
     await own.open()
@@ -248,13 +248,13 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int
     """The version of the tables, 0 if there are none yet."""
     user: str
-    """The role of the connection."""
+    """The name of the role that is connected."""
     writable: bool
-    """Whether the role may write to the trace, or make it if there is none."""
+    """Whether the role may write to the trace, or create a missing trace."""
     standby: bool
-    """Whether the server only replicates another one."""
+    """Whether the server is a standby, which only replicates another server."""
     encrypted: str | None
-    """The version of TLS. None if the connection has none."""
+    """The version of TLS; None if the connection is not encrypted."""
     verified: bool
     """Whether the server's certificate and name were checked."""
     local: bool
@@ -319,7 +319,7 @@ def size_of(statements: Statements) -> int:
 
 
 def refuse_backup(database: Database, path: Path | str) -> StoreError:
-    """The error that describes a copy with PostgreSQL's own programs, without the password of the DSN."""
+    """The error that explains how to back up with PostgreSQL's own programs, without the password of the DSN."""
     return StoreError(
         f"{database.name}: to copy a trace in PostgreSQL, use the programs of PostgreSQL:"
         f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to "
@@ -343,7 +343,9 @@ def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Seque
 
 
 def _nodes(rows: Sequence[NodeRow]) -> Check:
-    """Check the nodes that share the trace. A stopped node is not a failure, because other nodes take over."""
+    """Check the nodes that share the trace. A stopped node is not a failure, because other nodes take over its
+    sessions.
+    """
     living = [row for row in rows if row.lives]
     said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
     gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]

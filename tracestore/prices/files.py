@@ -64,8 +64,6 @@ _Fields: TypeAlias = dict[str, int | str | dict[str, int]]
 
 
 class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One model of a published table."""
-
     id: str
     """The model as ``provider:name``."""
     prices: tuple[_Fields, ...]
@@ -96,10 +94,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     resells another's models.
     """
     left_out: dict[str, int] = {}
-    """Why prices of the source are missing in the table, with the number of affected models."""
+    """The number of models whose prices are missing in the table, by reason."""
 
     def prices(self) -> PriceList:
-        """Its rows and aliases, marked as a reference table, and zero prices for local models. Raises
+        """The snapshot's rows and aliases, marked as a reference table, with zero prices for local models. Raises
         ConfigurationError.
         """
         try:
@@ -309,7 +307,7 @@ class _Reader:
         ]
 
     def _extra(self, node: Node | None, where: str) -> dict[str, int]:
-        """The extra rates. A rate is for a million tokens, or for one piece of anything else."""
+        """Read the extra rates: for a million tokens, or for one unit of anything else."""
         rates = {
             name: self._rate(value, f"{where}.{name}", 6 if name in USAGE_PARTS else 12)
             for name, value in self._mapping(node or {}, where).items()
@@ -317,7 +315,7 @@ class _Reader:
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def _hours(self, node: Node | None, where: str) -> tuple[int | None, int | None]:
-        """Seconds since midnight, UTC."""
+        """Read hours as seconds since midnight, UTC."""
         text = self._text(node, where)
         if not text:
             return None, None
@@ -331,7 +329,7 @@ class _Reader:
         return begin, end
 
     def _rate(self, node: Node | None, where: str, decimals: int) -> int | None:
-        """Dollars times 10 ** decimals, as an integer."""
+        """Read dollars as an integer: dollars times 10 ** `decimals`."""
         text = self._text(node, where)
         if not text:
             return None

@@ -39,14 +39,15 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model as ``provider:name``; ``*`` matches any text."""
     input: int | None = None
-    """Pico-USD per input token; None if it is not known."""
+    """Pico-USD per input token; None if unknown."""
     output: int | None = None
-    """Pico-USD per output token; None if it is not known."""
+    """Pico-USD per output token; None if unknown."""
     cache_read: int | None = None
     """Pico-USD per token read from a cache; None bills such tokens as input."""
     cache_write_5m: int | None = None
-    """Pico-USD per token written to a cache for five minutes. If both rates of writing are None, written tokens
-    are billed as input. If only this one is None, it is not known."""
+    """Pico-USD per token written to a cache for five minutes. If both write rates are None, written tokens are
+    billed as input. If only this rate is None, it is unknown.
+    """
     cache_write_1h: int | None = None
     """Pico-USD per token written to a cache for an hour; None as for `cache_write_5m`."""
     reasoning: int | None = None
@@ -62,20 +63,22 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """A note for people. It does not affect the version."""
     extra: dict[str, int] = {}
-    """Rates of the things that `TokenUsage.details` counts, in pico-USD per token or piece. A part of a bucket
-    (`USAGE_PARTS`) without a rate here is billed as its bucket. A piece without a rate here has no price."""
+    """Rates of the counts in `TokenUsage.details`, in pico-USD per token or unit. A part of a bucket
+    (`USAGE_PARTS`) without a rate here is billed as its bucket. Any other count without a rate here has no price.
+    """
     service_tier: str = ""
     """The service tier, as `tier_name` gives it. Empty means the usual tier. ``*`` is any tier without a row."""
     daily_from: int | None = None
     """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all day.
-    Within its hours such a row takes precedence over a row for all day."""
+    Within its hours, a row with hours takes precedence over a row for all day.
+    """
     daily_to: int | None = None
     """The end of the row's hours, in seconds since midnight. The end itself is not included."""
     reference: bool = False
-    """Whether the row is of a published table. Such a row applies only if no other row does."""
+    """Whether the row belongs to a published table. Such a row applies only if no other row does."""
 
     def rate(self, name: str) -> int | None:
-        """The rate for a bucket or a detail, in pico-USD; None if it is not known.
+        """The rate for a bucket or a detail, in pico-USD; None if unknown.
 
         Args:
             name: One of `BUCKETS`, or a name of `TokenUsage.details`.
@@ -87,16 +90,16 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return value
 
     def per_million(self, name: str) -> Decimal | None:
-        """The rate in USD per million, exactly; None if it is not known."""
+        """The rate in USD per million, exactly; None if unknown."""
         rate = self.rate(name)
         return None if rate is None else Decimal(rate) / 10**6
 
     def rate_name(self, name: str) -> str:
-        """The name of the rate that `rate()` gives. If the row bills the bucket as another one, it is the other
-        one's name.
+        """The name of the rate that `rate()` returns. If the row bills the bucket as another bucket, this is the
+        other bucket's name.
 
         A part of a bucket without a rate is billed as the bucket. Reasoning without a rate is billed as output.
-        Cached tokens without a rate are billed as uncached ones; for example, cached audio as audio.
+        Cached tokens without a rate are billed as uncached tokens; for example, cached audio as audio.
 
         Args:
             name: One of `BUCKETS`, or a name of `TokenUsage.details`.
@@ -155,7 +158,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 class PriceAlias(msgspec.Struct, frozen=True):
     """A name that is priced as another.
 
-    ``*`` in the pattern matches any text. ``*`` in the target means the same text. Matching ignores case.
+    ``*`` in the pattern matches any text. ``*`` in the target stands for the matched text. Matching ignores case.
     """
 
     pattern: str
@@ -163,7 +166,7 @@ class PriceAlias(msgspec.Struct, frozen=True):
     target: str
     """The name with the prices, as ``provider:name``."""
     reference: bool = False
-    """Whether the alias is of a published table, as in `PriceRow`."""
+    """Whether the alias belongs to a published table, as in `PriceRow`."""
 
 
 class PriceList(NamedTuple):
@@ -277,9 +280,10 @@ def hash_of(rows: tuple[PriceRow, ...], aliases: tuple[PriceAlias, ...]) -> str:
 _HASHED = sorted(name for name in PriceRow.__struct_fields__ if name != "note")
 
 
-# --- Finding the rows of a model --- A model has up to four names: the requested one and the served one, each
-# under the adapter and under the provider with the prices (`priced_as`). For each name, the rows are tried in this
-# order:
+# --- Finding the rows of a model ---
+#
+# A model has up to four names: the requested one and the served one, each under the adapter and under the provider
+# with the prices (`priced_as`). For each name, the rows are tried in this order:
 #
 #   1. rows for exactly this ``provider:name``
 #   2. rows for the target of the first matching alias (an alias without ``*`` before those with it)
@@ -350,7 +354,7 @@ class Matcher:
         return sorted(listed, key=lambda match: match.row.reference)
 
     def _search(self, name: str) -> Iterator[Match]:
-        # Within a group, the last row comes first: the one for the exact tier, for hours, or for the larger size.
+        # Within a group, the last row comes first: the row for the exact tier, for hours, or for the larger size.
         chain = self._all_names(name)
         for step, how in chain.items():
             for row in reversed(self._exact.get(step, ())):
@@ -362,8 +366,8 @@ class Matcher:
                     yield from (Match(row, f"{how}, pattern".removeprefix(", ")) for row in reversed(rows))
 
     def _all_names(self, name: str) -> dict[str, str]:
-        """A name and the names that its aliases lead to, until one has rows. Each has a text about how it was
-        reached.
+        """A name, and the names that its aliases lead to, until one of them has rows. Each has a text about how it
+        was found.
         """
         names: dict[str, str] = {}
         waiting = [(name, "")]

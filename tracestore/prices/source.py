@@ -2,10 +2,9 @@
 
 The data needs care in these points:
 
-- A price applies from its start date until the next price's start. Before the first date, the first price
-  applies.
-- Hours of the day are in the same list as dates, and have no date of their own. They are assumed to apply only
-  from the last date in the list on.
+- A price applies from its start date until the next price's start. Before the first date, the first price applies.
+- Hours of the day are in the same list as dates, without a date. They are assumed to apply from the last date in
+  the list on.
 - Tiers are cliffs above a number of input tokens, and each rate has its own tiers. A row here has all rates of one
   size.
 - A variant (batch, or a service tier) holds only the rates that differ from the standard price.
@@ -122,7 +121,7 @@ def _general_aliases(provider: JsonObject) -> Iterator[tuple[str, str]]:
         yield f"{name}:*", f"{published_vendor(str(other))}:*"
     for model in _objects(provider["models"]):
         for text in _without_speech(_object(model["match"])):
-            # This comes before the pattern and leads to no price.
+            # This pattern is yielded before the model's own and leads to no price.
             yield f"{name}:{text}*-tts*", f"{name}:{model['id']}-tts"
 
 
@@ -181,7 +180,7 @@ def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
             for part in parts:
                 yield from _patterns(_object(part), left_out)
         case {"and": [{"starts_with": str(text)}, {"regex": str(regex)}]} if regex == _NOT_SPEECH:
-            yield f"{text}*"  # `_without_speech` handles the others.
+            yield f"{text}*"  # `_without_speech` handles the other models.
         case {"regex": str(regex)}:
             yield from _from_regex(regex, left_out)
         case _:
@@ -252,7 +251,7 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
 
 
 def _in_the_us(row: _Fields) -> _Fields:
-    """The rates of inference in the US only, which the data does not have: 1.1 times all rates of tokens.
+    """The rates of inference in the US only: 1.1 times all token rates. The data does not contain them.
 
     The source is Anthropic's page on data residency.
     """
@@ -265,7 +264,7 @@ def _in_the_us(row: _Fields) -> _Fields:
 
 
 def _in_force(dated: list[JsonObject], at: int) -> JsonObject:
-    """The last entry that has started. Before the first entry's start, it is the first."""
+    """The last entry that has started, or the first entry if none has started."""
     started = [entry for entry in dated if (start := _start(entry)) is None or start <= at]
     return started[-1] if started else dated[0]
 

@@ -3,8 +3,8 @@
 - **Units.** A rate is in whole pico-USD per token, which equals micro-USD per million tokens. A cost is in whole
   nano-USD: products are summed exactly in pico-USD and rounded once, half up.
 - **Buckets.** The counts of `TokenUsage` are disjoint. Reasoning has the `reasoning` rate, or else the output
-  rate. Tokens in `TokenUsage.details` are subtracted from their bucket and billed at their own rate. Pieces are
-  billed additionally.
+  rate. Tokens in `TokenUsage.details` are subtracted from their bucket and billed at their own rate. Other units,
+  such as searches, are billed additionally.
 - **Rows.** The first row that is valid for the time, size and service tier applies; `tracestore.prices.rows` has
   the order. If the total input exceeds a row's threshold (`above`), all tokens are billed at that row's rates.
 - **Unknown is not zero.** Without a row or a rate, or with contradictory counts, the cost is None with a reason.
@@ -56,11 +56,11 @@ class Component(msgspec.Struct, frozen=True):
     """One line of a bill."""
 
     name: str
-    """The bucket, the detail, or ``request``."""
+    """The name of the bucket or detail, or ``request``."""
     count: int
-    """The number of tokens or pieces; 1 for a request."""
+    """The number of tokens or other units; 1 for a request."""
     rate: int
-    """The rate for one of them, in pico-USD."""
+    """The rate per token or unit, in pico-USD."""
     pico_usd: int
     """The product of count and rate."""
     rate_name: str = ""
@@ -80,7 +80,6 @@ class Explanation(msgspec.Struct, frozen=True):
     pico_usd: int | None
     """The exact sum of the components, in pico-USD; None if the call has no price."""
     cost: Cost
-    """The cost."""
     rule: str = ""
     """A text about how the row was found."""
 
@@ -172,7 +171,7 @@ class PriceTable:
     def merged(self, overrides: PriceTable, label: str | None = None) -> PriceTable:
         """A table in which rows of `overrides` replace all rows of the same models in this table.
 
-        All other rows, even patterns, take precedence over rows of a reference table. So `openai:*` of the
+        Rows of `overrides`, even patterns, take precedence over rows of a reference table. So `openai:*` of the
         overrides takes precedence over `openai:gpt-5` of a reference table.
 
         Args:
@@ -188,7 +187,8 @@ class PriceTable:
         )
 
     def discounted(self, factors: Mapping[str, Decimal | int | str], *, label: str | None = None) -> PriceTable:
-        """A table of the same rows with all rates multiplied. Tiers, dates, sizes, hours and missing rates stay.
+        """A table of the same rows with all rates multiplied. Tiers, dates, sizes, hours and missing rates are not
+        changed.
 
         Args:
             factors: The factor on all rates of a model's rows, by ``provider:name``; ``*`` matches any text.
@@ -393,7 +393,7 @@ def round_to_nano(pico_usd: int) -> int:
 
 
 def tier_words(service_tier: str | None) -> str:
-    """The part of a reason about the service tier; empty for the default tier."""
+    """The text about the service tier in a reason; empty for the default tier."""
     tier = tier_name(service_tier)
     return f" at service tier {tier}" if tier else ""
 

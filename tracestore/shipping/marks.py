@@ -1,8 +1,8 @@
 """A machine's record of shipping: a small file next to the trace file.
 
 It contains the name of the file in the shared store, and the store's last known position. Only reports use that
-position: the true one is in the shared store. If the mark is lost, the file gets a new name in the store and is
-sent again, which is harmless.
+position: the true one is in the shared store. If the record is lost, the trace file gets a new name in the store
+and is sent again, which is harmless.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .source import Source
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The mark of one trace file for one target."""
+    """The record of shipping one trace file to one target."""
 
     origin: str
     """The name of the trace file in the target."""
     target: str
     """The name of the target, without any password."""
     position: Position = Position()
-    """The position up to which everything was in the target."""
+    """The last known position in the target. All events up to it were there."""
     erased: int = 0
-    """The number of the file's last deletion that the target had repeated."""
+    """The number of the file's last deletion that the target has repeated."""
     shipped_us: int = 0
     """The time of the last shipment, in microseconds UTC."""
     failing: str = ""
@@ -70,7 +70,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 
 def first_mark(trace: Path, target: str, clock: Clock) -> Mark:
-    """The mark of a trace file for a target. If it does not exist, exactly one process creates it."""
+    """Read the mark of a trace file for a target. If there is none, exactly one process creates it."""
     path = mark_path(trace, target)
     found = read_mark(path)
     if found is not None and found.target == target:
@@ -97,7 +97,7 @@ def marks(trace: Path) -> list[Mark]:
 
 
 def forget_mark(trace: Path, target: str) -> bool:
-    """Stop shipping the file to a target. Returns whether it was ever shipped there."""
+    """Stop shipping the file to a target. Return whether the file was ever shipped there."""
     turn = Turn(trace, target)
     if not turn.take():
         raise StoreError(f"a program is shipping {trace} to {target}. Stop it first")
@@ -111,9 +111,8 @@ def forget_mark(trace: Path, target: str) -> bool:
 
 
 class Turn:
-    """The lock for shipping a trace file to a target. Others wait, so that the work is not done twice.
-
-    Shipping concurrently would be harmless.
+    """The lock for shipping a trace file to a target. Other shippers wait, only so that the work is not done
+    twice. Concurrent shipping would be harmless.
     """
 
     def __init__(self, trace: Path, target: str) -> None:
@@ -137,7 +136,6 @@ class Turn:
         return self._has
 
     def give_up(self) -> None:
-        """Release the lock."""
         if self._file is not None:
             self._file.close()
         self._file, self._has = None, False
@@ -155,9 +153,9 @@ class Backlog(msgspec.Struct, frozen=True):
     target: str
     """The name of the shared store, without user and password."""
     behind: int
-    """The number of events that wait."""
+    """The number of waiting events."""
     erasures: int
-    """The number of deletions that wait."""
+    """The number of waiting deletions."""
     shipped_us: int
     """The time at which events were last sent, in microseconds UTC; 0 if never."""
     failing: str
@@ -165,7 +163,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 async def backlogs(trace: Path) -> list[Backlog]:
-    """The events of a trace file that wait, for each of its shared stores."""
+    """Return the waiting events of a trace file, for each of its shared stores."""
     found = []
     source = Source(trace)
     try:
@@ -178,9 +176,11 @@ async def backlogs(trace: Path) -> list[Backlog]:
     return found
 
 
-# --- Finding files of dead shippers --- Each shipper registers its trace file in a folder of the machine. If its
-# process dies, another shipper to the same store finds that the lock is free. It writes the events that the dead
-# process left, ends its runs, and ships the file.
+# --- Finding files of dead shippers ---
+#
+# Each shipper registers its trace file in a folder of the machine. If its process dies, another shipper to the
+# same store finds that the lock is free. It writes the events that the dead process left, ends its runs, and ships
+# the file.
 
 
 _LOOK_SECONDS = 30.0
@@ -218,7 +218,7 @@ class RegisteredFiles:
             draft.replace(place)
 
     def done(self) -> None:
-        """Record that this shipper's own file is shipped completely and has ended."""
+        """Record that this shipper's own file is completely shipped and has ended."""
         self.forget(self._own)
 
     def forget(self, path: Path) -> None:
@@ -249,7 +249,7 @@ class RegisteredFiles:
         return found
 
     async def take_over(self, path: Path, turn: Turn) -> bool:
-        """Write the events that a dead process left into its file, and end the process's runs."""
+        """Write the events that a dead process left into its trace file, and end the process's runs."""
         if not turn.take():
             return False
         async with TraceStore(path) as store:

@@ -21,7 +21,7 @@ from ..sql.projection import PROJECTED_TOPICS, Projection
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A place in a trace file: an event, and everything before it.
+    """A position in a trace file: an event, and all events before it.
 
     The event's number alone is not enough: a fully pruned file counts from 1 again, and a copy of a file has the
     same numbers for other events.
@@ -35,30 +35,30 @@ class Position(msgspec.Struct, frozen=True):
 
 
 START = Position()
-"""The place before the first event."""
+"""The position before the first event."""
 
 
 class Read(msgspec.Struct, frozen=True):
     """Events as they were read, column by column, so that thousands of events need few objects."""
 
     runs: list[int]
-    """The numbers of their runs in the file."""
+    """The number of each event's run in the file."""
     columns: Sequence[Sequence[Any]]
-    """Their values, in the order of `EVENT_COLUMNS`."""
+    """The values of the events, column by column, in the order of `EVENT_COLUMNS`."""
 
     def __len__(self) -> int:
         return len(self.runs)
 
 
 class SessionContent(msgspec.Struct, frozen=True):
-    """Captured content of the events in a shipment, as rows. They name runs by their ids."""
+    """Captured content of the events in a shipment, as rows. The rows contain the ids of runs."""
 
     setups: list[Row]
-    """session_id, run_id, seq, ts_us, history, hash, withheld, epoch"""
+    """Rows of session_id, run_id, seq, ts_us, history, hash, withheld, epoch"""
     messages: list[Row]
-    """session_id, position, run_id, seq, ts_us, hash, message_id, metadata, withheld, epoch"""
+    """Rows of session_id, position, run_id, seq, ts_us, hash, message_id, metadata, withheld, epoch"""
     bodies: list[Row]
-    """hash, last_us, body"""
+    """Rows of hash, last_us, body"""
 
 
 class Shipment(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Shipment(msgspec.Struct, frozen=True):
     read: Read
     """The events as they were read."""
     events: Lines
-    """The events as text."""
+    """The events as text for COPY."""
     runs: dict[int, RunSpan]
     """The parts of runs in these events, by the numbers of the runs in the file."""
     first_seqs: dict[int, int]
@@ -84,11 +84,11 @@ class Shipment(msgspec.Struct, frozen=True):
     projection: Projection
     """The rows that are derived from these events."""
     begun: list[Lines]
-    """The calls that start here, as text."""
+    """The calls that start in these events, as text for COPY."""
     content: SessionContent | None = None
     """The content that was captured with the events; None if there is none."""
     is_all: bool = True
-    """Whether it was the last shipment at the time of reading."""
+    """Whether no later events existed at the time of reading."""
     erased: int = 0
     """The number of the file's last deletion when the shipment was read. The store has already repeated it."""
     dead: Collection[str] = ()
@@ -99,7 +99,7 @@ class Shipment(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The next part of a trace file: deletions come before events."""
+    """The next part of a trace file: deletions, or events. Deletions come first."""
 
     shipment: Shipment | None = None
     """The next events; None if there are none."""
@@ -111,7 +111,7 @@ class Ending(msgspec.Struct, frozen=True):
     ended_us: int
     """The time at which the run was marked as ended."""
     ending: str
-    """How it ended, as in the column of that name."""
+    """How the run ended, as in the column ``ending``."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class Target(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect to the store, and upgrade it if needed. Does nothing if that is done."""
+        """Connect to the store, and upgrade it if needed. Does nothing on a connected store."""
         ...
 
     async def close(self) -> None:
@@ -158,7 +158,7 @@ class Target(Protocol):
         ...
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
-        """Repeat deletions of a file in the store. An earlier deletion is not repeated again."""
+        """Repeat deletions of a file in the store. A deletion that was already repeated has no effect."""
         ...
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
@@ -168,9 +168,11 @@ class Target(Protocol):
     async def end_runs(self, endings: Mapping[str, Ending]) -> None: ...
 
 
-# --- Rows for COPY --- They are CSV with control characters in place of commas and quotes. All values are quoted.
-# A third control character means NULL, even in quotes. So rows are made by joining texts. If a text contains one
-# of these characters, the rows are made value by value.
+# --- Rows for COPY ---
+#
+# They are CSV with control characters in place of commas and quotes. All values are quoted. A third control
+# character means NULL, even in quotes. So rows are made by joining texts. If a text contains one of these
+# characters, the rows are made value by value.
 
 
 _BETWEEN = "\x1f"
@@ -190,11 +192,11 @@ class Lines(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     """The columns, without the run and without columns that are NULL in all rows."""
     options: str
-    """The options of COPY for reading the text."""
+    """The options for COPY to read the text."""
     runs: Sequence[int]
     """The number of each row's run in the file."""
     rows: list[str]
-    """The text of the other values of each row, without the common start and end of all rows."""
+    """The text of each row, without the run's number and the common start and end of all rows."""
     begin: str
     """The text between the number of the run and the text of a row."""
     end: str
@@ -233,7 +235,7 @@ def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequen
 
 
 class _SignInText(Exception):
-    """A text contains a character that is used as a separator."""
+    pass
 
 
 def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:
@@ -283,7 +285,7 @@ def packed(
     erased: int = 0,
     dead: Collection[str] = (),
 ) -> Shipment:
-    """A shipment of consecutive events."""
+    """Build the shipment of consecutive events."""
     runs, seqs, moments = read.runs, read.columns[SEQ], read.columns[TS_US]
     of_runs = ranges(runs, seqs)
     sessions = ranges(read.columns[SESSION], moments)
@@ -317,7 +319,7 @@ def _days(moments: Sequence[int]) -> set[int]:
 
 
 def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[int, int]]:
-    """The times of the first and last event of each session that the shipment enters, among some events."""
+    """The times of the first and last event of each session that the shipment stores, among some events."""
     names, moments = shipment.read.columns[SESSION], shipment.read.columns[TS_US]
     some = list(places)
     found = ranges([names[place] for place in some], [moments[place] for place in some])
@@ -325,7 +327,7 @@ def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[in
 
 
 def projection_of(read: Read, places: Iterable[int]) -> Projection:
-    """The rows that are derived from some of the events, not yet complete.
+    """The rows that are derived from some of the events, before `Projection.complete`.
 
     The rows have a run's number in the file, in place of its number on the server.
     """

@@ -46,11 +46,11 @@ class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask the target for its position, and pass it to `ShippingPlan.asked`."""
+    """Request the target's position, and pass it to `ShippingPlan.asked`."""
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Read the events after a position, send them, and report with `ShippingPlan.sent` or
+    """Read the events after a position, send them, and report the result with `ShippingPlan.sent` or
     `ShippingPlan.unstorable`.
     """
 
@@ -69,7 +69,7 @@ Step: TypeAlias = Ask | Send | Pause
 
 
 class ShippingPlan:
-    """The position of a shipper, and its next step. Times are seconds of any clock that never goes back."""
+    """The position of a shipper, and its next step. Times are in seconds of any monotonic clock."""
 
     def __init__(self, options: ShippingOptions) -> None:
         self._options = options
@@ -102,12 +102,14 @@ class ShippingPlan:
         self._limit = min(self._options.batch_events, self._limit * 2)
 
     def nothing_left(self, now: float) -> None:
-        """Record that there is nothing after the position."""
+        """Record that there are no events after the position."""
         self.state, self.failures = "resting", 0
         self._until = now + self._options.look_seconds
 
     def unstorable(self, events: int, last: Position) -> bool:
-        """Record that the target refuses an event of a batch permanently. Smaller batches isolate the event."""
+        """Record that the target permanently refuses an event of a batch. Smaller batches then isolate the
+        event.
+        """
         if events > 1:
             self._limit = max(1, min(events, self._limit) // 2)
             return False
@@ -115,7 +117,7 @@ class ShippingPlan:
         return True
 
     def failed(self, now: float) -> float:
-        """Record that the target or the file could not be used. Returns the seconds until the next attempt."""
+        """Record that the target or the file could not be used. Return the seconds until the next attempt."""
         self.failures += 1
         options = self._options
         wait = min(options.first_retry * 2.0 ** min(self.failures - 1, 30), options.longest_retry)
@@ -123,7 +125,7 @@ class ShippingPlan:
         return wait
 
     def wake(self) -> None:
-        """Check the file now, because a caller waits. The pause after a failure does not end."""
+        """Make the next step check the file now, because a caller waits. A pause after a failure does not end."""
         if self.state == "resting":
             self._until = 0.0
 
@@ -136,7 +138,7 @@ _MARK_SECONDS = 1.0
 """Seconds after which the mark is written again during long sending."""
 
 _LOG_FROM = 1000
-"""The number of waiting events from which reports start. After it, each doubling is reported."""
+"""The number of waiting events from which they are reported. After it, each doubling is reported."""
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True):
@@ -147,13 +149,13 @@ class ShippingStatistics(msgspec.Struct, frozen=True):
     target: str
     """The name of the shared store, without user and password."""
     shipped: int
-    """The events that this shipper has sent."""
+    """The number of events that this shipper has sent."""
     behind: int
     """The number of waiting events at the last check."""
     passed_over: int
     """The number of events that the shared store can't store."""
     failures: int
-    """Failures in a row."""
+    """The number of failures in a row."""
     reason: str
     """The text of the last failure."""
 
@@ -203,7 +205,7 @@ class TraceShipper:
             None if adopts is None else RegisteredFiles(adopts, self._source.path, self._target.name, prices)
         )
         self._mark: Mark | None = None
-        self._mark_at = 0.0  # when it is to be written again
+        self._mark_at = 0.0  # the time of the next write
         self._ahead: Reading | None = None  # read while the previous shipment was being stored
         self._erased = 0  # the number of the file's last deletion that the target has repeated
         self._open_runs: set[str] = set()
@@ -225,7 +227,7 @@ class TraceShipper:
         prices: PriceTable,
         adopts: Path,
     ) -> TraceShipper:
-        """A shipper of the file that this process writes. It takes the last batches from memory."""
+        """A shipper of the file that this process writes. The shipper takes the last batches from memory."""
         recent = Recent()
         writer.tell(recent.keep)
         return cls(writer.path, to, clock=clock, on_change=on_change, prices=prices, adopts=adopts, recent=recent)
@@ -279,7 +281,7 @@ class TraceShipper:
         """Wait until the present events of the file are in the shared store, while `run` runs in another task.
 
         Returns:
-            False if the shared store can't be used, or if it took longer.
+            False if the shared store can't be used, or if the wait took longer than `seconds`.
         """
         self._wanted += 1
         mine = self._wanted
@@ -291,7 +293,7 @@ class TraceShipper:
         return self._served >= mine
 
     async def finish(self, seconds: float) -> bool:
-        """Ship the rest within this time, and close everything.
+        """Ship the remaining events within `seconds`, and close everything.
 
         Returns:
             Whether the whole file is in the shared store.
@@ -320,7 +322,7 @@ class TraceShipper:
     # --- Steps ---
 
     async def _step(self, *, at_once: bool = False) -> float:
-        """Do the next step. Returns the seconds to wait before the one after it."""
+        """Do the next step. Return the seconds to wait before the following step."""
         step = self._course.next(anyio.current_time())
         if isinstance(step, Pause):
             return step.seconds
@@ -414,7 +416,7 @@ class TraceShipper:
             except (StoreError, Unstorable) as error:
                 failure = error
         if failure is not None:
-            self._ahead = None  # it would be outdated when it is needed
+            self._ahead = None  # the batch that was read ahead would be outdated when it is needed
             raise failure
         return position
 
@@ -487,7 +489,7 @@ class TraceShipper:
         )
 
     def use_delivered(self, delivered: Delivered) -> None:
-        """Set the function that returns the output which readers in other processes have of a lost call."""
+        """Set the function that returns the output of a lost call that readers in other processes have."""
         if self._files is not None:
             self._files.delivered = delivered
 
@@ -508,7 +510,7 @@ class TraceShipper:
 
 
 def receiver(dsn: str, clock: Clock = SYSTEM_CLOCK) -> Target:
-    """The receiving end of the shared store at a DSN. Raises StoreError."""
+    """The receiver of the shared store at a DSN. Raises StoreError."""
     from ..postgres.receiver import Receiver
 
     return Receiver(dsn, clock=clock)

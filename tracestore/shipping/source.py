@@ -42,7 +42,7 @@ from .shipment import (
 _CAPTURED = (SessionConfigured.topic_of(), SessionMessageAppended.topic_of())
 _AT_ONCE_EVENTS = 500
 _MOST_BYTES = 8_000_000
-"""The size in bytes from which a shipment is sent, even with few events."""
+"""The size in bytes at which a shipment is sent, even with few events."""
 
 _AT_ONCE = 500
 _ERASURES_AT_ONCE = 200
@@ -51,7 +51,8 @@ _ERASURES_AT_ONCE = 200
 class Source:
     """Reads a trace file that other processes write.
 
-    It adds the events that dead processes left next to the file. In an engine, the engine's writer does that.
+    It first adds the events that dead processes left next to the file. In an engine, the engine's writer does that
+    instead.
     """
 
     def __init__(self, path: Path, recent: Recent | None = None) -> None:
@@ -93,7 +94,7 @@ class Source:
         return position if found == [(position.run_id, position.seq)] else START
 
     async def endings(self, runs: Iterable[str]) -> dict[str, Ending]:
-        """The ends of the given runs that have ended. Raises StoreError."""
+        """The ends of those of the given runs that have ended. Raises StoreError."""
         await self.open()
         wanted, found = list(runs), {}
         for begin in range(0, len(wanted), _AT_ONCE):
@@ -113,7 +114,7 @@ class Source:
         return int(count)
 
     async def erasures_behind(self, erased: int) -> int:
-        """The number of deletions after a given one. Raises StoreError."""
+        """The number of deletions with a higher number. Raises StoreError."""
         await self.open()
         ((count,),) = await self._database.read("SELECT count(*) FROM erasures WHERE id > ?", (erased,))
         return int(count)
@@ -171,7 +172,7 @@ def _shipment(
 
 
 def _written(statements: Statements, after: int, limit: int, recent: Sequence[Written]) -> _Found | None:
-    """The events after a given one, if they are the last written ones. The file decides this."""
+    """The events after a given one, if they are exactly the last written events. The file decides this."""
     ((first_run, last_run, encoded),) = statements.run(_SEQS, {"after": after, "limit": limit, "most": _ANY})
     if first_run != last_run:
         return None
@@ -205,8 +206,8 @@ def _events(statements: Statements, after: int, boundary: int | None, limit: int
 
 class _Part(NamedTuple):
     columns: Sequence[list[Any]]
-    last: int | None = None  # the number of the last one
-    size: int = 0  # of their data
+    last: int | None = None  # the number of the last event
+    size: int = 0  # the size of the events' data
 
 
 def _part(statements: Statements, which: Mapping[str, int]) -> _Part:
@@ -248,7 +249,7 @@ _SEQS = f"SELECT min(run), max(run), CAST(json_group_array(seq) AS BLOB) {_BEHIN
 
 
 def _captured(read: Read, names: Mapping[int, str]) -> list[tuple[str, int, int, str | None]]:
-    """The run, number, time and session of the events that may have content."""
+    """The run, number, time and session of each event that may have content."""
     seqs, topics, moments, sessions = (read.columns[place] for place in (SEQ, TOPIC, TS_US, SESSION))
     return [
         (names[read.runs[place]], seqs[place], moments[place], sessions[place])
@@ -312,17 +313,19 @@ def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
     return list(found.values())
 
 
-# --- Recently written rows --- They are kept in memory, so that they need not be read again. The file decides
-# which events are shipped: the runs and numbers after a position are read from it. If these are exactly the last
-# written batches, the other values are taken from memory. Otherwise everything is read: at the start, after an
-# outage, if other processes write to the file, and after deletions.
+# --- Recently written rows ---
+#
+# They are kept in memory, so that they need not be read again. The file decides which events are shipped: the runs
+# and numbers after a position are read from it. If these are exactly the last written batches, the other values
+# are taken from memory. Otherwise everything is read: at the start, after an outage, if other processes write to
+# the file, and after deletions.
 
 
 MOST_EVENTS = 10_000
 """The largest number of events that are kept. Older ones are dropped."""
 
 MOST_BYTES = 8_000_000
-"""The largest size of their data, in bytes."""
+"""The largest size of the kept events' data, in bytes."""
 
 _RUN, _SEQ, _DATA_AT = map(STORED_COLUMNS.index, ("run", "seq", "data"))
 _ORDER = tuple(map(STORED_COLUMNS.index, EVENT_COLUMNS))
@@ -330,7 +333,9 @@ _WIDTH = len(STORED_COLUMNS)
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A batch of events of one run that was written to the file, in the order of their numbers there."""
+    """A batch of events of one run that was written to the file, in the order of the events' numbers in the
+    file.
+    """
 
     run: int
     """The number of the run in the file."""
@@ -342,11 +347,11 @@ class Written(msgspec.Struct, frozen=True):
     projection: Projection
     """The rows that are derived from these events."""
     size: int
-    """The length of their data."""
+    """The length of the events' data, in characters."""
 
 
 class Recent:
-    """The last batches written to one trace file. It only grows while a shipper reads them."""
+    """The last batches that were written to one trace file. Batches are kept only while a shipper reads them."""
 
     def __init__(self) -> None:
         self._batches: deque[Written] = deque()
@@ -365,14 +370,14 @@ class Recent:
             self._drop_first()
 
     def behind(self, position: Position) -> Sequence[Written]:
-        """The events after a position that are in memory. The batches before it are dropped."""
+        """The events after a position that are in memory. Batches before the position are dropped."""
         places = [place for place, batch in enumerate(self._batches) if _is_before(batch, position)]
         for _ in range(places[-1] + 1 if places else 0):  # batches are in the order of the file
             self._drop_first()
         return tuple(self._batches)
 
     def forget(self) -> None:
-        """Drop all batches, because the file isn't shipped now."""
+        """Drop all batches, because the file is not shipped at present."""
         self._batches.clear()
         self._events = self._size = 0
 
@@ -401,7 +406,7 @@ def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[i
 
 
 def read_of(batches: Sequence[Written]) -> Read:
-    """The events of batches of one run as if they had been read."""
+    """Convert batches of one run to events as they would have been read."""
     values: list[Any] = list(chain.from_iterable(batch.events for batch in batches))
     columns = [values[place::_WIDTH] for place in _ORDER]
     return Read(values[_RUN::_WIDTH], columns)

@@ -1,4 +1,4 @@
-"""Batches of envelopes for a store. Each is built in parts, so that other tasks can run in between."""
+"""Batches of envelopes for a store. Each batch is built in parts, so that other tasks can run in between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INSERT_EVENT = Insert("events", STORED_COLUMNS, "ON CONFLICT DO NOTHING")
 _CAPTURED = (CapturedMessage, CapturedSetup)
 
 _MADE_AT_ONCE = 32
-"""The number of events that are made into rows before other tasks run: some 0.2 ms of CPU."""
+"""The number of events that are converted to rows before other tasks run: about 0.2 ms of CPU."""
 
 _MOST_MADE_AT_ONCE = 256
 _MADE_PER_SECOND = 40_000
@@ -57,7 +57,7 @@ class Batch:
         self.projection = Projection()
         """The derived rows."""
         self.runs: list[RunSpan] = []
-        """The parts of runs that `complete` found."""
+        """The parts of runs in the batch, set by `complete`."""
         self._captured: list[Envelope] = []
         self._sessions: Values = []
 
@@ -85,7 +85,7 @@ class Batch:
                 self._captured.append(envelope)
 
     def complete(self, clean: Callable[[str], str] | None = None) -> None:
-        """Join the rows that belong together. Call it once, after the last `add` and before `write`."""
+        """Join the rows that belong together. Call this once, after the last `add` and before `write`."""
         self.projection.complete()
         moments = self._column("ts_us")
         sessions: dict[str, tuple[int, int]] = ranges(self._column("session_id"), moments)
@@ -104,7 +104,7 @@ class Batch:
     def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
         """Execute the statements that store the batch, once.
 
-        After that, its rows have the numbers of their runs.
+        After that, the batch's rows have the numbers of their runs. Return these numbers by run.
         """
         numbers = {run.run_id: number_of(run) for run in self.runs}
         if self._captured:
@@ -194,7 +194,7 @@ _STREAMS_WITHOUT_END = f"""
 
 
 async def delivered_of(database: Database, run_id: str, delivered: Delivered | None) -> dict[tuple[str, int], int]:
-    """The output tokens that readers have of a lost run's calls, by request and attempt. Raises StoreError."""
+    """The output tokens of a lost run's calls that readers have, by request and attempt. Raises StoreError."""
     if delivered is None:
         return {}
     found: dict[tuple[str, int], int] = {}
@@ -211,7 +211,7 @@ def close_run(
     prices: PriceTable | None,
     delivered: Mapping[tuple[str, int], int] | None = None,
 ) -> int:
-    """End one lost run, unless another process has ended it."""
+    """End one lost run, unless another process has ended it. Return the number of calls that were ended."""
     found = statements.run(
         """
         SELECT r.id, r.last_us, r.committed_seq,
@@ -265,7 +265,7 @@ def _end_of(
         retry_count=attempt - 1,
         usage=usage,
         cost=cost,
-        latency_ms=max(0, last_us - began_us) // 1000,  # up to the last sign of life
+        latency_ms=max(0, last_us - began_us) // 1000,  # up to the run's last sign of life
     )
     return Envelope(
         seq=seq,

@@ -19,7 +19,8 @@ from ..codec import storable_text
 from .connection import Dialect, Insert, Row, Sql, SqlValue
 
 # --- Columns of usage and costs ---
-# They are named after the fields of `TokenUsage` and `Cost`.
+#
+# The columns are named after the fields of `TokenUsage` and `Cost`.
 
 
 TOKEN_COUNTS = tuple(name for name in TokenUsage.__struct_fields__ if name.endswith("_tokens"))
@@ -51,7 +52,6 @@ _tags_decoder = msgspec.json.Decoder(dict[str, str])
 
 
 def usage_values(usage: TokenUsage | None) -> list[SqlValue]:
-    """The values of `USAGE_COLUMNS`."""
     if usage is None:
         return _NO_USAGE
     raw = None if usage.raw is None else bytes(usage.raw).decode("utf-8", "replace")
@@ -75,7 +75,6 @@ def usage_of(values: Row | list[Any]) -> TokenUsage | None:
 
 
 def cost_values(cost: Cost | None) -> list[SqlValue]:
-    """The values of `cost_columns`."""
     if cost is None:
         return _NO_COST
     nano, source, *others = _cost_in(cost)
@@ -90,7 +89,6 @@ def cost_of(values: Row) -> Cost | None:
 
 
 def tags_of(text: str | None) -> dict[str, str]:
-    """Stored tags as a dict."""
     return _tags_decoder.decode(text) if text else {}
 
 
@@ -204,7 +202,8 @@ def _set(name: str) -> str:
     return f"{name} = excluded.{name}"
 
 
-# A start event sets the start time, and an end event sets the outcome. All other columns keep their first value.
+# A start event sets the start time, and an end event sets the outcome. All other columns keep the value that was
+# set first.
 UPSERT_STARTED = _upsert((*_SHARED, *_STARTED), ("ts_us", "day"))
 UPSERT_COMPLETED = _upsert((*_SHARED, *_COMPLETED), ("status",))
 UPSERT_FAILED = _upsert((*_SHARED, *_FAILED), ("status",))
@@ -212,7 +211,7 @@ UPSERT_STARTED_COMPLETED = _upsert((*_SHARED, *_STARTED, *_COMPLETED), ("ts_us",
 UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day", "status"))
 
 
-# A correction replaces the whole outcome. The position in the tree stays unless the correction has one.
+# A correction replaces the whole outcome. The position in the tree is kept unless the correction has one.
 _STAY = tuple(name for name in _IMPORT.columns if name.startswith(("parent_", "root_", "depth")))
 _CORRECTED = ", ".join(
     f"{name} = coalesce(excluded.{name}, calls.{name})" if name in _STAY else f"{name} = excluded.{name}"
@@ -230,7 +229,7 @@ REVISION = len(_SHARED) + len(_ENDED) + _IMPORT.columns.index("revision")
 
 
 def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of a started call. Here and in the other rows, `run` is the run's number or its placeholder."""
+    """The row of a started call. `run`, also in the other rows, is the run's number or a placeholder for it."""
     shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
     return [*shared, *_START.values(event), ts_us]
 
@@ -254,7 +253,7 @@ def failed_row(event: LlmCallFailed, identity: Values, run: str | int, ts_us: in
 
 
 def imported_row(event: LlmCallImported, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of an imported call. Its end is unknown if the file gives no latency, and then equals its start."""
+    """The row of an imported call. If the file gives no latency, the end is unknown and equals the start."""
     cancelled = event.error_class == ErrorClass.CANCELLED
     status = "completed" if event.error_class is None else "cancelled" if cancelled else "failed"
     shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, status)
@@ -281,9 +280,11 @@ def whole_row(start: Values, end: Values) -> Values:
     return start + end[len(_SHARED) :]
 
 
-# --- The cost of a call --- A SELECT returns two costs, under separate names. The cost at call time never changes.
-# The current cost is that of the first current run that covers the call, or of the latest run of a requested price
-# version. A call without such a run keeps the cost at call time.
+# --- The cost of a call ---
+#
+# A SELECT returns two costs, under separate names. The cost at call time never changes. The current cost is the
+# cost under the first current run that covers the call, or under the latest run of a requested price version. A
+# call without such a run keeps the cost at call time.
 
 # NULL if the cost at call time applies.
 _CURRENT_RUN_OF_CALL = """(
@@ -448,16 +449,16 @@ _TAG = "tag:"
 
 
 class Grouping(msgspec.Struct, frozen=True):
-    """Dimensions as SQL."""
+    """Dimensions of calls as SQL."""
 
     by: tuple[str, ...]
     """The dimensions as requested."""
     columns: str
     """The columns, each with a comma before it, for use after other columns."""
     names: tuple[str, ...]
-    """The names of these columns, to group by."""
+    """The names of these columns, for GROUP BY."""
     values: tuple[SqlValue, ...]
-    """The parameters of `columns`. Pass them exactly once, at the place of `columns`."""
+    """The parameters of `columns`. Pass them exactly once, at the position of `columns`."""
 
     def key(self, row: Sequence[object]) -> tuple[str, ...]:
         """The first values of a row as text, one for each dimension. NULL is an empty text."""
@@ -469,7 +470,7 @@ class Grouping(msgspec.Struct, frozen=True):
 
 
 def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
-    """Dimensions of the calls that a statement calls `row`. Raises ValueError for an unknown dimension."""
+    """Build the grouping of calls that a statement names `row`. Raises ValueError for an unknown dimension."""
     columns, values = [], []
     for number, name in enumerate(by):
         if name.startswith(_TAG) and len(name) > len(_TAG):

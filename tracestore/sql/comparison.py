@@ -77,7 +77,7 @@ _TOTALS = {
 
 
 class Group(NamedTuple):
-    """Sums over the calls of one model, day and session. Amounts are nano-USD."""
+    """Sums over the calls of one model, day and session. Amounts are in nano-USD."""
 
     provider: str
     model: str
@@ -98,7 +98,7 @@ class Group(NamedTuple):
 
 
 class ComparedSums(NamedTuple):
-    """The sums of one run, over all of its calls and for each line of its report."""
+    """The sums of one run: over all its calls, and for each line of its report."""
 
     total: RepriceSums
     models: tuple[ModelReprice, ...]
@@ -107,14 +107,14 @@ class ComparedSums(NamedTuple):
 
 
 def session_of(by_session: bool) -> str:
-    """The session of a call ``c`` in the sums."""
+    """The SQL for the session of a call ``c`` in the sums; empty unless sessions are compared."""
     return "coalesce(c.session_id, '')" if by_session else "''"
 
 
 def start_from_base(statements: Statements, run_id: int) -> None:
     """If exactly one other run is current, make it the base of a run of all calls. Call this at the run's start.
 
-    The sums before start with those of the base.
+    The run's earlier costs then start with the sums of the base.
     """
     runs = current_runs(statements)
     if len(runs) == 1:
@@ -151,7 +151,7 @@ _SELECT_TOTALS = ", ".join(f"coalesce({total}, 0)" for total in _TOTALS.values()
 
 
 def total_of(statements: Statements, table: SumTable, run_id: int) -> RepriceSums:
-    """The sums of a run over all of its calls."""
+    """The sums of a run over all its calls."""
     (row,) = statements.run(f"SELECT {_SELECT_TOTALS} FROM {table} WHERE run = ?", (run_id,))
     return RepriceSums(**dict(zip(_TOTALS, row, strict=True)))
 
@@ -168,7 +168,7 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
 
     sessions = await lines("session", "sum(after) DESC, session")
     if [name for name, _ in sessions] == [""]:
-        sessions = []  # they were not requested
+        sessions = []  # sessions were not requested
     return ComparedSums(
         await database.look(lambda statements: total_of(statements, table, run_id)),
         tuple(ModelReprice(model=name, **sums) for name, sums in await lines("model", "sum(after) DESC, model")),
@@ -177,9 +177,11 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
     )
 
 
-# --- Comparing the last priced calls --- The costs before are looked up with the calls. A run of all calls over
-# one other run, its base, skips most look-ups. Its sums start with the sums of the base, and the run adds the
-# costs at call time. Only calls with a price on one side are examined one by one.
+# --- Comparing the last priced calls ---
+#
+# The costs before are looked up with the calls. A run of all calls over one other run, its base, skips most
+# look-ups. Its sums start with the sums of the base, and the run adds the costs at call time. Only calls with a
+# price on one side are examined one by one.
 
 
 _TABLES = (
@@ -199,7 +201,7 @@ _TABLES = (
 
 
 def prepare(statements: Statements) -> None:
-    """Make the temporary tables, or empty them."""
+    """Create the temporary tables, or empty them."""
     dialect = statements.dialect.pricing
     for table in _TABLES:
         for sql in (*dialect.made(table), dialect.emptied(table.name)):
@@ -214,9 +216,9 @@ class _Before(NamedTuple):
     nano: str
     """The earlier cost of one call."""
     values: tuple[SqlValue, ...] = ()
-    """The parameters of the source and of `only`."""
+    """The parameters of `source` and of `only`."""
     only: str = "TRUE"
-    """The calls to read for costs that only one side has."""
+    """The condition for calls to read one by one, because only one of the two costs exists."""
 
 
 # For each group: all calls, then count and sum of the costs now, at call time, and before.
@@ -252,7 +254,7 @@ _COPY_BEFORE = """
 
 
 def _unpriced_in(dialect: PricingDialect) -> str:
-    # Force the index with only these rows, because SQLite would scan all costs of the range.
+    # Force the index that has only these rows, because SQLite would scan all costs of the range.
     return f"""
         SELECT call_id FROM {dialect.by_index("call_cost", "call_cost_unpriced")}
          WHERE run = ? AND call_id > ? AND call_id <= ? AND cost_nano IS NULL
@@ -355,7 +357,7 @@ class UncountedCalls(NamedTuple):
     by_day: dict[str, _Counts]
     by_session: dict[str, _Counts]
     in_flight: int
-    """Calls without an end that may match the filter after their end."""
+    """The number of calls without an end that may match the filter after their end."""
 
     @property
     def estimated(self) -> int:
@@ -377,7 +379,7 @@ def count_uncounted(statements: Statements, where: CallFilter, *, by_session: bo
 
 
 def with_counts(report: RepriceReport, uncounted: UncountedCalls) -> RepriceReport:
-    """The report with these counts, as a whole and line by line."""
+    """Return the report with these counts, in total and for each line."""
     none = _Counts()
 
     def counted(line: msgspec.Struct, counts: _Counts) -> msgspec.Struct:

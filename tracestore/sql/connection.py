@@ -18,14 +18,14 @@ from callboard.bus.log import Log
 
 
 ColumnType: TypeAlias = Literal["INTEGER", "TEXT", "RATE"]
-"""The type of a column. INTEGER has 64 bits. RATE is the type that `PLAIN` multiplies with."""
+"""The type of a column. INTEGER has 64 bits. RATE is the type by which `PLAIN` multiplies."""
 
 
 class TemporaryTable(NamedTuple):
     """A table that belongs to one connection."""
 
     name: str
-    """The name of the table. No other table of the database has it."""
+    """The name of the table, which is unique in the database."""
     columns: dict[str, ColumnType]
     """The columns. Each can be NULL unless it belongs to the key."""
     key: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class PricingDialect(Protocol):
         ...
 
     def same(self, one: str, other: str) -> str:
-        """Whether two values are equal, or both NULL."""
+        """A condition: two values are equal, or both are NULL."""
         ...
 
     def by_index(self, table: str, index: str) -> str:
@@ -79,7 +79,7 @@ class PricingDialect(Protocol):
         ...
 
     def is_integer(self, number: str) -> str:
-        """Whether a number from such products is exact."""
+        """A condition: a number from products of `exact` is exact."""
         ...
 
     def nano(self, pico: str) -> str:
@@ -105,14 +105,15 @@ class PricingDialect(Protocol):
 
 
 # --- The interface of a database ---
-# A statement is text with parameters, written ``?`` or ``:name``. A connection translates them for its driver.
-# Work on a database is one function that gets `Statements` and runs to its end in the connection's thread, so a
-# synchronous driver is enough.
+#
+# A statement is text with parameters, written ``?`` or ``:name``. A connection translates the parameters for its
+# driver. Work on a database is one function that gets `Statements` and runs to its end in the connection's thread,
+# so a synchronous driver is enough.
 
 
 SqlValue: TypeAlias = str | int | float | bytes | None
 """A value of a statement's parameter or of a row."""
-Row: TypeAlias = tuple[Any, ...]  # as the driver returns it; every reader expects other columns
+Row: TypeAlias = tuple[Any, ...]  # as the driver returns it; each reader expects other columns
 Sql: TypeAlias = tuple[str, list[SqlValue]]
 """A statement or a part of one, and its parameters."""
 
@@ -130,7 +131,7 @@ class Insert(NamedTuple):
     columns: tuple[str, ...]
     """The columns of each row."""
     conflict: str
-    """The ON CONFLICT clause. It makes a second insert of a row harmless."""
+    """The ON CONFLICT clause, so that a second insert of a row is harmless."""
 
 
 class Dialect(Protocol):
@@ -152,12 +153,13 @@ class Dialect(Protocol):
 
     @property
     def untouched_since(self) -> str:
-        """A condition: the row existed at a moment, passed as text, and was not written since."""
+        """A condition: a row existed at the time of a `moment`, passed as text, and was not written since then."""
         ...
 
     @property
     def latest_claim(self) -> str | None:
-        """A statement for the number of a session's latest claim, locked to the end of the transaction.
+        """A statement that returns the number of a session's latest claim, and locks the claim to the end of the
+        transaction.
 
         None without a cluster.
         """
@@ -165,7 +167,7 @@ class Dialect(Protocol):
 
     @property
     def with_sessions(self) -> tuple[str, ...]:
-        """Statements that delete a cluster's rows of sessions. ``{names}`` is replaced by the sessions."""
+        """Statements that delete a cluster's rows of sessions. ``{names}`` is a placeholder for the sessions."""
         ...
 
     def tag(self, tags: str) -> str:
@@ -177,7 +179,7 @@ class Dialect(Protocol):
         ...
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
-        """Whether a topic matches a pattern with ``*``: a condition, and its parameter."""
+        """A condition that a topic matches a pattern with ``*``, and the condition's parameter."""
         ...
 
     def by_number(self, table: str, name: str) -> str:
@@ -241,12 +243,12 @@ class Database(Protocol):
 
 
 def lesser(one: str, other: str) -> str:
-    """The lesser of two values that are never NULL."""
+    """The lesser of two values, which must not be NULL."""
     return f"CASE WHEN {one} < {other} THEN {one} ELSE {other} END"
 
 
 def greater(one: str, other: str) -> str:
-    """The greater of two values that are never NULL."""
+    """The greater of two values, which must not be NULL."""
     return f"CASE WHEN {one} > {other} THEN {one} ELSE {other} END"
 
 
@@ -260,19 +262,20 @@ def placeholders(number: int) -> str:
     return ", ".join("?" * number)
 
 
-# --- Work that continues after its caller is cancelled --- Cancelling the caller does not stop it. A time limit
-# may.
+# --- Work that continues after its caller is cancelled ---
+#
+# Cancelling the caller does not stop such work. Only a time limit may stop it.
 
 
 _log = Log("tracestore.database")
 
 
 async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` to its end, even if the caller is cancelled. Then the cancellation continues."""
+    """Run `work` to its end, even if the caller is cancelled. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None
-    # The scope keeps anyio's cancellation out. The shield keeps out asyncio's own `task.cancel()`, which the scope
-    # does not stop.
+    # The scope blocks anyio's cancellation. The shield blocks asyncio's own `task.cancel()`, which the scope does
+    # not stop.
     with anyio.CancelScope(shield=True):
         while not task.done():
             try:
@@ -294,11 +297,11 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     work: float | None = None
     """The longest time for a piece of work, in seconds."""
     cancelled: float | None = None
-    """The longest remaining time after its caller is cancelled, in seconds."""
+    """The longest time that work continues after its caller is cancelled, in seconds."""
 
 
 async def bounded(work: Coroutine[Any, Any, _T], patience: Patience, cut: Callable[[], None]) -> _T:
-    """Run `work` to its end. After the time limit `cut` is called, and `work` ends soon after."""
+    """Run `work` to its end. After the time limit, call `cut`, which makes `work` end soon."""
     task = asyncio.ensure_future(work)
     timers = [] if patience.work is None else [_cut_after(patience.work, cut)]
     try:
@@ -337,12 +340,12 @@ _END = re.compile(r"^;$", re.MULTILINE)
 
 
 def read_statements(text: str) -> tuple[str, ...]:
-    """The statements of a file, given its text. The last one may have no end."""
+    """Read the statements in the text of a file. The last statement may have no end mark."""
     return tuple(statement for part in _END.split(text) if (statement := part.strip()))
 
 
 def read_steps(text: str) -> Steps:
-    """The steps of a file, given its text."""
+    """Read the steps in the text of a file."""
     _, *parts = _HEADING.split(text)
     steps = []
     for place, (number, name, body) in enumerate(zip(parts[::3], parts[1::3], parts[2::3], strict=True), 1):

@@ -1,6 +1,6 @@
-"""Captured content: bodies under their hashes, and sessions as rows of hashes.
+"""Captured content: bodies by their hashes, and sessions as rows of hashes.
 
-- `content` has each body once, with the time of its last use, and without an owner.
+- `content` has each body once, with the time of its last use. Sessions share bodies.
 - `session_messages` has the place of each body in each session, with the message's id and metadata. A message that
   may not be stored has a row with the reason, and no hash.
 - `session_setups` has the latest setup of each session, and the length of the history at that time. Later messages
@@ -44,7 +44,7 @@ _log = Log("tracestore.content")
 
 
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
-    """Store the captured content of a batch, in its transaction. It never fails because of content.
+    """Store the captured content of a batch, in its transaction. Unsuitable content does not make it fail.
 
     Call it before the events are stored: it skips events that are already stored.
     """
@@ -72,7 +72,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         bodies |= made
         for each in made:
             last_us[each] = max(last_us.get(each, 0), envelope.ts_us)
-    statements.run_many(  # an existing body is written again, so that a concurrent deletion sees that it is in use
+    statements.run_many(  # an existing body is written again, so that a concurrent deletion detects the new use
         f"""
         INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
         ON CONFLICT (hash) DO UPDATE SET last_us = {greater("content.last_us", "excluded.last_us")}
@@ -86,7 +86,7 @@ def _can_be_dropped(
 ) -> bool:
     """Whether a former owner's content can be dropped.
 
-    That is an outdated setup, or a message that the next owner has already restored.
+    This is true for an outdated setup, and for a message that the next owner has already restored.
     """
     if not event.epoch or isinstance(event, CapturedSetup):
         return bool(event.epoch)
@@ -98,7 +98,7 @@ def _message_id(message: Message) -> str | None:
 
 
 def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodies, str | None]:
-    """The hash of a content, its bodies, and the reason if there are none."""
+    """The hash of a message or setup, its bodies, and the reason if there are none."""
     try:
         if isinstance(event, CapturedMessage):
             if event.withheld is not None:
@@ -107,7 +107,8 @@ def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodie
         assert event.setup is not None
         return *bodies_of_setup(event.setup), event.withheld
     except (TypeError, ValueError, RecursionError) as error:
-        # A host put an object that is not JSON into the content. The other events of the batch must not be lost.
+        # A host has put an object that is not JSON into the content. The other events of the batch must not be
+        # lost.
         _log.error("content_unstorable", error=type(error).__name__)
         return None, {}, f"can't be stored: {type(error).__name__}"
 
@@ -265,7 +266,7 @@ async def was_answered(database: Database, session_id: str) -> bool:
 
 
 class _Fetch:
-    """Reads bodies by hash, each only once. Raises KeyError for a body that is not stored."""
+    """Reads bodies by hash, each once. Raises KeyError for a body that is not stored."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements

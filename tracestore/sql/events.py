@@ -1,4 +1,4 @@
-"""Runs, their stored events, and the replies, jobs and batches that are derived from these."""
+"""Runs, their stored events, and the replies, jobs and batches that are derived from events."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class RunSpan(msgspec.Struct):
 
     run_id: str
     first_us: int
-    """The time of its first event in the batch, in microseconds UTC."""
+    """The time of the run's first event in the batch, in microseconds UTC."""
     last_us: int
-    """The time of its last event in the batch, in microseconds UTC."""
+    """The time of the run's last event in the batch, in microseconds UTC."""
     seq: int
-    """The highest number of its events in the batch."""
+    """The highest `seq` of the run's events in the batch."""
 
 
 class RunNumbers:
@@ -59,7 +59,7 @@ class RunNumbers:
         self._known.clear()
 
     def note(self, statements: Statements, run: RunSpan) -> int:
-        """Record the position of a run, and return its number. Call it in a transaction."""
+        """Record the position of a run, and return the run's number. Call this in a transaction."""
         span: dict[str, SqlValue] = {"run_id": run.run_id, "first": run.first_us}
         span |= {"last": run.last_us, "seq": run.seq}
         known = self._known.get(run.run_id)
@@ -107,10 +107,12 @@ def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, 
     return {name: (least, greatest) for name, (least, greatest) in found.items()}
 
 
-# --- Owners of stored sessions --- A run that creates, restarts or resumes a session (`claim`) owns it from then
-# on. Another run may still write to the session, for example the rest of a turn in progress. Its messages are
-# stored under another name, ``SESSION.RUN``: a session with the common history at its start. So if two hosts
-# resume one session at the same time, there are two sessions in the end, and no message is lost.
+# --- Owners of stored sessions ---
+#
+# A run that creates, restarts or resumes a session (`claim`) owns it from then on. Another run may still write to
+# the session, for example the rest of a turn in progress. Its messages are stored under another name,
+# ``SESSION.RUN``: a session with the common history at its start. So if two hosts resume one session at the same
+# time, there are two sessions in the end, and no message is lost.
 #
 # In a cluster each claim of a session has a number, its epoch, and messages carry it. A message with a lower epoch
 # than the store's is too late, even if it is from the run that owns the session now. A message that the next owner
@@ -162,11 +164,10 @@ def branch(
     history: int,
     epoch: int,
 ) -> str:
-    """Make the session for a run's own continuation, and return its id.
-
-    The branch starts with the messages before the run's first one. If the owner wrote the last of these, the owner
-    may have restarted the session, and the messages might not be the run's. Then the branch starts empty. In a
-    cluster this is the case if that message belongs to a later claim.
+    """Create a session for a run's own continuation (a branch), and return its id. The branch starts with the
+    messages before the run's first message. If the owner wrote the last of these, the owner may have restarted the
+    session, and the messages might not be the run's. The branch then starts empty. In a cluster, it starts empty
+    only if that message belongs to a later claim.
     """
     names: dict[str, SqlValue] = {
         "session": session_id,
@@ -211,7 +212,7 @@ def branch(
 
 
 def claim(statements: Statements, session_id: str, run: int, seq: int, history: int) -> bool:
-    """Make a run the owner of a stored session. Call it in a transaction."""
+    """Make a run the owner of a stored session. Call this in a transaction."""
     return bool(
         statements.change(
             """
@@ -245,7 +246,7 @@ COLUMNS = {name: f"e.{name}" for name in Envelope.__struct_fields__ if name not 
     "topic": "e.topic",
     "data": "e.data",
 }
-"""The columns of an envelope by its fields, and the topic, which is needed to read the event."""
+"""The columns for the fields of an envelope, and for the topic, which is needed to decode the event."""
 
 _tags = msgspec.json.Decoder(dict[str, str])
 
@@ -262,7 +263,7 @@ def events_query(
     after_id: int,
     limit: int | None,
 ) -> Sql:
-    """The query for stored events: the event's number, then the columns that `envelope` takes."""
+    """The query for stored events. Each row is the event's number, then the columns that `envelope` expects."""
     conditions: list[tuple[str, SqlValue]] = [("e.id > ?", after_id)]
     wanted = {"r.run_id = ?": run_id, "e.session_id = ?": session_id, "e.request_id = ?": request_id}
     conditions += [(sql, value) for sql, value in wanted.items() if value is not None]
@@ -292,14 +293,14 @@ RUN_EVENTS = f"""
      ORDER BY e.seq
      LIMIT ?
 """
-"""Some events of one run after a number, as the columns that `envelope` takes."""
+"""The query for some events of one run after a number, as the columns that `envelope` expects."""
 
 RUN_POSITIONS = "SELECT run_id, committed_seq FROM runs WHERE ended_us IS NULL OR last_us >= ?"
-"""The positions of the runs that are in progress, or were at a moment."""
+"""The query for the positions of the runs that are in progress, or were in progress at a given time."""
 
 
 def envelope(row: Row) -> Envelope:
-    """A row of `events_query`, without its number. An envelope with an unknown topic has an `UnknownEvent`."""
+    """Convert a row of `events_query` without its number. The event of an unknown topic is an `UnknownEvent`."""
     fields = dict(zip(COLUMNS, row, strict=True))
     fields["data"] = decode_event(fields.pop("topic"), fields["data"])
     if fields["tags"] is not None:
@@ -307,8 +308,9 @@ def envelope(row: Row) -> Envelope:
     return Envelope(**fields)
 
 
-# --- Background replies --- The call of such a reply has no end in the trace. It gets none when its process is
-# lost.
+# --- Background replies ---
+#
+# The call of a background reply has no end in the trace. Even the loss of its process does not end it.
 
 
 _OPEN = """
@@ -354,8 +356,9 @@ async def open_replies(database: Database, session_id: str | None, *, owned: boo
 
 
 # --- Jobs ---
-# A call of the operation ``video_create`` creates a job. A call of the operation ``video`` records its cost. Both
-# have the job's id as the provider's response id.
+#
+# A call of the operation ``video_create`` creates a job. A call of the operation ``video`` records the job's cost.
+# In both, the provider's response id is the job's id.
 
 
 JOB_QUERY = """
@@ -391,8 +394,9 @@ async def job(database: Database, provider: str, job_id: str) -> StoredJob:
 
 
 # --- Batches ---
-# A batch's events have its id as their request. The end of a part has the id of the call that created the part.
-# Each request is a call of its own, of the operation ``batch``, which is counted once.
+#
+# A batch's events have the batch's id as their request. The end of a part has the id of the call that created the
+# part. Each request is a separate call of the operation ``batch``, which is counted once.
 
 
 _TOPICS = "('batch.planned', 'batch.submitting', 'batch.submitted', 'batch.progress', 'batch.completed')"
@@ -483,7 +487,7 @@ async def batches(database: Database, limit: int) -> list[StoredBatch]:
 
 
 async def counted_calls(database: Database, request_ids: Sequence[str]) -> dict[str, CountedCall]:
-    """The given calls that have an end, by their ids."""
+    """The given calls that have ended, by their ids."""
     columns = ", ".join([*USAGE_COLUMNS, *cost_columns("cost")])
     counted: dict[str, CountedCall] = {}
     for chunk in _chunks(request_ids):

@@ -1,11 +1,11 @@
 """The deletion of content: by age, or with pruned and deleted sessions.
 
 Names, tags, the texts of errors and the names of tools may quote content, so they are deleted with the messages.
-Events are append-only. So an event is replaced by its figures (see `tracestore.codec`) under the same number, in
-a transaction that is allowed to delete it.
+Events are append-only. So an event is replaced by its figures (see `tracestore.codec`) under the same number, in a
+transaction with the permission to delete it.
 
-Deleted bytes are erased, as far as the database supports it. A body is shared by all sessions with it. So the
-content of a pruned session is deleted in two steps: first its rows, then the bodies without any session.
+Deleted bytes are erased, as far as the database supports it. Several sessions may share a body. So the content of
+a pruned session is deleted in two steps: first its rows, then the bodies without any session.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Needed(NamedTuple):
     moment: str
     """The moment, see `Dialect.moment`."""
     spared: list[int]
-    """The numbers of other bodies that were not deleted, because they may have been written since."""
+    """The numbers of other bodies. They were not deleted, because they may have been written since the moment."""
 
 
 # A body refers to other bodies by name. Quotes inside a text are escaped, so text never looks like a name.
@@ -66,7 +66,7 @@ _CONTENT = ("session_messages", "session_setups")
 
 @contextlib.contextmanager
 def allowed(statements: Statements, before_us: int) -> Iterator[None]:
-    """A context in which, for this transaction only, events and costs from before a moment may be deleted."""
+    """A context in which this transaction may delete events and costs from before a given time."""
     statements.run("INSERT INTO pruning (before_us) VALUES (?)", (before_us,))
     yield
     statements.run("DELETE FROM pruning")
@@ -84,14 +84,16 @@ WORDY = (
 )
 """Topics with texts that are erased by age.
 
-Tags and the host's own events stay, because they are not captured content.
+Tags and the host's own events are kept, because they are not captured content.
 """
 
 _OF_SESSION = "(session_id = ? OR request_id IN (SELECT request_id FROM calls WHERE session_id = ?))"
 
 
 def erase_words(statements: Statements, session_id: str, origin: str | None = None) -> None:
-    """Erase the texts in the events and the calls of a session. Figures stay. The caller holds a transaction."""
+    """Erase the texts in the events and the calls of a session, but not their figures. The caller holds a
+    transaction.
+    """
     where, values = _OF_SESSION, [session_id, session_id]
     calls, of_calls = "session_id = ?", [session_id]
     if origin is not None:
@@ -159,7 +161,7 @@ _SHIPPED = """
 def _erase_some(
     statements: Statements, where: str, values: Sequence[SqlValue], after: int, *, keeps_tags: bool
 ) -> int:
-    """Replace some events with their figures. Returns the number of the last one, 0 if there was none."""
+    """Replace some events with their figures. Return the number of the last event, or 0 if there was none."""
     rows = statements.run(
         f"SELECT {', '.join(_EVENT)} FROM events WHERE {where} AND id > ? ORDER BY id LIMIT ?",
         (*values, after, EVENTS_AT_ONCE),
@@ -193,7 +195,7 @@ def _figures(row: Row, keeps_tags: bool) -> Row:
 async def forget_content(database: Database, before_us: int, at_us: int) -> int:
     """Delete content that was last used before a given time, and erase it.
 
-    Older sessions can no longer be resumed, and have no names. Events and costs stay, without their texts.
+    Afterwards, older sessions can't be resumed and have no names. Events and costs are kept, without their texts.
     """
 
     def work(statements: Statements) -> int:
@@ -217,7 +219,7 @@ async def delete_session(
 ) -> bool:
     """Delete a session, and the captured content that belongs to no other session.
 
-    It works in steps, so that others can write in between. Content that is used again meanwhile stays.
+    The deletion runs in steps, so that others can write in between. Content that is used again meanwhile is kept.
     """
 
     def work(statements: Statements) -> bool:
@@ -264,7 +266,7 @@ def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -
 
 
 def needed_bodies(statements: Statements, before_us: int) -> Needed:
-    """All bodies from before a given time that a session refers to. It writes nothing.
+    """Return all bodies from before a given time that a session refers to, without writing.
 
     A body that is used again gets a later time, so only old rows are read.
     """
@@ -307,9 +309,11 @@ def delete_unneeded(statements: Statements, before_us: int, needed: Needed, afte
     return len(gone), rows[-1][0] if rows else 0
 
 
-# --- The record of deletions --- It lists deleted sessions, and content deleted by age, without retention. From a
-# trace file's record, shippers repeat the deletions in shared stores. With its record, a shared store rejects
-# content that shippers would bring back. A row is written in the transaction of its deletion, and stays.
+# --- The record of deletions ---
+#
+# The record lists deleted sessions, and content deleted by age, but not retention. From a trace file's record,
+# shippers repeat the deletions in shared stores. With its own record, a shared store rejects content that shippers
+# would bring back. A row is written in the transaction of its deletion, and is never removed.
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,19 +324,19 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
     """The time of the deletion, in microseconds UTC."""
     number: int = 0
-    """The number in its file. Later ones have higher numbers."""
+    """The number of the deletion in its file. Later deletions have higher numbers."""
     event: int = 0
-    """The number of the file's last event at that time."""
+    """The number of the file's last event at the time of the deletion."""
     session_id: str | None = None
-    """The session; None if it was a deletion by age."""
+    """The id of the deleted session; None for a deletion by age."""
     before_us: int | None = None
-    """The time limit of a deletion by age, in microseconds UTC; None for a session."""
+    """The time limit of a deletion by age, in microseconds UTC; None for the deletion of a session."""
     runs: tuple[str, ...] = ()
-    """The runs with messages in the session that the file has."""
+    """The ids of the runs that have messages of the session in the file."""
 
 
 def note_erasure(statements: Statements, erasure: Erasure) -> None:
-    """Record a deletion. The caller holds its transaction."""
+    """Record a deletion. The caller holds the transaction of the deletion."""
     statements.run(
         """
         INSERT INTO erasures (key, at_us, event, session_id, before_us, runs)
@@ -363,7 +367,7 @@ def runs_in(statements: Statements, session_id: str) -> tuple[str, ...]:
 
 
 def erasures_after(statements: Statements, number: int, limit: int) -> list[Erasure]:
-    """The deletions in a file with higher numbers, in order."""
+    """The deletions in a file with numbers above `number`, in order."""
     rows = statements.run(
         "SELECT id, key, at_us, event, session_id, before_us, runs FROM erasures WHERE id > ? ORDER BY id LIMIT ?",
         (number, limit),
@@ -372,7 +376,9 @@ def erasures_after(statements: Statements, number: int, limit: int) -> list[Eras
 
 
 def next_boundary(statements: Statements, event: int) -> int | None:
-    """The number of the last event before the next deletion of a session since an event; None without one."""
+    """The number of the last event before the next deletion of a session, searched from an event on. None if there
+    is no such deletion.
+    """
     ((boundary,),) = statements.run(
         "SELECT min(event) FROM erasures WHERE session_id IS NOT NULL AND event >= ?", (event,)
     )

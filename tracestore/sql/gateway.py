@@ -23,11 +23,11 @@ class Work(Protocol):
 
 
 class SqlGateway:
-    """The rows in one database.
+    """The rows of gateways in one database.
 
     Args:
         look: Runs work that only reads.
-        write: Runs work in one transaction. It may overlap with the writers of the trace.
+        write: Runs work in one transaction, which may overlap with the writers of the trace.
     """
 
     def __init__(self, look: Work, write: Work) -> None:
@@ -241,7 +241,7 @@ def forget_kept_of(statements: Statements, sessions: Sequence[str]) -> int:
 
 
 def forget_kept_before(statements: Statements, before_us: int) -> int:
-    """Delete and erase the entries from before a given time. The caller holds a transaction."""
+    """Delete and erase entries from before a given time. The caller holds a transaction."""
     with statements.erasing():
         gone = statements.change("DELETE FROM gateway_kept WHERE ts_us < ?", (before_us,))
     if gone:

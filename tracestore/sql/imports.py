@@ -3,8 +3,8 @@
 A call has one row in `imported_calls` for as long as the trace exists, even after the call was pruned. So if a
 file is read again, no call is imported twice, and no pruned call returns. The rows are written in the transaction
 of the call's event, and only if no other importer has changed them. So if two importers read the same files, each
-call is imported once. After a kill, the trace has both the row and the event, or neither. The same check keeps a
-session out that was deleted, and a call that was pruned, while an import was about to write it.
+call is imported once. After a kill, the trace has both the row and the event, or neither. The same check rejects a
+session that was deleted, or a call that was pruned, just before an import would write it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ImportConflict(Exception):
 
 
 async def imported_calls(database: Database, request_ids: Sequence[str]) -> dict[str, Imported]:
-    """The given calls that were imported before."""
+    """The given calls that were imported before, by their ids."""
     found: dict[str, Imported] = {}
     for place in range(0, len(request_ids), _AT_ONCE):
         some = request_ids[place : place + _AT_ONCE]
@@ -43,7 +43,7 @@ async def imported_calls(database: Database, request_ids: Sequence[str]) -> dict
 
 
 async def deleted_sessions(database: Database, session_ids: Sequence[str]) -> set[str]:
-    """The given sessions that were deleted. No import brings them back."""
+    """Return those of the given sessions that were deleted. An import must not restore them."""
     found: set[str] = set()
     for place in range(0, len(session_ids), _AT_ONCE):
         some = session_ids[place : place + _AT_ONCE]
@@ -70,14 +70,12 @@ def note_import(
     revisions: Sequence[Revision],
     files: Sequence[ImportedFile],
 ) -> None:
-    """Change the ledger.
-
-    Call it in the transaction that stores the events. Raises ImportConflict if the ledger has changed since the
-    caller read it, a session was deleted, or a call was pruned.
+    """Change the ledger. Call this in the transaction that stores the events. Raises ImportConflict if the ledger
+    has changed since the caller read it, a session was deleted, or a call was pruned.
     """
     _refuse_deleted(statements, sorted({each.session_id for each in envelopes if each.session_id is not None}))
     corrected = {each.request_id for each in envelopes}
-    ordered = sorted(revisions)  # so that two importers can't deadlock
+    ordered = sorted(revisions)  # sorted, so that two importers can't deadlock
     new = [each for each in ordered if each.before is None]
     for place in range(0, len(new), _AT_ONCE):
         some = new[place : place + _AT_ONCE]

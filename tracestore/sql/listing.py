@@ -32,8 +32,9 @@ from .connection import Database, Dialect, Row, Sql, SqlValue, Statements, at_mo
 from .sums import SUMMED, current_runs, flag, runs_of, sum_of, summands, sums_of, total_input, whole
 
 # --- Usage and costs by group ---
-# The trace keeps sums by day, provider and model (`call_sums`), which cover whole days. The calls of partial days,
-# and calls that are in no sum yet, are added one by one. Everything else is summed from the calls.
+#
+# The trace stores sums by day, provider and model (`call_sums`), which cover whole days. The calls of partial
+# days, and calls that are in no sum yet, are added one by one. All other groups are summed from the calls.
 
 
 _UNPRICED_THEN = "{0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL"
@@ -153,7 +154,8 @@ _OF_CUT_DAY = f"""
 
 
 # --- Sums for budgets ---
-# They are grouped by account, by slot of the window, and by whether the usage is known.
+#
+# Calls are grouped by account, by slot of the window, and by whether the usage is known.
 
 
 _ENDED_BADLY = "('failed', 'cancelled')"
@@ -162,7 +164,7 @@ _ENDED_BADLY = "('failed', 'cancelled')"
 def spending(
     statements: Statements, queries: Sequence[SpendingQuery], run_id: str, *, without: Sequence[str] = ()
 ) -> Spending:
-    """The sums, and the position of the trace, from one snapshot."""
+    """The sums and the position of the trace, read from one snapshot."""
     ((committed,),) = statements.run(
         "SELECT coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)", (run_id,)
     )
@@ -231,7 +233,7 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str, without: S
 
 
 def _in_progress(row: str) -> str:
-    """The condition that a call has created a job without a stored end."""
+    """A condition: a call has created a job without a stored end."""
     return (
         f"({row}.operation = 'video_create' AND {row}.status = 'completed' AND NOT EXISTS"
         " (SELECT 1 FROM calls AS e WHERE e.operation IN ('video_create', 'video') AND e.operation = 'video'"
@@ -242,7 +244,7 @@ def _in_progress(row: str) -> str:
 
 
 def _output_unknown(row: str) -> str:
-    """The condition that an attempt failed after it was sent and before any part of a reply arrived."""
+    """A condition: an attempt failed after it was sent and before any part of a reply arrived."""
     return (
         f"({row}.status IN {_ENDED_BADLY} AND coalesce({row}.usage_source, '') = 'estimated'"
         f" AND coalesce({total_input(row)}, 0) > 0 AND coalesce({row}.output_tokens, 0) = 0)"
@@ -273,7 +275,7 @@ _READERS = [(name, read) for name, column in COLUMNS.items() if (read := _reader
 
 
 def calls_query(where: CallFilter | None, under: str | None, limit: int | None, dialect: Dialect) -> Sql:
-    """The query for calls, the newest first."""
+    """The query for calls, newest first."""
     priced, values = with_cost(under, *condition(where or CallFilter(), dialect, NOW_NANO))
     limited, most = at_most(limit)
     sql = f"""
@@ -297,7 +299,7 @@ def calls_after_query(
 
 
 def call_row(row: Row) -> CallRow:
-    """A row of `calls_query` as a CallRow."""
+    """Convert a row of `calls_query` to a CallRow."""
     named: dict[str, Any] = dict(zip(COLUMNS, row[1:_USAGE_AT], strict=True))
     for name, read in _READERS:
         named[name] = read(named[name])
@@ -337,13 +339,13 @@ _FIELDS = {
     "messages": _MESSAGES,
     "resumable": _IS_WHOLE,
 }
-"""Each field of a row, and its expression."""
+"""The expression for each field of a row."""
 
 
 async def sessions(
     database: Database, limit: int | None, tags: Mapping[str, str] | None = None
 ) -> list[SessionRow]:
-    """Sessions that have all these tags, the one with the latest event first."""
+    """Sessions that have all the given tags, those with the latest event first."""
     runs = await database.look(current_runs)
     priced, _ = with_nano(cost_under(runs), "c.session_id IN (SELECT session_id FROM newest)")
     limited, most = at_most(limit)
@@ -399,11 +401,11 @@ _MEASURES = (
         " AND latency_ms > first_token_ms",
     ),
 )
-"""Latency, first token and speed: each value, and the calls that it is measured on."""
+"""Latency, first token and speed: for each, the SQL of the value and the condition of the calls to measure."""
 
 
 async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -> list[StatisticsRow]:
-    """The statistics of each group, the one with the most attempts first."""
+    """The statistics of each group, the group with the most attempts first."""
     group = grouping(by, "c", database.dialect)
     counts = await _counts(database, where, by)
     latency, first_token, speed = [await _percentiles(database, where, group, *each) for each in _MEASURES]
@@ -472,7 +474,7 @@ async def _percentiles(
 
 
 def _percentile(part: int) -> str:
-    """The smallest value that at least `part` per cent don't exceed."""
+    """The SQL for the smallest value that at least `part` per cent of the values don't exceed."""
     return f"min(CASE WHEN 100 * place >= {part} * size THEN value END)"
 
 

@@ -1,9 +1,9 @@
 """The SQL that prices calls: `PriceTable.explain` as statements over many calls.
 
-There are two statements. `plain` prices a call with one lookup in one table and one row of products. It returns
-no reasons, and skips calls that it can't price: calls of a new model, without a price, with contradictory usage,
-or with separate counts (`usage_details`). `any` prices these few. It handles every case, and takes several times
-as long.
+There are two statements. `plain` prices a call with one lookup in one table and one row of products. It returns no
+reasons, and skips calls that it can't price: calls of a new model, without a price, with contradictory usage, or
+with separate counts (`usage_details`). `any` prices these few calls. It handles every case, and takes several
+times as long.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _PLAIN: dict[str, ColumnType] = {
     "provider": "TEXT",
     "priced_as": "TEXT",
     "tier": "TEXT",
-    "always": "INTEGER",  # 1: at any time, hour and size.
+    "always": "INTEGER",  # 1 if the segment applies at any time, hour and size
     "key": "INTEGER",
     **dict.fromkeys(_BUCKETS, "RATE"),
-    "as_input": "INTEGER",  # 1: reads of a cache, 2: writes, 3: both
+    "as_input": "INTEGER",  # 1: reads from a cache, 2: writes, 3: both
     **_BOX,
 }
 _TABLES = (
@@ -72,7 +72,7 @@ _TABLES = (
     TemporaryTable(
         "reprice_cost",
         {
-            "id": "INTEGER",  # of the call
+            "id": "INTEGER",  # the call's id
             "place": "INTEGER",  # key of `reprice_model` and day in one, see `DAYS`
             "nano": "INTEGER",
             "at_call": "INTEGER",  # the cost at call time, in nano-USD
@@ -96,29 +96,29 @@ the day. Sorting by one number is faster than by two."""
 
 
 class PriceStatements(NamedTuple):
-    """The statements of one database. `plain` still has placeholders for the session and the condition."""
+    """The statements for one database. `plain` still has placeholders for the session and the condition."""
 
     prepare: tuple[str, ...]
     """Statements that make the temporary tables, or empty them."""
     empty: str
-    """Deletes the costs of the last calls."""
+    """The statement that deletes the costs of the last calls."""
     learned: tuple[str, ...]
-    """Statements for when models have been added."""
+    """The statements to run after models were added."""
     plain: str
-    """Prices the calls with numbers above the first parameter and up to the second."""
+    """The statement that prices the calls with numbers above the first parameter and up to the second."""
     left: str
-    """One row, if `plain` has skipped calls."""
+    """The query that returns a row if `plain` has skipped calls."""
     new_models: str
-    """The names of new models among the remaining calls."""
+    """The query for the names of new models among the remaining calls."""
     detail_names: str
-    """The names of details of the remaining calls."""
+    """The query for the names of details in the remaining calls."""
     any: str
-    """Prices the remaining calls."""
+    """The statement that prices the remaining calls."""
 
 
 def price_statements(dialect: PricingDialect) -> PriceStatements:
     """The statements in the SQL of a database."""
-    # Whether `plain` has not certainly priced a row `a` of `reprice_cost`, so that `any` must.
+    # A condition: `plain` may not have priced a row `a` of `reprice_cost`, so `any` must price it.
     left = f"(a.nano < {dialect.priced_below}) IS NOT TRUE"
     return PriceStatements(
         prepare=tuple(sql for table in _TABLES for sql in (*dialect.made(table), dialect.emptied(table.name))),
@@ -194,7 +194,7 @@ def _plain(dialect: PricingDialect) -> str:
 
 
 def _part_of(dialect: PricingDialect, bucket: str) -> str:
-    """The tokens of a bucket that are counted in details."""
+    """The SQL for the tokens of a bucket that are counted in details."""
     names = [name for name, whole in USAGE_PARTS.items() if whole == bucket]
     terms = [f"coalesce({dialect.part('c.usage_details', name)}, 0)" for name in names]
     return f"CASE WHEN c.usage_details IS NULL THEN 0 ELSE {' + '.join(terms)} END"
@@ -296,7 +296,7 @@ _WITH_RATE = "LEFT JOIN reprice_rate AS x ON x.segment = m.segment AND x.name = 
 
 
 def _missing(dialect: PricingDialect) -> str:
-    """Why a call has no cost; NULL if nothing is missing."""
+    """The SQL for the reason why a call has no cost; NULL if nothing is missing."""
     details = dialect.each("m.usage_details")
     return f"""
         CASE

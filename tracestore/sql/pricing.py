@@ -13,7 +13,8 @@ from .price_statements import DAYS, INSERT_MODEL, INSERT_PLAIN, INSERT_RATE, INS
 from .sums import make_current, runs_of
 
 # --- Stored price tables ---
-# A trace keeps each version once and unchanged, and the choice of the current costs.
+#
+# A trace stores each version once and never changes it. It also stores which costs are current.
 
 
 _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
@@ -83,7 +84,7 @@ def table_of(statements: Statements, version: str) -> PriceTable:
 
 
 async def stored_table(database: Database, version: str) -> PriceTable:
-    """A price table of the trace. For an unknown version, raises StoreError with the known ones."""
+    """A price table of the trace. Raises StoreError for an unknown version; the text lists the known versions."""
     if not await database.read("SELECT 1 FROM price_version WHERE version = ?", (version,)):
         await _refuse_unknown(database, version)
     return await database.look(lambda statements: table_of(statements, version))
@@ -96,7 +97,7 @@ async def stored_tables(database: Database) -> list[PriceTable]:
 
 
 def current_version(statements: Statements) -> str | None:
-    """The version with the current costs; None if these are the costs at call time."""
+    """The version that sets the current costs; None if these are the costs at call time."""
     rows = statements.run(
         "SELECT r.version FROM current_run AS c JOIN reprice_run AS r ON r.id = c.run ORDER BY c.position LIMIT 1"
     )
@@ -104,7 +105,7 @@ def current_version(statements: Statements) -> str | None:
 
 
 async def use_prices(database: Database, version: str | None) -> None:
-    """Make the costs of one version the current ones; None means the costs at call time."""
+    """Make the costs under one version the current costs; None means the costs at call time."""
     if version is not None and not await database.read(
         "SELECT 1 FROM price_version WHERE version = ?", (version,)
     ):
@@ -126,18 +127,21 @@ async def _refuse_unknown(database: Database, version: str) -> None:
 
 
 # --- Pricing many calls ---
+#
 # `PriceTable.explain` as SQL; a property test compares the two. Calls name their model in many ways. Each distinct
-# way is resolved once, in Python, into segments: ranges of time, hours and size with one price row each. They are
-# in temporary tables, which are joined with the calls. `reprice_cost` holds the nano-USD of each call, or the
-# reason why it has no cost. The statements are in `price_statements`: `plain` prices almost every call, and `any`
-# the rest.
+# way is resolved once, in Python, into segments: ranges of time, hours and size with one price row each. Segments
+# are in temporary tables, which are joined with the calls. `reprice_cost` contains the nano-USD of each call, or
+# the reason why the call has no cost. The statements are in `price_statements`: `plain` prices almost every call,
+# and `any` the rest.
 
 
 _EVER = (-MAX_INT64, MAX_INT64, -1, MAX_INT64, 0, DAY_SECONDS * US_PER_SECOND)
 
 
 class Pricer:
-    """Prices calls under one table, some thousands at a time. Its temporary tables belong to one connection."""
+    """Prices calls under one table, some thousands at a time. The pricer's temporary tables belong to one
+    connection.
+    """
 
     def __init__(
         self, table: PriceTable, dialect: PricingDialect, which: Sql, as_model: str | None, *, by_session: bool
@@ -150,12 +154,12 @@ class Pricer:
         self.by_session = by_session
         session = "coalesce(c.session_id, '')" if by_session else "NULL"
         self._plain = self._sql.plain.format(session=session, condition=condition)
-        self._rows: list[PriceRow] = []  # of the segments, by their numbers
+        self._rows: list[PriceRow] = []  # the price rows of the segments, by their numbers
         self._details: list[str] = []
         self._models: list[tuple[str, str]] = []  # provider and model of each key
 
     def prepare(self, statements: Statements) -> None:
-        """Make the temporary tables, or empty them."""
+        """Create the temporary tables, or empty them."""
         for sql in self._sql.prepare:
             statements.run(sql)
 
@@ -170,7 +174,7 @@ class Pricer:
         statements.run(self._sql.any)
 
     def model_and_day(self, place: int) -> tuple[str, str, int]:
-        """Provider, model and day of a `reprice_cost.place`."""
+        """Return provider, model and day of a `reprice_cost.place`."""
         key, day = divmod(place + DAYS // 2, DAYS)
         return *self._models[key], day - DAYS // 2
 
@@ -179,7 +183,7 @@ class Pricer:
         statements.run(self._plain, [low, high, *self._values])
 
     def _learn_models(self, statements: Statements) -> bool:
-        """Resolve the models that are new. Returns whether there are any."""
+        """Resolve new models to segments. Return whether there were any."""
         found = statements.run(self._sql.new_models)
         for names in found:
             self._add_model(statements, names)
@@ -225,7 +229,7 @@ class Pricer:
         self._add_rates(statements, number, self._details)
 
     def _learn_details(self, statements: Statements) -> None:
-        """Look up the rates of token details that are new."""
+        """Look up the rates of new token details."""
         new = sorted({str(name) for (name,) in statements.run(self._sql.detail_names)} - {*self._details})
         self._details += new
         for number in range(len(self._rows) if new else 0):

@@ -1,8 +1,8 @@
 """The rows of calls and sessions that are derived from events, grouped by the statement that stores them.
 
-Every statement is idempotent. A later event only fills columns that are NULL. So the rows are the same for any
-division into batches, and even if a start arrives after its end. A short call with its start and end in one batch
-is one row, written once.
+Every statement is idempotent. A later event only fills columns that are NULL. So the rows do not depend on the
+division into batches, nor on the order of a start and its end. A short call with start and end in one batch is
+written once, as one row.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ PROJECTED: frozenset[type[Event]] = frozenset(
         *(SessionCreated, SessionModelChanged, SessionRenamed),
     )
 )
-"""Events that change other tables than `events`, without any content."""
+"""Events without any content that change other tables than `events`."""
 
 PROJECTED_TOPICS = frozenset(kind.topic_of() for kind in PROJECTED)
-"""Their topics."""
+"""The topics of `PROJECTED`."""
 
 INSERT_TAG = """
     INSERT INTO call_tags (key, value, call_id)
@@ -102,30 +102,30 @@ class CallRows(NamedTuple):
 
     insert: Insert
     rows: list[Values]
-    """The rows. They have a placeholder for the run's number."""
+    """The rows, with a placeholder for the run's number."""
     begin: bool
-    """Whether these rows are from start events. If the events are new, the calls have no row yet."""
+    """Whether the rows come from start events. If these events are new, the calls have no row yet."""
 
 
 class Projection:
     """The rows that are derived from some events. Call `add` for the events, and then `complete`."""
 
     def __init__(self) -> None:
-        self._starts: dict[tuple[str, int], Values] = {}  # by request and attempt, and
-        self._more_starts: list[Values] = []  # Repeated starts.
+        self._starts: dict[tuple[str, int], Values] = {}  # by request and attempt
+        self._more_starts: list[Values] = []  # repeated starts
         self._completed: list[Values] = []
         self._failed: list[Values] = []
         self._imported: dict[str, Values] = {}  # by request
         # Rows from `take_in`: completed calls, and failed ones.
         self._whole: tuple[list[Values], list[Values]] = [], []
         self._session_fields: dict[str, _SessionFields] = {}  # of each session the model, the tags and the name
-        self._corrected: dict[int, list[int]] = {}  # calls to price again, by repricing
+        self._corrected: dict[int, list[int]] = {}  # calls to price again, by the number of the repricing
         self.tags: list[Values] = []
-        """The tags of calls: tag, value, request and attempt."""
+        """The tags of calls, as rows of tag, value, request and attempt."""
         self.ended: list[tuple[str, int, int]] = []
-        """Calls with usage: request, attempt and start."""
+        """Calls with usage, as request, attempt and start."""
         self.calls: tuple[CallRows, ...] = ()
-        """The rows of calls, from `complete`."""
+        """The rows of calls, set by `complete`."""
 
     def add(
         self, event: Event, run: str | int, ts_us: int, identity: Values, tags: Mapping[str, str] | None
@@ -149,7 +149,7 @@ class Projection:
                 pass
 
     def complete(self) -> None:
-        """Join the rows that belong together. Call it once, after the last `add`."""
+        """Join the rows that belong together. Call this once, after the last `add`."""
         completed, failed = self._whole
         self.calls = (
             CallRows(UPSERT_STARTED_COMPLETED, completed + self._joined(self._completed), begin=True),
@@ -186,13 +186,13 @@ class Projection:
         return flat((name, *between, *self._session_fields.get(name, nothing)) for name, between in times.items())
 
     def write_before_calls(self, statements: Statements) -> None:
-        """Remove the repriced costs of calls whose corrections are stored next."""
+        """Remove the repriced costs of calls that are corrected. Call this before the calls' rows are stored."""
         if self._imported:
             corrections = [(str(row[REQUEST]), int(str(row[REVISION]))) for row in self._imported.values()]
             self._corrected = remove_outdated_costs(statements, corrections)
 
     def write_behind_calls(self, statements: Statements) -> None:
-        """Store the data of calls that is in other tables. The rows of the calls are stored already."""
+        """Store the data of calls that is in other tables. Call this after the calls' rows are stored."""
         if self.tags:
             statements.run_many(INSERT_TAG, self.tags)
         for run, ids in self._corrected.items():
@@ -201,7 +201,7 @@ class Projection:
             add_late_costs(statements, self.ended)
 
     def make_storable(self, clean: Callable[[str], str]) -> None:
-        """Make every text acceptable for the database, and every impossible count unknown."""
+        """Make every text acceptable for the database, and set impossible counts to unknown."""
         for _, rows, _ in self.calls:
             for row in rows:
                 make_storable(row, clean)
@@ -235,7 +235,7 @@ class Projection:
                 self.ended.append((*call, ts_us))
         elif isinstance(event, LlmCallStarted):
             start = started_row(event, identity, run, ts_us)
-            if event.reason == "taken_up":  # its row was stored when the reply was first requested
+            if event.reason == "taken_up":  # the row was stored when the reply was first requested
                 self._more_starts.append(start)
             else:
                 self._note_start(start)
@@ -263,7 +263,9 @@ class Projection:
             self._starts[call] = start
 
     def _joined(self, ends: list[Values]) -> list[Values]:
-        """Rows of calls that start and end here. They are taken out of the starts and out of `ends`."""
+        """Join rows of calls that start and end in these events. The rows are removed from the starts and from
+        `ends`.
+        """
         whole: list[Values] = []
         alone: list[Values] = []
         for end in ends:
@@ -291,7 +293,7 @@ def flat(rows: Iterable[Sequence[SqlValue]]) -> Values:
 
 
 def make_storable(values: Values, clean: Callable[[str], str]) -> None:
-    """Make every text of a list acceptable for the database, and every impossible number unknown."""
+    """Make every text of a list acceptable for the database, and set impossible numbers to unknown."""
     for index, value in enumerate(values):
         if isinstance(value, str):
             values[index] = clean(value)
@@ -300,10 +302,11 @@ def make_storable(values: Values, clean: Callable[[str], str]) -> None:
 
 
 # --- Late costs of a repricing ---
-# A repricing covers the calls that had started by its end. A call that ends later has no usage until then. So it
-# is priced in the transaction that stores its end, and its usage never appears without that cost. The same holds
-# for an unfinished run that has already passed the call. A repricing that was undone before the call ended doesn't
-# cover the call.
+#
+# A repricing covers the calls that had started before its end. If such a call ends later, it has no usage until
+# then. So it is priced in the transaction that stores its end, and its usage is never visible without that cost.
+# The same rule applies to an unfinished run that has already passed the call. A repricing that was undone before
+# the call ended doesn't cover the call.
 
 
 _log = Log("tracestore.late_costs")
@@ -311,7 +314,7 @@ _log = Log("tracestore.late_costs")
 ROUNDED_US = 1_000_000
 """The tolerance for the start of a call, in microseconds.
 
-The start is computed from an end and its rounded latency, and clocks may be set.
+The start is computed from the end and the rounded latency, and a clock may be set back.
 """
 
 _AT_ONCE = 500
@@ -403,8 +406,9 @@ def _add_costs_of(statements: Statements, run: _Run, ids: Sequence[SqlValue]) ->
 
 
 # --- Corrections of imported calls ---
-# Costs are append-only, and a call that a file corrects has other tokens. So the cost that each repricing gave to
-# it is removed, and made again from the new tokens, in the transaction of the correction.
+#
+# Costs are append-only, and a corrected call has other tokens. So the transaction of the correction removes the
+# call's cost under each repricing, and stores a new cost for the new tokens.
 
 
 _OUTDATED = """
@@ -416,7 +420,7 @@ _OUTDATED = """
 
 
 def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[str, int]]) -> dict[int, list[int]]:
-    """Remove the costs of calls with an older revision. Returns these calls by repricing."""
+    """Remove the costs of calls with an older revision. Return these calls, by the number of the repricing."""
     found: dict[int, list[int]] = {}
     if not statements.run("SELECT 1 FROM reprice_run LIMIT 1"):
         return found
@@ -437,14 +441,14 @@ def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[st
 
 
 def add_costs_of(statements: Statements, run: int, ids: Sequence[int]) -> None:
-    """Price corrected calls again under a repricing that had priced them, even if it was undone."""
+    """Price corrected calls again under a repricing that had priced them, even if the repricing was undone."""
     rows = statements.run(f"SELECT {_RUN_COLUMNS} FROM reprice_run WHERE id = ?", (run,))
     for row in rows:
         _add_costs_of(statements, _Run(*row), ids)
 
 
 def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> Group:
-    """Store the cost of a call. Returns the amounts that the call adds to the sums of the run."""
+    """Store the cost of a call. Return the amounts that the call adds to the sums of the run."""
     call_id, ts_us, day, provider, model, served, priced_as, session, at_call, before, *counts = row
     usage = usage_of(counts)
     assert usage is not None  # the query selects only calls with usage
@@ -475,7 +479,7 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
 
 
 def _of_base(of: Group) -> Group:
-    """Apply a late cost of an earlier run to later runs: it changes only their cost before."""
+    """Convert a late cost under an earlier run to sums of later runs: it changes only their cost before."""
     return Group(
         provider=of.provider,
         model=of.model,

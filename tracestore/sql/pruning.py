@@ -5,7 +5,7 @@ Other events are deleted by their own time. Then sessions and ended runs without
 and captured content without a session. So the sums over the remaining rows stay correct.
 
 Some rows stay at any age: calls without an end, open runs, price tables, and the history of repricings. The last
-call and the last event of the trace stay as well, so no number is reused and readers miss nothing.
+call and the last event of the trace stay as well. So no number is reused, and readers miss no row.
 
 Events and costs are append-only. Triggers refuse every DELETE, unless a row of the table `pruning` allows it for
 that age. Such a row exists only inside the transaction of a step.
@@ -89,15 +89,14 @@ _COUNT_OLD_CALLS = f"""
 
 class Pruning(ABC):
     _delete_tags: str
-    """Deletes the tags of calls; ``{calls}`` is replaced by a list of their ids."""
+    """The statement that deletes the tags of calls. ``{calls}`` is a placeholder for a list of their ids."""
     _events_with_calls: bool
     """Whether events are deleted in the transaction of their calls, and not after them."""
 
     _old_runs = OLD_RUNS
-    """Finds the runs without remaining rows."""
+    """The part of a query that finds ended runs without remaining rows."""
 
     def __init__(self, database: Database, progress: Progress | None) -> None:
-        """A pruning, not yet started."""
         self._database = database
         self._progress = progress
         self._report = PruneReport(dry_run=False, before_us=0)
@@ -181,7 +180,7 @@ class Pruning(ABC):
         return {"attempts": attempts, "events": events, "costs": costs}
 
     async def _delete_events(self, before_us: int) -> None:
-        """Delete old events that belong to no call."""
+        """Delete old events outside of any call."""
         for span in _spans(before_us, *await self._numbers("events")):
             # A query takes no lock, and most parts of a trace have no old rows.
             if await self._found(f"SELECT 1 {OLD_EVENTS} LIMIT 1", span):
@@ -192,7 +191,7 @@ class Pruning(ABC):
         return {"runs": gone}
 
     async def _delete_bodies(self, before_us: int) -> None:
-        """Delete captured content that no longer belongs to a session."""
+        """Delete captured content that no session uses any more."""
         old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
         if not old:
             return
@@ -210,7 +209,7 @@ class Pruning(ABC):
             await self._step(lambda statements: {"bodies": delete_spared(statements, before_us, needed.spared)})
 
     async def _step(self, work: Callable[[Statements], dict[str, int]]) -> bool:
-        """One transaction, then a pause of the same length, so that others can write."""
+        """Run one transaction, then pause for the same time, so that others can write."""
         began = time.monotonic()
         gone = await self._database.write(work)
         if not any(gone.values()):
@@ -226,7 +225,7 @@ class Pruning(ABC):
         return await self._database.look(lambda statements: statements.run(sql, values))
 
     async def _numbers(self, table: Literal["calls", "events"]) -> tuple[int, int]:
-        """The range of its rows' numbers: above the first number and up to the second."""
+        """The range of a table's row numbers: above the first number and up to the second."""
         ((low, last),) = await self._database.read(
             f"SELECT coalesce((SELECT min(id) FROM {table}), 1) - 1, coalesce((SELECT max(id) FROM {table}), 0)"
         )
@@ -242,7 +241,7 @@ class Pruning(ABC):
                 return
 
     async def _cutoff(self, share: float) -> int:
-        """A cutoff time that leaves about this share of the events before it, and at least one event."""
+        """A cutoff time before which about this share of the events lies, and at least one event."""
         low, last = await self._numbers("events")
         place = low + 1 + int((last - low) * share)
         rows = await self._database.read(
@@ -252,17 +251,17 @@ class Pruning(ABC):
         return int(rows[0][0] or 0)
 
     async def _allowed_until(self, before_us: int) -> int:
-        """The cutoff that is allowed: `before_us`, or an earlier moment."""
+        """The allowed cutoff: `before_us`, or an earlier time."""
         return before_us
 
     @abstractmethod
     async def _sizes(self) -> tuple[int, int]:
-        """Bytes in use, and on the disk."""
+        """The bytes in use, and the bytes on the disk."""
         ...
 
     @abstractmethod
     async def _vacuum(self) -> None:
-        """Rewrite everything without gaps. Writers wait during that time."""
+        """Rewrite the whole database without gaps. Writers wait meanwhile."""
         ...
 
     @abstractmethod
@@ -272,7 +271,7 @@ class Pruning(ABC):
 
 
 def _spans(before_us: int, low: int, last: int) -> Iterator[dict[str, SqlValue]]:
-    """Parameters for all rows of a table, some thousands at a time."""
+    """Yield parameters for all rows of a table, some thousands of rows at a time."""
     for start in range(low, last, ROWS_AT_ONCE):
         yield {"before_us": before_us, "low": start, "high": start + ROWS_AT_ONCE}
 

@@ -32,19 +32,21 @@ from .connection import Database, Statements, greater
 from .pricing import Pricer, current_version, save_table, stored_table
 from .sums import Difference, RepricedGroup, add_repriced, current_runs, difference, make_current
 
-# --- Repricing stored calls --- It is set-based and append-only.
+# --- Repricing stored calls ---
+#
+# A repricing works on sets of calls, and only adds rows.
 #
 #   1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges of
-#   time and size with one price row each (`pricing`). They go into a temporary table.
-#   2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, go into a
-#   temporary table and from there into the trace. They are added up on the way (`comparison`), so the calls
-#   themselves, which have large rows, are read once. Between these transactions others write.
-#   3. Calls that started meanwhile are priced, too, the last of them in the transaction that makes the costs of
-#      this run the current ones. An interrupted repricing has changed no visible cost. The transaction of the
-#      costs also stores the progress of the run, so `resume` continues there and ends with the same report.
-#   4. A call that had started by then, and ends later, gets its cost in the transaction that stores its end.
+#      time and size with one price row each (`pricing`). Segments are stored in a temporary table.
+#   2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, are stored
+#      in a temporary table and copied from there into the trace. The costs are summed at the same time
+#      (`comparison`), so the large rows of the calls are read once. Other writers work between these transactions.
+#   3. Calls that started meanwhile are priced, too. The transaction that prices the last of them also makes the
+#      costs of this run the current costs. Until then no visible cost changes. Each transaction also stores the
+#      progress of the run, so `resume` continues there and ends with the same report.
+#   4. A call that started before the end of the run, and ends later, gets its cost in the transaction of its end.
 #
-# Nothing is ever edited: neither events, nor costs at call time, nor the costs of a run. The SQL follows
+# Events, costs at call time, and the costs of a run are never changed. The SQL follows
 # `PriceTable.explain` case by case. A property test compares the two to the nano-dollar. A repricing of *some*
 # calls changes only their costs: the other calls keep their current cost.
 
@@ -138,7 +140,7 @@ class Repricing:
         prepare(statements)
 
     def _begin(self, statements: Statements, dry: bool) -> tuple[int, int]:
-        """Enter the run. Returns its number (0 for a dry run) and the number of the last call."""
+        """Store a new run. Return its number (0 for a dry run) and the number of the last call."""
         last = _last_call(statements)
         if dry:
             return 0, last
@@ -168,7 +170,7 @@ class Repricing:
         note_progress(statements, run_id, low, high)
 
     def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[UncountedCalls, str | None]:
-        """Price the calls that were stored after `done`, and finish."""
+        """Price the calls that were stored after `done`, and finish the run."""
         last = _last_call(statements)
         if done < last:
             self._chunk(run_id, done, last, dry)(statements)
@@ -214,14 +216,15 @@ def _last_call(statements: Statements) -> int:
 
 
 # --- The history of repricings ---
-# A run is stored before its first cost, and finished in the transaction that makes its costs the current ones.
-# Between the two it stores its progress. An unfinished run was interrupted, or is in progress.
+#
+# A run is stored before its first cost. The transaction that finishes the run makes its costs the current costs.
+# In between, the run stores its progress. An unfinished run was interrupted, or is in progress.
 
 
 def begin(
     statements: Statements, version: str, where: CallFilter, now_us: int, last_call: int, *, by_session: bool
 ) -> int:
-    """Enter a run, and return its number."""
+    """Store a new run, and return its number."""
     ((run_id,),) = statements.run(
         """
         INSERT INTO reprice_run (version, filter, started_us, last_call, by_session, replaced)
@@ -239,7 +242,7 @@ def begin(
 def note_progress(statements: Statements, run_id: int, low: int, high: int) -> None:
     """Record the progress of a run, in the transaction of the chunk.
 
-    Raises StoreError if another process has done so.
+    Raises StoreError if another process has already recorded this progress.
     """
     if not statements.change(
         f"""
@@ -253,7 +256,9 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
 
 
 def finish(statements: Statements, run_id: int, uncounted: UncountedCalls, now_us: int) -> None:
-    """Record the result of a run, and make its costs the current ones, in the transaction of its last calls."""
+    """Record the result of a run, and make its costs the current costs. Call this in the transaction of the run's
+    last calls.
+    """
     run = _by_number(statements, run_id)
     replaced = tuple(current_runs(statements))
     after = run.current_after(replaced)
@@ -285,13 +290,15 @@ def _is_stale(statements: Statements, run_id: int) -> bool:
 
 
 def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) -> Difference:
-    """The change of all current costs if other runs become the current ones."""
+    """The change of all current costs if other runs become current."""
     old, new = difference(statements, before), difference(statements, after)
     return Difference(new.nano_usd - old.nano_usd, new.unpriced - old.unpriced)
 
 
 def _check(statements: Statements, run_id: int, changed: Difference, *, recounts: bool) -> None:
-    """Recalculate the sums of a run from its costs, because others may have changed the trace since."""
+    """Check the sums of a run, or recalculate them from its costs, because others may have changed the trace
+    since.
+    """
     if not recounts and change_of(statements, run_id) == changed:
         return
     add_up_again(statements, run_id)
@@ -305,7 +312,7 @@ def _check(statements: Statements, run_id: int, changed: Difference, *, recounts
 
 
 async def undo(database: Database, now_us: int) -> RepriceRun:
-    """Undo the latest repricing, and return its run. Its costs stay in the trace."""
+    """Undo the latest repricing, and return its run. The run's costs stay in the trace."""
     return await database.write(lambda statements: _undo(statements, database.name, now_us))
 
 
@@ -342,7 +349,7 @@ async def history(database: Database) -> list[RepriceRun]:
 
 
 async def current_prices(database: Database) -> CurrentPrices:
-    """The runs with the current costs. It reads tables with a few rows."""
+    """The runs that set the current costs. Only tables with a few rows are read."""
 
     def work(statements: Statements) -> CurrentPrices:
         runs = tuple(current_runs(statements))
@@ -360,7 +367,7 @@ _RENAMED = {
     "label": "coalesce(v.label, '')",
 }
 _COLUMNS = {name: _RENAMED.get(name, f"r.{name}") for name in RepriceRun.__struct_fields__}
-"""Each field of a run, and its expression."""
+"""The expression for each field of a run."""
 
 
 def _runs(statements: Statements, which: str = "", values: Sequence[int] = ()) -> list[RepriceRun]:

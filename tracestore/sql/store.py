@@ -50,7 +50,7 @@ from .listing import call_row, calls_after_query, calls_query, costs, sessions
 
 
 class SqlStore(Store, Protocol):
-    """A store that answers with SQL on a `Database`. Subclasses add opening, writing, repricing and upkeep."""
+    """A store in an SQL `Database`. Subclasses add opening, writing, repricing and upkeep."""
 
     _database: Database
     _clock: Clock

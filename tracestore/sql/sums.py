@@ -11,8 +11,10 @@ from callboard.bus.log import Log
 from .call_rows import usage_unknown
 from .connection import Database, Dialect, SqlValue, Statements, greater, placeholders
 
-# --- Sums of calls --- `call_sums` holds the sums over the calls up to number `summed_calls.up_to`, by day,
-# provider and model. A query adds the few later calls, so a batch of events has no extra cost. Now and then
+# --- Sums of calls ---
+#
+# `call_sums` contains the sums over the calls up to number `summed_calls.up_to`, by day, provider and model. A
+# query adds the few later calls itself, so storing a batch of events has no extra cost. From time to time,
 # `sum_up` adds all new calls. If a summed call changes or is deleted, the database changes the sums in the same
 # transaction.
 #
@@ -21,7 +23,7 @@ from .connection import Database, Dialect, SqlValue, Statements, greater, placeh
 
 
 SUM_UP_AFTER = 5_000
-"""The number of new calls that makes `sum_up` due."""
+"""The number of new calls after which `sum_up` runs."""
 
 KEY = ("day", "provider", "model")
 
@@ -29,7 +31,7 @@ SUMMED = (
     *("calls", "total_input_tokens", "output_tokens", "cost_nano", "unpriced", "estimated"),
     *("cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens", "unknown"),
 )
-"""The columns of `call_sums` that are sums. Costs are those at call time."""
+"""The columns of `call_sums` that are sums. Costs are the costs at call time."""
 
 REPRICED = ("calls", "cost_nano", "unpriced")
 """The columns of `repriced_sums` that are sums."""
@@ -38,13 +40,13 @@ _ABSURD = 1 << 53
 
 
 def flag(condition: str) -> str:
-    """A condition as 1 or 0."""
+    """Convert a condition to 1 or 0."""
     return f"CASE WHEN {condition} THEN 1 ELSE 0 END"
 
 
 def total_input(row: str) -> str:
-    """All input tokens of a call. An absurdly large sum is not an error, because numeric has no bounds outside
-    SQLite.
+    """All input tokens of a call. A sum beyond 64 bits is not an error: outside of SQLite, numeric has no
+    bounds.
     """
     return f"(CAST({row}.input_tokens AS numeric) + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
 
@@ -63,7 +65,7 @@ def sums_of(row: str) -> dict[str, str]:
 
 
 def sum_of(count: str) -> str:
-    """The sum of counts. Absurdly large counts make it inexact."""
+    """The sum of counts. Counts beyond 64 bits make the sum inexact."""
     return f"coalesce(sum({_count(count)}), 0)"
 
 
@@ -123,7 +125,7 @@ def added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> 
 
 
 def sums(values: Iterable[str]) -> str:
-    """The sums of these values, as a list of columns."""
+    """Sums of these values, as a list of columns."""
     return ", ".join(f"sum({value})" for value in values)
 
 
@@ -158,7 +160,7 @@ def sum_up(statements: Statements) -> None:
 
 
 def not_summed_up(statements: Statements) -> int:
-    """The number of calls that wait for `sum_up`, or a few more."""
+    """An upper bound of the number of calls that `sum_up` has not added yet."""
     ((waiting,),) = statements.run("SELECT coalesce((SELECT max(id) FROM calls), 0) - up_to FROM summed_calls")
     return max(0, int(waiting))
 
@@ -167,14 +169,14 @@ _log = Log("tracestore.sums")
 
 
 class SumKeeper:
-    """Sums up what one writer has stored. Other writers of the trace do the same."""
+    """Adds the calls that one writer has stored to the sums. Other writers of the trace do the same."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._new = SUM_UP_AFTER  # an upper bound of the calls that are in no sum; the first check corrects it
 
     async def stored(self, events: int) -> None:
-        """Count stored events, and sum up when it is time. Errors are only logged."""
+        """Count stored events, and run `sum_up` after enough of them. Errors are only logged."""
         self._new += events
         if self._new < SUM_UP_AFTER:
             return
@@ -189,26 +191,28 @@ class SumKeeper:
 
 
 # --- The costs of repricings ---
+#
 # Each repricing has its own costs, in `call_cost` by run, also if another run has the same price version. So no
 # run depends on another, and undoing a run reverts exactly its own effect.
 #
-# `current_run` lists the runs with the current costs in order. The cost of a call is that of the first run that
-# covers it, else the one at call time. A repricing of all calls is alone in the list. A repricing of some calls is
-# added before the others.
+# `current_run` lists, in order, the runs that set the current costs. The current cost of a call is the cost under
+# the first run that covers it, or else the cost at call time. A repricing of all calls is alone in the list. A
+# repricing of some calls is added before the others.
 #
 # `repriced_sums` has the differences of a run to the costs at call time, in sums over all its calls.
 
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
-"""Day, provider and model; the calls that got a cost; the difference to their sum at call time, in nano-USD; and
-the increase of the number of unpriced calls."""
+"""Day, provider and model, then the number of calls that got a cost. Then the difference to their sum at call
+time, in nano-USD, and the increase of the number of unpriced calls.
+"""
 
 RUN_KEY = ("run", *KEY)
 _ADD_REPRICED = added("repriced_sums", RUN_KEY, REPRICED, f"VALUES ({placeholders(len((*RUN_KEY, *REPRICED)))})")
 
 
 class Difference(NamedTuple):
-    """The difference between some costs and those at call time, over all calls."""
+    """The difference between some costs and the costs at call time, over all calls."""
 
     nano_usd: int
     """The difference of the sums, in nano-USD."""
@@ -223,12 +227,12 @@ def add_repriced(statements: Statements, run_id: int, groups: Iterable[RepricedG
 
 
 def current_runs(statements: Statements) -> list[int]:
-    """The runs with the current costs, in order."""
+    """The current runs, in order."""
     return [int(run) for (run,) in statements.run("SELECT run FROM current_run ORDER BY position")]
 
 
 def make_current(statements: Statements, runs: Iterable[int]) -> None:
-    """Make these runs the current ones, in this order."""
+    """Make these runs the current runs, in this order."""
     statements.run("DELETE FROM current_run")
     statements.run_many("INSERT INTO current_run (position, run) VALUES (?, ?)", enumerate(runs))
 
@@ -236,9 +240,9 @@ def make_current(statements: Statements, runs: Iterable[int]) -> None:
 def runs_of(statements: Statements, version: str) -> list[int]:
     """The finished runs of a price version in order of precedence, the latest first.
 
-    The list ends with a run that covers all calls of the earlier runs. That is a run of all calls, unless it was
-    undone: then a call that ended later may be covered by an earlier run alone. If the clock was set back, the
-    earlier run may also cover calls that started after the end of the later one.
+    The list ends with a run that covers all calls of earlier runs. Usually this is a run of all calls. If that run
+    was undone, an earlier run alone may cover a call that ended later. If the clock was set back, the earlier run
+    may also cover calls that started after the end of the later one.
     """
     found = statements.run(
         """
@@ -271,10 +275,7 @@ _COVERED_ABOVE = f"""
 
 
 def difference(statements: Statements, runs: Sequence[int]) -> Difference:
-    """The difference between the costs at call time and the costs if these runs were the current ones.
-
-    It is computed from the stored sums. Only calls that several runs cover are read.
-    """
+    """The difference between the costs at call time and the costs if these runs were current."""
     nano = unpriced = 0
     for place, run_id in enumerate(runs):
         ((more, more_unpriced),) = statements.run(_KEPT, (run_id,))

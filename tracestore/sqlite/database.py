@@ -2,8 +2,8 @@
 
 - **A transaction happens as a whole or not at all.** aiosqlite's thread runs it as one function, one transaction
   after the other. A cancelled caller still waits for its end. Every write starts ``IMMEDIATE``.
-- **Two writers corrupt nothing.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose rows when two connections write
-  a WAL file at the same instant. With these versions, each write of any process holds an exclusive lock on
+- **Two writers do not corrupt the file.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose rows when two connections
+  write a WAL file at the same instant. With these versions, each write of any process holds an exclusive lock on
   ``<file>.lock``.
 - **The interpreter always ends.** aiosqlite's thread is not a daemon, so a daemon thread waits for the main thread
   to end, and then stops open connections.
@@ -74,7 +74,7 @@ class Database:
         self._connection: aiosqlite.Connection | None = None
         self._file_lock: FileLock | None = None
         self._file: tuple[int, int] | None = None
-        self.immutable = False  # whether the file is read as one that never changes
+        self.immutable = False  # whether the file is opened as one that never changes
         self._copy: Path | None = None  # a temporary copy that is read instead of the file
 
     @property
@@ -89,11 +89,11 @@ class Database:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the open file is no longer the one at the path, because it was moved, replaced or deleted."""
+        """Whether the open file is no longer the file at the path, because it was moved, replaced or deleted."""
         return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
-        """Open the file. If that fails, the file and every byte in it stay as they were."""
+        """Open the file. If that fails, not a byte of the file is changed."""
         if self._connection is not None:
             return
         try:
@@ -182,7 +182,7 @@ class Database:
             return await in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
 
     async def journal_mode(self) -> str:
-        """SQLite's name of the journal mode. For a file at rest it is read from the file's header."""
+        """SQLite's name of the journal mode. If the file is not open, it is read from the file's header."""
         if self.immutable:
             return "wal" if is_made_for_log(self.path) else "delete"
         ((mode,),) = await self.read("PRAGMA journal_mode")
@@ -208,8 +208,8 @@ class Database:
     ) -> tuple[list[str], list[Row]]:
         """The columns and first rows of a user's statement, which may only read.
 
-        Use it on a separate connection that was opened `readonly`. From then on the connection refuses everything
-        else. Raises StoreError for any other statement, and TimeoutError if the statement takes too long.
+        Use this on a separate connection that was opened `readonly`. From then on, the connection refuses all
+        other work. Raises StoreError for any other statement, and TimeoutError if the statement takes too long.
         """
         import sqlite3
 
@@ -226,7 +226,9 @@ class Database:
                         raise StoreError(f"{self.path}: {error}") from error
 
     async def _within(self, seconds: float, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` with a time limit that includes its wait. After it, SQLite interrupts the work."""
+        """Run `work` with a time limit that includes the wait for the thread. After the limit, SQLite interrupts
+        the work.
+        """
         deadline = time.monotonic() + seconds
 
         def bounded(statements: Statements) -> _T:
@@ -236,8 +238,8 @@ class Database:
         return await shielded(in_thread(self._open_connection(), bounded))
 
     async def vacuum(self) -> None:
-        """Rewrite the file without gaps. From then on it can return free pages to the disk. Writers wait until
-        this is done.
+        """Rewrite the file without gaps, so that later it can return free pages to the disk. Writers wait
+        meanwhile.
         """
 
         def work(statements: Statements) -> None:
@@ -251,7 +253,7 @@ class Database:
     async def empty_log(self) -> None:
         """Move the write-ahead log into the file and truncate it, because it contains deleted bytes.
 
-        Best effort: if a reader prevents it, a later checkpoint empties the log.
+        If a reader prevents this, a later checkpoint empties the log.
         """
         with contextlib.suppress(StoreError):
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
@@ -265,17 +267,16 @@ class Database:
         await shielded(self._locked(work))
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, without
-        interruption.
-        """
+        """Run `work` in the connection's thread, without interruption. It may write only to temporary tables."""
         with translated(self.path):
             return await shielded(in_thread(self._open_connection(), work))
 
     async def write(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` in the connection's thread, in one IMMEDIATE transaction, and return what it returns.
 
-        The transaction is committed when `work` returns and rolled back when it raises. A caller that is
-        cancelled still waits for it to end. Raises StoreError if the file can't be written, locked or opened.
+        The transaction is committed when `work` returns and rolled back when it raises. A caller that is cancelled
+        still waits for the end of the transaction. Raises StoreError if the file can't be written, locked or
+        opened.
         """
         if self.readonly:
             raise StoreError(f"{self.path} was opened for reading only")
@@ -329,9 +330,11 @@ def _make_shrinkable(statements: Statements) -> None:
         statements.run("PRAGMA auto_vacuum = INCREMENTAL")
 
 
-# --- The end of the interpreter --- aiosqlite's thread is not a daemon, so an open connection would keep the
-# process alive forever. One daemon thread per process waits for the main thread and the host's non-daemon threads
-# to end. Then it stops the connections that are still open.
+# --- The end of the interpreter ---
+#
+# aiosqlite's thread is not a daemon, so an open connection would keep the process alive forever. One daemon thread
+# per process waits for the main thread and the host's non-daemon threads to end. Then it stops the connections
+# that are still open.
 
 
 _open_connections: weakref.WeakKeyDictionary[aiosqlite.Connection, threading.Thread] = weakref.WeakKeyDictionary()
@@ -340,7 +343,9 @@ _reaper_lock = threading.Lock()
 
 
 def stop_at_exit(connection: aiosqlite.Connection) -> None:
-    """Stop a connection that is still open when the interpreter ends. It belongs to the thread that calls this."""
+    """Stop a connection that is still open when the interpreter ends. The connection belongs to the calling
+    thread.
+    """
     global _reaper
     with _reaper_lock:
         _open_connections[connection] = threading.current_thread()
@@ -361,8 +366,8 @@ def _reap() -> None:
             if not left:
                 _reaper = None
                 return
-        # A host's non-daemon thread may still be closing its engine. The main thread has ended, so its connections
-        # are stopped first.
+        # A host's non-daemon thread may still be closing its engine. The main thread has ended, so connections of
+        # the main thread are stopped first.
         for wait, _, connection, owner in sorted(left):
             if wait:
                 owner.join()

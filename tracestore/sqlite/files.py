@@ -22,7 +22,7 @@ _TURN_SECONDS = 0.1
 
 
 def create_private(path: Path) -> None:
-    """Create the file, empty, if it doesn't exist. From the start it is readable by its owner alone."""
+    """Create an empty file if it doesn't exist. Only its owner can read it from the start."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -85,13 +85,13 @@ def refuse_foreign(path: Path) -> None:
 
 
 class HeldFile:
-    """An open file that may have an exclusive lock. The lock ends with `close` or with the process.
+    """An open file that may have an exclusive lock. `close` or the end of the process releases the lock.
 
     A forked child closes its copies when it starts. Otherwise its copies would keep the locks of a dead parent.
     """
 
     def __init__(self, path: Path, flags: int) -> None:
-        """A new file has mode 0600. A file is never opened through a symlink."""
+        """Open a file, never through a symlink. A new file has mode 0600."""
         self.descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
         _held.add(self)
 
@@ -108,7 +108,6 @@ class HeldFile:
         return True
 
     def unlock(self) -> None:
-        """Release the lock that `try_lock` took."""
         try:
             import fcntl
         except ImportError:  # pragma: no cover - see try_lock
@@ -122,7 +121,7 @@ class HeldFile:
             return False
 
     def close(self) -> None:
-        """Close the file, which ends its lock. Closing twice is harmless."""
+        """Close the file, which releases its lock. Closing twice is harmless."""
         if self in _held:
             _held.remove(self)
             descriptor, self.descriptor = self.descriptor, -1
@@ -142,7 +141,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 class FileLock:
-    """The lock that all writers of one file share. Held for a transaction at a time, some milliseconds."""
+    """The lock that all writers of one file share. It is held for one transaction at a time, some milliseconds."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(database.name + ".lock")
@@ -183,7 +182,7 @@ _NAMED = "lock-"
 
 @contextlib.asynccontextmanager
 async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
-    """Hold a named lock, waiting for it if needed. Its file exists only while the lock is held."""
+    """Wait for a named lock, and hold it. The lock's file exists only while the lock is held."""
     path = database.with_name(f"{database.name}.{_NAMED}{sha256(name.encode()).hexdigest()[:16]}")
     try:
         while (file := _locked(path)) is None:  # noqa: ASYNC110 - no event comes from another process's lock
@@ -222,13 +221,15 @@ def remove_named_locks(database: Path) -> None:
 
 
 class RunLock:
-    """The lock of one run, on a file with its name. It is held while the run is in progress.
+    """The lock of one run, on a file with the run's name. It is held while the run is in progress.
 
     The file appears under its name with the lock already held, so the lock of a running process is never free.
     """
 
     def __init__(self, database: Path, run_id: str) -> None:
-        """Raises StoreError if the file can't be made, or if this run is in progress already."""
+        """Create the file and take the lock. Raises StoreError if that fails, or if the run is already in
+        progress.
+        """
         self._path = run_lock_path(database, run_id)
         unborn = self._path.with_name(f"{database.name}.new-run-{run_id}")
         try:
@@ -252,7 +253,7 @@ class RunLock:
         return self._file.is_at(self._path)
 
     def close(self) -> None:
-        """Release the lock. The file stays, if it exists."""
+        """Release the lock. The file is not deleted."""
         self._file.close()
 
     def remove(self) -> None:
@@ -262,13 +263,12 @@ class RunLock:
 
 
 class FreeRunLock:
-    """A lock of a run that no other process holds. This process holds it temporarily."""
+    """A lock on a run that no other process holds. This process holds it temporarily."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def remove(self) -> None:
-        """Delete the file."""
         remove_quietly(self._path)
 
 
@@ -298,17 +298,17 @@ def run_lock_path(database: Path, run_id: str) -> Path:
 
 
 def run_locks(database: Path) -> list[str]:
-    """The runs that have a lock file, held or not."""
+    """The runs that have a lock file, locked or not."""
     prefix = f"{database.name}.run-"
     return sorted(path.name.removeprefix(prefix) for path in database.parent.glob(f"{escaped(prefix)}*"))
 
 
 def remove_quietly(path: Path) -> None:
-    """Delete an unneeded file. In a read-only folder the file stays."""
+    """Delete an unneeded file. In a read-only folder, the file is left."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def escaped(name: str) -> str:
-    """A name as a glob pattern that matches only this name."""
+    """Convert a name to a glob pattern that matches only this name."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,4 +1,4 @@
-"""A trace file for readers: with the events that dead processes left next to it.
+"""A trace file for readers, with the events that dead processes left next to the file.
 
 A process that dies leaves the events since its last commit in its journal, and in its spill file if it had one. A
 reader looks for such files when it opens the trace, and before each query:
@@ -7,10 +7,10 @@ reader looks for such files when it opens the trace, and before each query:
   It doesn't end the lost calls and runs, because that needs the prices of an engine.
 - If the trace can't be written, as on read-only media, the reader copies it to a temporary file and stores the
   events there. It makes a new copy when the trace or the files next to it change.
-- If neither works, the reader shows the trace without them. It logs a warning with the number of events and their
-  files, and keeps both in `TraceStore.waiting`.
+- If neither works, the reader shows the trace without these events. It logs a warning with the number of events
+  and their files, and keeps both in `TraceStore.waiting`.
 
-The files of living processes are locked, and are left alone: their events come with the next commit.
+The files of living processes are locked. The reader ignores them, because their events come with the next commit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _log = Log("tracestore.late_events")
 _T = TypeVar("_T")
 
 _ATTEMPTS = 3
-"""The number of attempts to copy, because another process may store a file meanwhile."""
+"""The largest number of attempts to copy, because another process may store a file meanwhile."""
 
 _PAGES_AT_ONCE = 1000
 
@@ -74,7 +74,9 @@ async def take_in(path: Path) -> bool:
 
 
 async def _stored(path: Path, *, beside: Path | None = None, remove: bool = False) -> None:
-    """Store the events next to a trace in a file, and remove their files there if `remove` is set."""
+    """Store the events that are next to a trace in a file. If `remove` is set, remove the files that contained
+    them.
+    """
     file = TraceFile(Database(path), SYSTEM_CLOCK)
     await file.open()
     try:
@@ -107,7 +109,7 @@ def _mark(path: Path) -> _Mark:
 
 
 class WholeTrace(Database):
-    """A trace file that is only read, with the events that dead processes left next to it."""
+    """A trace file that is only read, with the events that dead processes left next to the file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, readonly=True)
@@ -118,7 +120,7 @@ class WholeTrace(Database):
         self._mark: _Mark | None = None  # the state of the files when events were last merged, or could not be
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
-        """Open the file, and add the events next to it."""
+        """Open the file, and add the events in the files next to it."""
         if self.is_open:
             return
         self._copy = self._mark = None
@@ -141,9 +143,7 @@ class WholeTrace(Database):
         return await super().read(sql, parameters)
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, without
-        interruption.
-        """
+        """Run `work` in the connection's thread, without interruption. It may write only to temporary tables."""
         await self._find_waiting()
         return await super().look(work)
 
@@ -182,7 +182,7 @@ class WholeTrace(Database):
         self.waiting = waiting
 
     async def _merge(self) -> bool:
-        """Read a temporary copy that has the late events, too. Returns False if none can be made."""
+        """Read a temporary copy that includes the late events. Return False if no copy can be made."""
         for _ in range(_ATTEMPTS):
             before = await anyio.to_thread.run_sync(leftovers, self.path)
             try:
@@ -194,8 +194,8 @@ class WholeTrace(Database):
                 await anyio.to_thread.run_sync(_copied, self.path, copy)
                 await _stored(copy, beside=self.path)
                 if before != await anyio.to_thread.run_sync(leftovers, self.path):
-                    # Another process has stored some events, so they are in the trace but not in the copy: copy
-                    # again.
+                    # Another process has stored some events, so they are in the trace but not in the copy: make a
+                    # new copy.
                     continue
                 await self._reopen(copy)
             except (StoreError, OSError):
@@ -235,7 +235,8 @@ def copy_snapshot(
 ) -> None:
     """Copy a database, as it is at this moment, into an empty file. The function blocks; call it in a thread.
 
-    It holds one read transaction from start to end. Other writers continue, and no write makes it start again.
+    The copy is one read transaction from start to end. Other writers continue, and their writes do not restart the
+    copy.
     """
     import sqlite3
 
@@ -263,7 +264,7 @@ def _connected(to: str) -> sqlite3.Connection:
 
 
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
-    """Run one statement on a separate read-only connection. It includes the events of dead processes."""
+    """Run one statement on a separate read-only connection. The result includes the events of dead processes."""
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")
     database = WholeTrace(path)

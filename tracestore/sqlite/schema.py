@@ -9,11 +9,11 @@ changed: a correction is a further step. A file from a newer Callboard is refuse
 
 - `events` is the source of truth: append-only, in commit order, one row per envelope, unique by (run, seq).
 - `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is
-  the one at call time and never changes afterwards.
-- `price_version`, `price_row` and `price_alias` hold the price tables of repricings, `reprice_run` the
-  repricings, `call_cost` the cost of each call under each of them. Triggers keep them append-only.
+  the cost at call time, which never changes.
+- `price_version`, `price_row` and `price_alias` hold the price tables of repricings, `reprice_run` the repricings,
+  `call_cost` the cost of each call under each of them. Triggers keep them append-only.
 - `current_run` lists the runs with the current costs: the first run with a row for the call applies, or else the
-  cost at call time. It usually has no row or one. A repricing of some calls is added before the others.
+  cost at call time. It usually has at most one row. A repricing of some calls is added before the others.
 - `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model.
 - `call_rows` shows calls with their current costs, by the names that Python and the export have for them.
 - `content`, `session_messages` and `session_setups` hold content, if the host enables it (see `sql.content`).
@@ -56,7 +56,7 @@ async def migrate(database: Database, now_us: int) -> None:
 
 
 async def inspect(path: Path) -> None:
-    """Raise StoreError if the file isn't Callboard's or is too new, without changing a byte of it.
+    """Raise StoreError if the file isn't Callboard's or is too new, without a change to the file.
 
     A writable connection would move the write-ahead log into the file when it closes. A file with a rollback
     journal is skipped: its creation was interrupted, and only a writer can read it.
@@ -80,7 +80,7 @@ async def check(database: Database) -> None:
 
 async def _checked_version(database: Database) -> int:
     # Another process may create the file between these reads, in one transaction. The application id is read last,
-    # so it is there whenever tables or version are.
+    # so it is set whenever tables or version are.
     ((tables,),) = await database.read("SELECT count(*) FROM sqlite_master")
     ((version,),) = await database.read("PRAGMA user_version")
     ((application,),) = await database.read("PRAGMA application_id")
@@ -99,7 +99,7 @@ async def _checked_version(database: Database) -> int:
 async def _step(database: Database, now_us: int) -> int:
     """Apply the next missing step, or make the tables of a new file.
 
-    The check is inside the transaction, because another process may have been faster.
+    The version is checked inside the transaction, because another process may have applied the step.
     """
 
     def work(statements: Statements) -> int:
@@ -114,7 +114,7 @@ async def _step(database: Database, now_us: int) -> int:
                 "INSERT INTO schema_history (version, name, applied_us) VALUES (?, ?, ?)",
                 (number + 1, MIGRATIONS[number][0], now_us),
             )
-        # PRAGMA takes no parameters; both values are our own integers.
+        # PRAGMA takes no parameters; both values are Callboard's own integers.
         statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
         statements.run(f"PRAGMA user_version = {last}")
         return last

@@ -7,6 +7,8 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -42,7 +44,7 @@ def sqlite_version() -> str:
 
 
 def needs_file_lock() -> bool:
-    """Whether this SQLite can corrupt a WAL file that two connections write."""
+    """Whether this SQLite library can corrupt a WAL file if two connections write it."""
     import sqlite3
 
     version = sqlite3.sqlite_version_info
@@ -85,7 +87,7 @@ _NEAR_64_BITS = 9.1e18
 
 
 class SqlitePricing:
-    """SQLite's answers to `tracestore.sql.connection.PricingDialect`.
+    """SQLite's implementation of `tracestore.sql.connection.PricingDialect`.
 
     In SQLite, an integer product beyond 64 bits becomes a REAL, which typeof() detects.
     """
@@ -116,7 +118,7 @@ class SqlitePricing:
         return ()
 
     def same(self, one: str, other: str) -> str:
-        """Whether two values are equal, or both NULL."""
+        """A condition: two values are equal, or both are NULL."""
         return f"{one} IS {other}"
 
     def by_index(self, table: str, index: str) -> str:
@@ -131,7 +133,7 @@ class SqlitePricing:
         return count
 
     def is_integer(self, number: str) -> str:
-        """Whether no product exceeded 64 bits."""
+        """A condition: no product exceeded 64 bits."""
         return f"typeof({number}) = 'integer'"
 
     def nano(self, pico: str) -> str:
@@ -152,7 +154,7 @@ class SqlitePricing:
 
 
 class SqliteDialect:
-    """SQLite's answers to `tracestore.sql.connection.Dialect`."""
+    """SQLite's implementation of `tracestore.sql.connection.Dialect`."""
 
     pricing = SqlitePricing()
     moment = "''"
@@ -169,7 +171,7 @@ class SqliteDialect:
         return f"substr({text}, instr({text}, '{sign}') + 1)"
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
-        """Whether a topic matches a pattern with ``*``."""
+        """A condition that a topic matches a pattern with ``*``, and the condition's parameter."""
         return f"{column} GLOB ?", pattern
 
     def by_number(self, table: str, name: str) -> str:
@@ -184,9 +186,11 @@ class SqliteDialect:
 SQLITE = SqliteDialect()
 
 
-# --- Inserting many rows --- sqlite3 releases and takes the GIL for every statement. If the event loop is busy,
-# each switch costs more than ten rows and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows.
-# A gap is filled by repeating the last row, which the ON CONFLICT clause makes harmless.
+# --- Inserting many rows ---
+#
+# sqlite3 releases and takes the GIL for every statement. If the event loop is busy, each switch costs more than
+# ten rows and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows. A gap is filled by repeating
+# the last row, which the ON CONFLICT clause makes harmless.
 #
 # A statement has only the columns that had a value since the connection was opened. Most columns of a call are
 # never filled. For each None, sqlite3 searches for an adapter, which takes longer than storing a number. A None
@@ -204,24 +208,30 @@ class FilledColumns:
         self._known: dict[Insert, tuple[Insert, list[int]]] = {}
 
     def only(self, insert: Insert, values: list[SqlValue]) -> tuple[Insert, list[SqlValue]]:
-        """An INSERT and its rows in the flat list `values`, without the columns that are left out."""
+        """Return an INSERT and its rows from the flat list `values`, without the columns that never had a
+        value.
+        """
         width = len(insert.columns)
         rows = len(values) // width
         if not rows:
             return insert, values
         narrow, places = self._known.get(insert, (insert, []))
         if len(places) < width:
-            filled = [place for place in range(width) if values[place::width].count(None) < rows]
-            if not set(filled).issubset(places):
+            empty = [place for place in range(width) if place not in places]
+            filled = [place for place in empty if values[place::width].count(None) < rows]
+            if filled:
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
                 self._known[insert] = narrow, places
         if not places:
             return insert, values
-        kept: list[SqlValue] = [None] * (rows * len(places))
+        kept: list[SqlValue] = [_NULL] * (rows * len(places))
         for at, place in enumerate(places):
-            kept[at :: len(places)] = values[place::width]
-        return narrow, [_NULL if value is None else value for value in kept]
+            column = values[place::width]
+            if any(map(is_, column, repeat(None))):  # `in` would compare texts with None, not only identities
+                column = [_NULL if value is None else value for value in column]
+            kept[at :: len(places)] = column
+        return narrow, kept
 
 
 def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:
@@ -248,8 +258,9 @@ def _statement(insert: Insert, rows: int) -> str:
 
 
 # --- The index of words ---
-# It is a table of FTS5. It is dropped as a whole when content is erased, and rebuilt by the next search. So no
-# erased content stays in it, with any version of SQLite.
+#
+# The index is a table of FTS5. It is dropped as a whole when content is erased, and rebuilt by the next search. So
+# no erased content stays in the index, with any version of SQLite.
 
 
 TABLE = "content_search"
@@ -304,7 +315,7 @@ def _unstorable() -> Iterator[None]:
 
 
 class Statements:
-    """SQLite's `tracestore.sql.connection.Statements`."""
+    """SQLite's implementation of `tracestore.sql.connection.Statements`."""
 
     dialect = SQLITE
 
@@ -335,7 +346,7 @@ class Statements:
         self._connection.executescript(sql)
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
-        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table refuses."""
+        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table rejects."""
         with _unstorable():
             self._connection.executemany(sql, rows)
 
@@ -348,7 +359,7 @@ class Statements:
     @contextlib.contextmanager
     def erasing(self) -> Iterator[None]:
         """Overwrite the bytes of rows that are deleted in this context, and all words that were indexed for a
-        search. An inner context changes nothing.
+        search. A nested context has no effect.
         """
         if self._erases:
             yield
@@ -378,7 +389,7 @@ class Statements:
 
     @contextlib.contextmanager
     def interrupted_at(self, deadline: float) -> Iterator[None]:
-        """Interrupt any statement in this context that still runs at that moment of `time.monotonic`."""
+        """Interrupt any statement in this context that still runs at `deadline`, a time of `time.monotonic`."""
 
         def too_late() -> bool:  # SQLite calls this regularly; True interrupts the statement
             return time.monotonic() > deadline
@@ -409,14 +420,15 @@ _READING_PRAGMAS = ("table_info", "table_xinfo", "table_list", "index_list", "in
 
 
 # --- Running in the thread ---
-# A function goes to the connection's thread as a whole, and runs to its end even if its caller is cancelled.
+#
+# A whole function is passed to the connection's thread, and runs to its end even if its caller is cancelled.
 
 
 _T = TypeVar("_T")
 
 
 class _Script(str):
-    """A function in the form of a script for SQLite. Its text appears in aiosqlite's log."""
+    """A function disguised as a script for SQLite. Its text appears in aiosqlite's log."""
 
     __slots__ = ("work",)
 

@@ -35,9 +35,10 @@ class TraceStore(SqlStore):
     """A trace file: one file, one connection, one writing process at a time. `Store` describes the methods.
 
     Args:
-        path: The file, made when it is opened (mode 0600, its folder 0700). A symbolic link is refused.
-        durability: With ``normal``, commits survive when the process is killed. With ``full``, they survive a
-            loss of power.
+        path: The path of the file. Opening the store creates a missing file (mode 0600, its folder 0700). A
+            symbolic link is refused.
+        durability: With ``normal``, commits survive when the process is killed. With ``full``, they survive a loss
+            of power.
         clock: The clock for the file's own times, such as the start of a repricing.
         readonly: Whether the file is only read, as by `open_readonly`.
         take_in: Whether the store shows the events that dead processes left next to the file. A reader that may
@@ -71,12 +72,13 @@ class TraceStore(SqlStore):
 
     @classmethod
     def open_readonly(cls, path: Path | str, *, take_in: bool = True) -> Self:
-        """A store that only reads an existing file; another process may be writing to it. Not yet open.
+        """Make a store that only reads an existing file, without opening it. Another process may write to the
+        file.
 
         Args:
             path: The file.
-            take_in: Whether the store shows the events that dead processes left next to the file. If the file can
-                be written, the events are stored in it.
+            take_in: Whether the store shows the events that dead processes left next to the file. If this process
+                may write the file, it stores the events there.
         """
         return cls(path, readonly=True, take_in=take_in)
 
@@ -90,7 +92,7 @@ class TraceStore(SqlStore):
 
     @property
     def readonly(self) -> bool:
-        """True if it was made by `open_readonly`."""
+        """True if the store was made by `open_readonly`."""
         return self._database.readonly
 
     @property
@@ -119,7 +121,7 @@ class TraceStore(SqlStore):
     async def _take_in(self, *, needed: bool = False) -> None:
         """Store the events that dead processes left.
 
-        On failure, raise StoreError if it is `needed`, or else warn.
+        On failure, raise StoreError if `needed`, or else warn.
         """
         found = await waiting_events(self.path) if waiting_files(self.path) else NOTHING_WAITS
         if found:
@@ -160,7 +162,7 @@ class TraceStore(SqlStore):
         return named_lock(self.path, name)
 
     def tell(self, on_batch: Callable[[Batch], object]) -> None:
-        """Set the one function that is called in the event loop with each committed batch."""
+        """Set the function to call in the event loop with each committed batch."""
         self._file.on_batch = on_batch
 
     async def sql(

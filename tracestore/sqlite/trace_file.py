@@ -1,7 +1,7 @@
 """A trace file for its writer: opened, written in batches, and reopened after failures.
 
-The path is never released before the file is closed. If the open failed, if the disk failed, or if the file was
-moved or replaced, the next batch opens the file that is then at the path.
+The file is closed before another file at the path is opened. If the open failed, if the disk failed, or if the
+file was moved or replaced, the next batch opens the file that is then at the path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _log = Log("tracestore.sqlite.store")
 
 
 class TraceFile:
-    """Opening, writing and closing of `TraceStore`. The methods of the same names describe the guarantees."""
+    """The opening, writing and closing of a `TraceStore`. Its methods of the same names describe the
+    guarantees.
+    """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.numbers = RunNumbers()
@@ -44,11 +46,12 @@ class TraceFile:
         self._living = Runs(database, clock)
         self._sums = SumKeeper(database)
         self._opening = anyio.Lock()
-        self._reopens = False  # The open file can't be written, or none is open: the next write opens it again.
+        # whether the next write opens the file again, because it can't be written or is not open
+        self._reopens = False
         self._reopening = anyio.Lock()
 
     async def open(self) -> None:
-        """Open the file, making or migrating it as needed."""
+        """Open the file, and create or migrate it if needed."""
 
         async def prepare(database: Database) -> None:
             await migrate(database, self._clock.now_us())
@@ -74,7 +77,7 @@ class TraceFile:
             await self._database.close()
 
     def hold_run(self, run_id: str) -> None:
-        """Mark a run as alive."""
+        """Mark a run as in progress until `close`."""
         try:
             self._living.hold(run_id)
         except StoreUnavailable:
@@ -95,13 +98,14 @@ class TraceFile:
     ) -> None:
         """Store events, and the rows of calls and sessions that are derived from them, in one transaction.
 
-        `first` runs in the transaction before them. If it raises, nothing is stored.
+        `first` runs in the transaction before the events are stored. If it raises, nothing is stored.
         """
         if not envelopes and first is None:
             return
         if self._reopens or self._database.is_moved:
             async with self._reopening:
-                if self._reopens or self._database.is_moved:  # Another writer may have reopened it meanwhile.
+                # Another writer may have reopened the file meanwhile.
+                if self._reopens or self._database.is_moved:
                     await self._reopen()
         # Shielded as a whole: if the caller is cancelled while rows are built, they are still written.
         self.numbers.remember(await shielded(self._store(envelopes, first)))
@@ -113,8 +117,8 @@ class TraceFile:
         try:
             return await self._write(await batch_of(envelopes), first)
         except Unstorable:
-            # Half a surrogate pair, or a number beyond 64 bits. This is rare, so it is repaired only after a
-            # failure.
+            # The events contain half a surrogate pair, or a number beyond 64 bits. This is rare, so it is repaired
+            # only after a failure.
             return await self._write(await batch_of(envelopes, storable_text), first)
 
     async def _write(self, batch: Batch, first: Callable[[Statements], None] | None) -> dict[str, int]:
@@ -133,7 +137,7 @@ class TraceFile:
         return numbers
 
     async def _reopen(self) -> None:
-        """Open the file at the path, because the open one can't be written or was removed.
+        """Open the file at the path again, because the open file can't be written or was removed.
 
         A connection to a read-only, damaged or deleted file doesn't detect later changes of the file.
         """
@@ -146,27 +150,28 @@ class TraceFile:
         self.numbers.forget()
         with contextlib.suppress(StoreError):
             await self._database.close()
-        self._reopens = True  # stays True unless everything below succeeds
+        self._reopens = True  # stays True unless the following lines succeed
         await self.open()
         self._living.hold_again()
         self._reopens = False
 
 
 # --- The runs of a trace file ---
+#
 # A run is one start of a bus with a writer on this file. While it lives, its process holds a lock on
 # ``<file>.run-<run_id>``, which ends with the process. The next start of a writer finds runs without an end and
 # with a free lock. Such a run is lost: its open calls get an end, and the run is marked, in one transaction.
 # Readers and other commands never do this.
 #
-# The usage of such a call is estimated from the input in its start event, and priced for the time of the call.
-# Output counts as far as readers in other processes have it (`Delivered`). The provider may have written more.
-# Without reported input and without a reader's output the usage is unknown.
+# The usage of such a call is estimated from the input in its start event, and priced for the time of the call. The
+# output that readers in other processes have (`Delivered`) is counted. The provider may have generated more.
+# Without an estimate of the input and without a reader's output, the usage is unknown.
 #
 # The end is an `llm.call_failed` of class `PROCESS_LOST`, with the lost run's next number, last moment and last
 # monotonic time. So (run, seq) stays unique, and a replay of the run finds start and end in order, without waiting
 # through the hours between. `runs.ended_us` holds the time at which it was ended.
 #
-# The spill file or the journal of the dead process may hold further events, ends of calls among them. So a run
+# The spill file or the journal of the dead process may contain further events, including ends of calls. So a run
 # stays open until those events are written.
 
 
@@ -174,7 +179,7 @@ _runs_log = Log("tracestore.runs")
 
 
 class Runs:
-    """The runs in progress that one store holds, and the end of lost runs."""
+    """The runs in progress of one store, and the end of lost runs."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -189,7 +194,9 @@ class Runs:
             self._held[run_id] = RunLock(self._database.path, run_id)
 
     def hold_again(self) -> None:
-        """Retry to hold the runs that failed before, or that lost their file. Raises StoreError."""
+        """Try again to lock runs that could not be locked before, or whose lock file was removed. Raises
+        StoreError.
+        """
         for run_id in self._wanted:
             if run_id in self._held and not self._held[run_id].is_in_place:
                 self._held.pop(run_id).close()
@@ -216,7 +223,7 @@ class Runs:
         return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, said))
 
     async def _remove_strays(self) -> None:
-        """Remove lock files of processes that died before their first write, or after their last."""
+        """Remove lock files of processes that died before their first write or after their last write."""
         path = self._database.path
         remove_named_locks(path)
         left = set(await open_runs(self._database))
@@ -227,7 +234,7 @@ class Runs:
                         lock.remove()
 
     async def end_all(self) -> None:
-        """Mark the held runs as ended, and release them.
+        """Mark the locked runs as ended, and release their locks.
 
         A run with open calls, or with events in its spill file, is left to the next start.
         """
@@ -251,5 +258,5 @@ class Runs:
 
 
 async def open_runs(database: Database) -> list[str]:
-    """The runs that are not marked as ended, both running and lost ones, the earliest first."""
+    """The runs that are not marked as ended, the earliest first. They are in progress or lost."""
     return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]

@@ -99,7 +99,7 @@ def _shipped(trace: Path) -> list[int]:
 
 
 async def condition(database: Database) -> StoreCondition:
-    """The condition of the file. Nothing is changed."""
+    """The condition of the file. The file is not changed."""
     runs = await open_runs(database)
     lost = [run_id for run_id in runs if _is_free(database.path, run_id)]
     calls = 0
@@ -129,9 +129,11 @@ def _is_free(database: Path, run_id: str) -> bool:
         return lock is not None
 
 
-# --- Backup --- The copy is made page by page from one snapshot, over a separate read-only connection. It needs no
-# lock that writers need, so nothing waits for it. Meanwhile the write-ahead log grows with every write until the
-# copy is done.
+# --- Backup ---
+#
+# The copy is made page by page from one snapshot, over a separate read-only connection. It needs no lock that
+# writers need, so nothing waits for it. Meanwhile the write-ahead log grows with every write until the copy is
+# done.
 
 
 _PAGES_AT_ONCE = 1000

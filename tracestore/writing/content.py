@@ -25,7 +25,7 @@ Redact: TypeAlias = Callable[[Message], Message | None]
 """A host's function that changes a message before it is stored. If it returns None, the message is not stored."""
 
 LARGE_BYTES = 1024
-"""The size in bytes from which a block, or the bytes of media, are a separate body."""
+"""The size in bytes from which a block, or the bytes of media, is a separate body."""
 
 _STORED = "stored"
 
@@ -37,23 +37,25 @@ class CapturedMessage(SessionMessageAppended, frozen=True, kw_only=True, tag=Ses
     """A redacted message, with the content for the store."""
 
     withheld: str | None = None
-    """The reason why its content is not stored, and the message has none; None if it is stored."""
+    """The reason why the content is not stored; None if it is stored. With a reason, the message has no
+    content.
+    """
 
 
 class CapturedSetup(SessionConfigured, frozen=True, kw_only=True, tag=SessionConfigured.topic_of()):
     """A session's setup, with the content for the store."""
 
     withheld: str | None = None
-    """The reason why its system prompt is not stored; None if it is."""
+    """The reason why the system prompt is not stored; None if it is stored."""
 
 
 class Capture:
-    """Turns published events into events that may be stored.
+    """Converts published events to events that may be stored.
 
-    The host's hook runs on the event loop and must not block. The system prompt passes the hook as a message of
-    the system. The definitions of tools don't pass it. A message is not stored if the hook raises, or returns
-    neither a message nor None. With a hook, no raw reply (`RawReply`) is stored, because it
-    would still contain the text that the hook removes.
+    The host's hook runs on the event loop and must not block. The hook also gets the system prompt, as a system
+    message. It does not get the definitions of tools. A message is not stored if the hook raises, or returns
+    neither a message nor None. With a hook, no raw reply (`RawReply`) is stored, because it would still contain
+    the text that the hook removes.
 
     Args:
         redact: The host's hook, which is called once for each message; None stores every message as it is.
@@ -64,11 +66,11 @@ class Capture:
 
     @property
     def redacts(self) -> bool:
-        """Whether a host's hook processes messages before they are stored."""
+        """Whether the host's hook processes messages before they are stored."""
         return self._redact is not None
 
     def apply(self, envelope: Envelope) -> Envelope:
-        """The event with its content cleared for the store. An event without content is not changed."""
+        """Prepare the content of an event for the store. An event without content is not changed."""
         data = envelope.data
         if type(data) is SessionMessageAppended:
             message, withheld = self._cleared(data.message)
@@ -134,7 +136,7 @@ def encode_json(value: object) -> bytes:
     """
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # half a surrogate pair, which standard JSON can escape
+    except UnicodeEncodeError:  # half a surrogate pair, which Python's json module can escape
         return json.dumps(_plain(value), separators=(",", ":")).encode("ascii")
 
 
@@ -155,7 +157,7 @@ def decode_json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
-        return json.loads(data)  # The standard library reads escaped half surrogate pairs.
+        return json.loads(data)  # Python's json module reads escaped half surrogate pairs.
 
 
 class _WithRaw(msgspec.Struct):
@@ -179,7 +181,7 @@ def encode_metadata(metadata: MessageMetadata) -> bytes:
         metadata = msgspec.structs.replace(metadata, usage=usage)
     try:
         return msgspec.json.encode(metadata)
-    except UnicodeEncodeError:  # Half a surrogate pair in the other fields: the raw usage object is dropped.
+    except UnicodeEncodeError:  # Another field contains half a surrogate pair: the raw usage object is dropped.
         usage = msgspec.structs.replace(metadata.usage, raw=None)
         return encode_json(msgspec.structs.replace(metadata, usage=usage))
 
@@ -276,10 +278,10 @@ def _fetched(block: dict[str, Any], fetch: Callable[[bytes], bytes]) -> dict[str
 
 
 class SpilledContent(msgspec.Struct, omit_defaults=True):
-    """The captured content in a spilled line, next to the bare event. Media are base64 here."""
+    """The captured content in a line of a spill file, next to the event without content. Media are base64."""
 
     withheld: str | None = None
-    """The reason why the content is not stored; None if it is."""
+    """The reason why the content is not stored; None if it is stored."""
     message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """The JSON of the message, if the event has one."""
     metadata: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -289,7 +291,7 @@ class SpilledContent(msgspec.Struct, omit_defaults=True):
 
 
 def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
-    """Raises the errors of `encode_json`."""
+    """Encode captured content for a spill file. Raises the errors of `encode_json`."""
     match event:
         case CapturedMessage(message=message):
             metadata = message.metadata

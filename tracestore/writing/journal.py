@@ -1,4 +1,4 @@
-"""Events that wait in memory to be stored, and their journal."""
+"""Events that wait in memory for the store, and the journal that contains copies of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENT_BYTES = 1024
 class Waiting:
     """Events that wait to be stored, first in, first out.
 
-    `size` is roughly the number of bytes that the events keep alive, with the messages that they refer to.
+    `size` is the approximate memory of the events in bytes, including the messages that they refer to.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Waiting:
         return len(self._events)
 
     def exceeds(self, events: int, size: int) -> bool:
-        """Whether more events or bytes wait than these limits. An empty queue never exceeds them."""
+        """Whether the waiting events exceed a number or a size in bytes. An empty queue never does."""
         return bool(self._events) and (len(self._events) > events or self.size > size)
 
     def add(self, envelopes: Sequence[Envelope]) -> None:
@@ -44,12 +44,13 @@ class Waiting:
         self.size += _weigh(envelopes)
 
     def first(self, limit: int | None = None) -> list[Envelope]:
-        """The oldest events. They still wait."""
+        """Return the oldest events without removing them."""
         return list(islice(self._events, limit))
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
-        """The events after the oldest ones. They still wait."""
-        events = self._events  # indexing a deque is fast near its ends; islice would walk over the oldest events
+        """Return the events after the oldest ones, without removing them."""
+        # indexing a deque is fast near its ends; islice would iterate over the oldest events
+        events = self._events
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
     def remove(self, oldest: Sequence[Envelope]) -> None:
@@ -59,7 +60,7 @@ class Waiting:
         self.size = self.size - _weigh(oldest) if self._events else 0
 
     def drop_newest(self) -> Envelope:
-        """Remove the newest one."""
+        """Remove and return the newest event."""
         newest = self._events.pop()
         self.size -= _weigh([newest])
         return newest
@@ -73,14 +74,17 @@ def _weigh(envelopes: Sequence[Envelope]) -> int:
     return size
 
 
-# --- The journal --- It has copies of the events that wait in memory, so that they survive the end of the process.
-# Events of a tenth of a second share a commit, but a reply must be returned immediately. So the events up to a
-# reply are first written to a file of JSON lines next to the database. Such a write goes to the system's page
-# cache: it is cheap, and it survives the process but not the machine. When a file is adopted, some of its events
-# may be stored already, which is harmless.
+# --- The journal ---
 #
-# Two files are used alternately. While a batch is committed, copies of later events go to the other file, and the
-# first is emptied after the commit. So the journal does not keep events that may later be deleted from the store.
+# The journal contains copies of the events that wait in memory, so that they survive the end of the process.
+# Events of a tenth of a second share a commit, but a reply must be returned immediately. So the events up to a
+# reply are first written to a file of JSON lines next to the database. Such a write is passed to the system's page
+# cache. It is cheap, and it survives the process but not the machine. When a file is adopted, some of its events
+# may already be stored, which is harmless.
+#
+# Two files are used alternately. While a batch is committed, copies of later events are written to the other file,
+# and the first file is emptied after the commit. So the journal does not keep events that may later be deleted
+# from the store.
 
 
 _log = Log("tracestore.journal")
@@ -102,26 +106,26 @@ class _Part:
     def __init__(self, path: Path) -> None:
         self.file = LineFile(path)
         self.events = 0
-        """The number of events in the file that still wait."""
+        """The number of events in the file that still wait for the store."""
 
 
 class Journal:
-    """The copies of one writer's events. It blocks for one small write."""
+    """The copies of one writer's events. Each operation blocks for one small write."""
 
     def __init__(self, paths: tuple[Path, Path], limit_bytes: int) -> None:
         self.error: str | None = None
-        """The reason why it can't be written now; None if it can."""
+        """The reason why the journal can't be written now; None if it can."""
         self._older, self._newer = _Part(paths[0]), _Part(paths[1])
         self._limit = limit_bytes
         self._retry_at = 0.0
 
     @property
     def copied(self) -> int:
-        """The number of the oldest waiting events that are in the journal."""
+        """The number of waiting events, counted from the oldest, that are in the journal."""
         return self._older.events + self._newer.events
 
     def copy(self, waiting: Waiting) -> None:
-        """Copy some waiting events that aren't copied yet; `error` is set if that fails."""
+        """Copy waiting events that aren't copied yet. If that fails, `error` is set."""
         if self.error is not None and anyio.current_time() < self._retry_at:
             return
         try:
@@ -162,7 +166,7 @@ class Journal:
                     part.file.empty()
 
     def keep(self, events: int) -> None:
-        """Keep only this number of events, because the newest were dropped."""
+        """Keep only this number of events, because newer events were dropped."""
         self._newer.events = max(0, min(self._newer.events, events - self._older.events))
         self._older.events = min(self._older.events, events)
 

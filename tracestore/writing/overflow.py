@@ -48,7 +48,7 @@ class LineFile:
         self._file: HeldFile | None = None
 
     def append(self, data: bytes) -> None:
-        """Append all lines with one write, or none if the disk is full."""
+        """Append all lines with one write. If the disk is full, append none."""
         descriptor, at, end = self.open(), self.size, self.size + len(data)
         try:
             at += os.pwrite(descriptor, data, at)
@@ -60,7 +60,7 @@ class LineFile:
         self.size = end
 
     def empty(self) -> None:
-        """Drop all lines. If the file was removed by others, the next lines create it again."""
+        """Drop all lines. If another process has removed the file, the next lines create it again."""
         self.size = 0
         if self._file is not None:
             os.ftruncate(self._file.descriptor, 0)
@@ -77,13 +77,12 @@ class LineFile:
         return self._file.descriptor
 
     def remove(self) -> None:
-        """Delete the file with its lines."""
         self.size = 0
         self.close()
         remove_quietly(self.path)
 
     def close(self) -> None:
-        """Close the file, which releases its lock. A non-empty file stays."""
+        """Close the file, which releases its lock. A non-empty file is kept."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -92,7 +91,7 @@ class LineFile:
 
 
 def _locked(path: Path) -> HeldFile:
-    """The locked file at a path, created if it is missing.
+    """Create the file at a path if it is missing, and lock it.
 
     A reader that searches for files of dead processes holds the lock for some microseconds. It may have removed
     the empty file before it was locked.
@@ -112,7 +111,7 @@ class SpillFile:
     """A first-in, first-out queue of events on disk, of at most `limit_bytes`. Its methods block; call them in a
     thread.
 
-    `waiting` is the number of events that were appended and not taken off yet.
+    `waiting` is the number of events that were appended and not yet discarded.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -138,9 +137,8 @@ class SpillFile:
         return len(lines)
 
     def peek(self, limit: int) -> tuple[list[Envelope], int]:
-        """The next events, at most `limit`, and their size in bytes, for `discard`. Raises OSError.
-
-        If events have much content, it returns fewer.
+        """Return the next events, at most `limit`, and their size in bytes, for `discard`. Raises OSError. Fewer
+        events are returned if they have much content.
         """
         descriptor = self._file.open()
         parts: list[bytes] = []
@@ -164,28 +162,27 @@ class SpillFile:
             self.remove()
 
     def remove(self) -> None:
-        """Delete the file with its lines."""
         self._read_to = 0
         self._file.remove()
 
     def close(self) -> None:
-        """Close the file, which releases its lock. Its lines stay."""
+        """Close the file and release its lock, but keep its lines."""
         self._file.close()
 
 
 def spill_path(database: Path, run_id: str) -> Path:
-    """The path of the file for a run's events that the database can't store."""
+    """The path of the spill file of a run."""
     return database.with_name(f"{database.name}.spill-{run_id}.jsonl")
 
 
 def journal_paths(spill: Path) -> tuple[Path, Path]:
-    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.journal`."""
+    """The paths of a writer's two journal files; see `tracestore.writing.journal`."""
     first, second = (spill.with_name(f"{spill.name.removesuffix('.jsonl')}.{part}.jsonl") for part in "ab")
     return first, second
 
 
 def is_unwritten(database: Path, run_id: str) -> bool:
-    """Whether events of a run wait in its files to be written into the database."""
+    """Whether files of a run contain events that are not in the database."""
     spill = spill_path(database, run_id)
     return any(_size(path) for path in (spill, *journal_paths(spill)))
 
@@ -218,7 +215,7 @@ def _may_open(path: Path) -> bool:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a process holds a file, or the file can't be opened."""
+    """Whether another process has locked a file, or the file can't be opened."""
     try:
         file = _opened(path)
     except OSError:
@@ -230,7 +227,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _opened(path: Path) -> HeldFile:
-    """Open an existing file. On read-only media it can be locked, too. Raises OSError."""
+    """Open an existing file. Even a file on read-only media can be locked. Raises OSError."""
     try:
         return HeldFile(path, os.O_RDWR)
     except FileNotFoundError:
@@ -246,7 +243,8 @@ def remove_leftover(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        # A writer may have just created the file and not locked it yet. If the file is gone, it creates another.
+        # A writer may have just created the file and not locked it yet. If the file is removed, the writer creates
+        # another one.
         if file.try_lock():
             path.unlink(missing_ok=True)
     finally:
@@ -266,7 +264,7 @@ def _first_seq(path: Path) -> int:
 
 
 def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
-    """Some events of a file."""
+    """Read some events of a file, from a byte offset on."""
     lines, size = [], 0
     with open(path, "rb") as file:
         file.seek(offset)
@@ -350,7 +348,7 @@ class LateEvents(msgspec.Struct, frozen=True):
     events: int = 0
     """The number of events that could be counted."""
     files: tuple[Path, ...] = ()
-    """Their files. The events of a file that may not be opened are not counted."""
+    """The files of these events. The events of a file that may not be opened are not counted."""
 
     def __bool__(self) -> bool:
         return bool(self.files)

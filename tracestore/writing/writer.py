@@ -7,9 +7,10 @@ Events wait in a lossless subscription until they are committed, always in order
     spilling    three attempts failed, or memory is full: events are written to a file of JSON lines
     dropping    that file is full or can't be written: newer events than fit in memory are lost and counted
 
-A successful commit leads back to ``ok``. Each change is published as `StoreStateChanged`. A failing store never
-delays a call. `WriterCore.secure` runs before a reply is returned: it copies waiting events to the journal, so
-that they survive the process. `WriterCore` outlives the actor: the engine hands it to each new `TraceWriter`.
+After a successful commit, the state is ``ok`` again. Each change is published as `StoreStateChanged`. A failing
+store never delays a call. `WriterCore.secure` runs before a reply is returned: it copies waiting events to the
+journal, so that they survive the process. `WriterCore` outlives the actor: the engine passes the same core to each
+new `TraceWriter`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _TAKEN_AT_ONCE = 256
 
 
 class Sink(Protocol):
-    """The destination of events: a `TraceStore`. Raises StoreError or OSError while it can't store them."""
+    """The destination of events: a `TraceStore`. It raises StoreError or OSError while it can't store them."""
 
     async def write(self, envelopes: Sequence[Envelope], /) -> None: ...
 
@@ -63,7 +64,7 @@ class Source(Protocol):
 
 
 NOT_STORED = (BudgetReserved.topic_of(), BudgetSettled.topic_of(), PricingProgress.topic_of())
-"""Topics that the trace leaves out, because other events have the same facts."""
+"""Topics that the trace leaves out, because other events contain the same facts."""
 
 
 class WriterCore:
@@ -104,7 +105,7 @@ class WriterCore:
         self._watchers: list[Callable[[Sequence[Envelope]], object]] = []
         self._pending = Waiting()
         self._entered = 0  # the number of events that entered memory or the spill file
-        self._left = 0  # the number of these that were stored, in the same order
+        self._left = 0  # the number of these events that were stored, in the same order
         self._state: StoreState = "ok"
         self._failures = 0
         self._retry_at = 0.0
@@ -133,20 +134,20 @@ class WriterCore:
     ) -> WriterCore:
         """The writer of one bus and one store.
 
-        It subscribes immediately, so nothing published from now on is missed.
+        The writer subscribes immediately, so it gets every event from now on.
 
         The run is in progress until the store is closed.
 
         Args:
             store: The store.
-            bus: The bus. Its `run_id` must be its own, because it is in the name of the spill file.
+            bus: The bus. Its `run_id` must be unique, because it is part of the name of the spill file.
             options: The sizes and time limits of the writer.
             capture: As for the class.
             prices: The prices for calls of processes that died, see `TraceStore.close_lost_runs`.
             delivered: The output that readers have of such calls.
 
         Raises:
-            StoreError: This run is being written already.
+            StoreError: Another writer already writes this run.
         """
         try:
             store.hold_run(bus.run_id)
@@ -174,7 +175,8 @@ class WriterCore:
         first, last = self._lost_seqs or (None, None)
         spilled = 0 if self._spill is None else self._spill.waiting
         if self._work.locked():
-            self._take(_TAKEN_AT_ONCE)  # counts their size; the task that holds the lock commits these, too
+            # this counts the events' size; the task that holds the lock commits these events, too
+            self._take(_TAKEN_AT_ONCE)
         return WriterStatistics(
             state=self._state,
             waiting=self._entered - self._left + self._source.depth,
@@ -192,8 +194,8 @@ class WriterCore:
     def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
         """Call a function with the events of each commit, right after the commit. It must not raise.
 
-        Messages have their stored content, or all of it if none is stored. Events of dead processes are included
-        when they are committed here.
+        Messages have their content as stored, or their whole content if no content is stored. Events of dead
+        processes are included when they are committed here.
         """
         self._watchers.append(callback)
 
@@ -215,12 +217,12 @@ class WriterCore:
                 self._taken_over = await self._take_over()
 
     async def flush(self) -> None:
-        """Wait until everything that was published before the call is committed. From then on it survives the
+        """Wait until everything that was published before the call is committed. Committed events survive the
         death of the process.
 
         Raises:
-            StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
-                kept are written when the store recovers.
+            StoreError: The store can't store the events now, or events were lost since the last flush. Events that
+                could be kept are written when the store recovers.
         """
         mark = self._entered + self._source.depth
         self._wake.set()
@@ -241,9 +243,9 @@ class WriterCore:
     async def secure(self) -> None:
         """Wait until everything published before the call survives the end of this process.
 
-        By then each event is committed, spilled, or in the journal. This is one small write, which waits only if
-        very many events arrived together. The method never raises. If the file can't be written,
-        `WriterStatistics.unsecured` has the reason, and only a commit helps.
+        By then each event is committed, spilled, or in the journal. This takes one small write. The method yields
+        to other tasks only if very many events arrived together. It never raises. If the journal can't be written,
+        `WriterStatistics.unsecured` has the reason, and the events are safe only after a commit.
         """
         mark = self._entered + self._source.depth
         while not self._secured_to(mark):
@@ -259,7 +261,9 @@ class WriterCore:
             pass
 
     def _secured_to(self, mark: int) -> bool:
-        """Copy some of the waiting events. Returns whether everything up to a mark is copied, or can't be."""
+        """Copy some of the waiting events. Return whether the events up to a mark are copied, or can't be
+        copied.
+        """
         journal = self._journal
         if journal is None:
             return True
@@ -268,15 +272,14 @@ class WriterCore:
         return journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark
 
     async def adopted(self) -> bool:
-        """Whether the leftover events of earlier processes are written.
-
-        Returns when `run` has written them, or can't now.
+        """Wait until `run` has written the leftover events of earlier processes, or has failed. Return whether
+        they are written.
         """
         await self._adopted.wait()
         return self._taken_over
 
     async def close(self) -> None:
-        """Commit the rest, or spill it for the next start. May be called again after more events."""
+        """Commit the remaining events, or spill them for the next start. May be called again after more events."""
         async with self._work:
             self._take()
             if self._entered > self._left:
@@ -296,7 +299,9 @@ class WriterCore:
                 self._journal.close()
 
     async def _wait(self) -> None:
-        """Wait until there are events to commit, and then a little longer, so that others can share the commit."""
+        """Wait until there are events to commit, and then a little longer, so that more events share the
+        commit.
+        """
         if self._wake.is_set():
             self._wake = anyio.Event()
         options = self._options
@@ -333,10 +338,8 @@ class WriterCore:
     # --- Writing ---
 
     async def _attempt(self) -> None:
-        """Commit all events that are there now, in order, and record the result.
-
-        Later events wait for the next attempt. Otherwise this one would never end under steady load, and a flush
-        would wait with it.
+        """Commit all events that wait now, in order, and record the result. Events that arrive later wait for the
+        next attempt. Otherwise an attempt would never end under steady load, and neither would a flush.
         """
         mark = self._entered
         if self._journal is not None:
@@ -386,7 +389,7 @@ class WriterCore:
         except (StoreError, OSError):
             raise
         except Exception as error:
-            # An event is at fault, not the store. The other events must not wait behind it forever.
+            # An event is at fault, not the store. The other events must not wait forever behind this event.
             if len(batch) == 1:
                 _log.error("event_unstorable", seq=batch[0].seq, topic=batch[0].topic, error=repr(error))
                 self._reason = repr(error)
@@ -401,7 +404,7 @@ class WriterCore:
     async def _take_over(self) -> bool:
         """Write the events that earlier processes left, and end their runs.
 
-        Returns False if the store can't do it now.
+        Return False if the store can't be written now.
         """
         return await self._adopt_leftovers() and await self._end_lost_runs()
 
@@ -490,8 +493,7 @@ class Flush(msgspec.Struct, frozen=True):
 
 
 class TraceWriter(WorkActor):
-    """The actor around a `WriterCore`, so that a crash of the writer is detected, counted and followed by a
-    restart.
+    """The actor around a `WriterCore`. It detects and counts crashes of the writer, and restarts the writer.
 
     Args:
         core: The core that `WriterCore.for_bus` made once. Every restart of the actor gets the same core, which

@@ -1,6 +1,6 @@
 """Anthropic's models and error texts as data, because they change monthly.
 
-The models are in `models.json`; see `adapters.model_table`.
+The models are in `models.json`; see `adapters.provider`.
 """
 
 from __future__ import annotations

@@ -271,8 +271,8 @@ class _Writer:
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         history, plain = self.history, self.history.plain
-        written = encoded(history, "messages", _plain)
-        done, last = len(written), list[Json]()
+        written, done = encoded(history, "messages", _plain)
+        last: list[Json] = []
         for message, said in zip(history.messages[done:], plain[done:], strict=False):
             last = [{"type": "text", "text": said}]
             written.append({"role": message.role.value, "content": last})
@@ -323,7 +323,7 @@ class _Writer:
             case ToolUseBlock():
                 yield self._tool_use(block)
             case ToolResultBlock(tool_use_id=call_id) if call_id in self.own.declined_calls:
-                pass  # its call is not sent
+                pass  # the result's call is not sent
             case ToolResultBlock():
                 yield self._tool_result(block)
             case ThinkingBlock(signature=None) | ThinkingBlock(signature="") if self.habits.unsigned_thinking:

@@ -92,9 +92,9 @@ def _homes(blocks: Json) -> Iterator[list[Json]]:
 
 
 def _keep_order(body: JsonObject, ours: JsonObject) -> None:
-    """Remove Callboard's breakpoints if a longer-lived one would follow a shorter-lived one.
+    """Remove Callboard's breakpoints if a longer-lived breakpoint would follow a shorter-lived one.
 
-    The API refuses that.
+    The API refuses that order.
     """
     marked = list(_marked(body))
     brief = ours.get("ttl") is None
@@ -103,16 +103,18 @@ def _keep_order(body: JsonObject, ours: JsonObject) -> None:
         if block[_MARKED] is not ours:
             continue
         others = marked[number + 1 :] if brief else marked[:number]
-        if any(_is_brief(other) is not brief for other in others):  # all of ours have the same lifetime
+        # all of Callboard's breakpoints have the same lifetime
+        if any(_is_brief(other) is not brief for other in others):
             spoiled.append(block)
     for block in spoiled:
         del block[_MARKED]
 
 
 def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[_Spot]:
-    """The possible places, in the order of the prompt, after enough text.
+    """The places where a breakpoint may be set, in the order of the prompt.
 
-    Only places after enough text count. The last are the most important: they cover all text before them.
+    Only places after enough text count. The last places are the most important, because they cover all text before
+    them.
     """
     spots: list[_Spot | None] = []
     tools = body.get("tools")
@@ -145,8 +147,10 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
             yield _last(content)
 
 
-_PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]}')
+_PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]},')
 """The bytes of a plain message besides its text."""
+_PLAIN_START = b'{"role":"'
+"""The start of each message. Texts can't contain it, because JSON escapes their quotation marks."""
 
 
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
@@ -154,8 +158,9 @@ def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
     if size >= least:
         return 0
     for place, message in enumerate(messages):
-        if not isinstance(message, dict):  # JSON already
-            size += len(cast("msgspec.Raw", message)) - _PLAIN_BYTES
+        if not isinstance(message, dict):  # the JSON of several plain messages
+            joined = bytes(cast("msgspec.Raw", message))
+            size += len(joined) - joined.count(_PLAIN_START) * _PLAIN_BYTES
             content = None
         else:
             content = message.get("content")
@@ -278,7 +283,7 @@ def write_request(
 
 
 class _Writer:
-    """Writes one request and notes what it dropped or changed."""
+    """Writes one request and records the fields that it dropped or changed."""
 
     def __init__(self, request: CanonicalRequest, target: Target, stream: bool) -> None:
         self.request = request
@@ -442,7 +447,7 @@ class _Writer:
             case None if parallel is not False:
                 return None
             case "none":
-                return {"type": "none"}  # it has no parallel calls
+                return {"type": "none"}  # this choice has no option for parallel calls
             case "required":
                 wire_choice = {"type": "any"}
             case "named":

@@ -310,7 +310,8 @@ def read_usage(raw: msgspec.Raw) -> JsonObject:
 
 
 def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
-    """The usage of a stream after its `message_delta`, where counts replace those of the start.
+    """Merge the usage of a `message_delta` into the usage at the stream's start. Later counts replace earlier
+    ones.
 
     A zero does not replace a count, because several servers send zeros for fields that they don't count. The
     exception is a final usage that counts the prompt again: a zero next to another count of the prompt is then

@@ -24,7 +24,7 @@ _PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user
 
 
 class Tuning:
-    """Writes the tuning of one request into its body and notes what it dropped or changed."""
+    """Writes the tuning of one request into its body, and records the settings that it dropped or changed."""
 
     def __init__(self, request: CanonicalRequest, provider: str, model: Model | None, extra: JsonObject) -> None:
         self.request = request
@@ -276,7 +276,7 @@ class _Fitter:
         fitted["additionalProperties"] = False
 
     def _reference(self, schema: JsonObject, path: str) -> JsonObject:
-        """A reference. Other keywords next to it are moved to a schema around it, because it must be alone."""
+        """Write a reference. It must be alone, so other keywords next to it are moved to a schema around it."""
         target = schema["$ref"]
         if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
             raise NotStrict(f"{path}: a reference to {target!r}, which is not a definition of the schema")

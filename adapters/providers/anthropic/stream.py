@@ -105,7 +105,7 @@ class MessagesNormaliser(SseNormaliser):
                 self._on_message_delta(event)
             case "message_stop":
                 self._on_message_stop()
-            case "content_block_delta":  # named by the event's line only
+            case "content_block_delta":  # the type is only in the event's `event:` line
                 self._on_delta(event, data)
             case "ping":
                 pass
@@ -128,7 +128,7 @@ class MessagesNormaliser(SseNormaliser):
         usage = read_usage(message.usage)
         if self._keys:
             self._warn_once(WarningCode.REPEATED_START, "message_start")
-            return  # its content has been delivered and can't be retracted
+            return  # the content has been delivered and can't be retracted
         begin_message(self.assembler, message)
         note_details(self.assembler, message, message)
         self._stop_reason, self._stop_details = message.stop_reason, message.stop_details
@@ -239,7 +239,7 @@ class MessagesNormaliser(SseNormaliser):
                 self._on_unknown(str(delta.type), data, WarningCode.UNKNOWN_DELTA, f" in {state.kind}")
 
     def _complete(self, state: WireBlock, delta: response.Delta, data: bytes) -> None:
-        """Add a delta to a block that is kept unchanged: strings and lists grow, the rest is replaced."""
+        """Add a delta to a block that is kept unchanged: strings and lists grow, and other values are replaced."""
         if delta.type == "input_json_delta":
             state.input_json.append(delta.partial_json or "")
             return

@@ -175,7 +175,7 @@ class BedrockOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class BedrockWire(EmbeddingOnlyWire):
-    """Bedrock's embedding models. Its API keys allow no free request."""
+    """Bedrock's embedding models. There is no health check, because no request with its API keys is free."""
 
     default_name = "bedrock"
     default_base_url = "https://bedrock-runtime.us-east-1.amazonaws.com"

@@ -27,7 +27,7 @@ class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: bool = False
     """Whether to use the real provider, and to write the file when the adapter is closed."""
     options: dict[str, Json] = {}
-    """The options of that adapter."""
+    """The options of the recorded adapter."""
 
 
 def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> ProviderAdapter:

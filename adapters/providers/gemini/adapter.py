@@ -71,7 +71,7 @@ _HTTP_STATUS = {
     14: 503,
     16: 401,
 }
-"""google.rpc's codes as the HTTP statuses of the same errors (github.com/googleapis/googleapis,
+"""google.rpc's error codes with the HTTP statuses of the same errors (github.com/googleapis/googleapis,
 google/rpc/code.proto).
 """
 _PAGE = 100
@@ -370,7 +370,7 @@ class GenerateContentWire(ChatWire):
         supports_thinking=True,
         supports_tools=True,
         supports_structured_output=True,
-        supports_streaming_tool_calls=False,  # they arrive whole
+        supports_streaming_tool_calls=False,  # the arguments arrive whole
         supports_parallel_tool_calls=True,
         supports_prompt_caching=True,
         max_context_tokens=1_048_576,

@@ -198,13 +198,13 @@ class _Writer:
         self.row = row
         self.losses: list[Loss] = []
         self.warnings: list[CallWarning] = []
-        self.contents = cast("list[JsonObject]", encoded(history, "gemini", _plain))
-        done = len(self.contents)
+        beginning, done = encoded(history, "gemini", _plain)
+        self.contents = cast("list[JsonObject]", beginning)
         self.contents += [_plain(text, place) for place, text in enumerate(history.plain[done:], done)]
-        self._may_join = len(self.contents) % 2 == 1  # whether more user parts can be added to the last content
+        self._may_join = len(history.plain) % 2 == 1  # whether more user parts can be added to the last content
 
     def write(self) -> list[JsonObject]:
-        for message in self.history.messages[len(self.contents) :]:
+        for message in self.history.messages[len(self.history.plain) :]:
             text = message.plain_text
             match message.role:
                 case Role.ASSISTANT if text is not None:
@@ -329,7 +329,7 @@ class _Writer:
         return {**part, "inlineData": data}
 
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
-        """The parts of a text, separated by their signatures."""
+        """Split a text into parts: each signed piece has its own part."""
         at = 0
         own = self._fields(block.provider_raw, OF_TEXT)
         signed = self._own(block).get("signatures")

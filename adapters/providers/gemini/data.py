@@ -1,6 +1,6 @@
 """Gemini's models and error texts as data, because they change monthly.
 
-The models are in `models.json`; see `adapters.model_table`.
+The models are in `models.json`; see `adapters.provider`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...provider import ModelFile, ModelRow, ModelTable
 class Model(ModelRow, frozen=True, kw_only=True):
     """The parameters of a model that differ from the common ones.
 
-    Without `levels` and `budget` it doesn't think.
+    A model without `levels` and `budget` doesn't think.
     """
 
     levels: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ CODES: Mapping[str, ErrorType] = {
     # error.status
     "OUT_OF_RANGE": InvalidRequestError,
     "UNIMPLEMENTED": InvalidRequestError,
-    "CANCELLED": ServerError,  # by the provider: a reply that we cancel has no such end
+    "CANCELLED": ServerError,  # cancelled by the provider; a reply that Callboard cancels never has this status
     "ABORTED": ServerError,
     "UNKNOWN": ServerError,
     "DATA_LOSS": ServerError,

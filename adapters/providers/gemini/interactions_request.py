@@ -80,7 +80,7 @@ class _Writer:
         return self.steps
 
     def _add(self, kind: str, content: Iterable[Json]) -> None:
-        """Add content to the last step if it has this kind, or to a new one."""
+        """Add content to the last step if that step has this kind, or else to a new step."""
         last = self.steps[-1] if self.steps else {}
         before = last.get("content") if last.get("type") == kind else None
         if isinstance(before, list):

@@ -4,7 +4,7 @@
     interaction.status_update    its status so far
     step.start, step.delta, step.stop       one step, perhaps with content at its start
     interaction.completed        the last status, and the usage
-    error                        it has failed
+    error                        the interaction has failed
 
 A body without ``interaction.completed`` was cut off. A delta without an open step starts one.
 """
@@ -190,7 +190,7 @@ class InteractionNormaliser(SseNormaliser):
         return wire.decode_delta(data).delta or {}
 
     def _add_item(self, state: OpenStep, item: Json) -> None:
-        """Add a piece of the model's output. Only text grows, the rest is whole."""
+        """Add a piece of the model's output. Only text arrives in pieces; other content is whole."""
         if not isinstance(item, dict):
             return
         if item.get("type") == "text":
@@ -229,7 +229,9 @@ class InteractionNormaliser(SseNormaliser):
             self.assembler.signature(state.key, signature, raw=raw)
 
     def _complete(self, step: JsonObject, fields: JsonObject) -> None:
-        """Add a delta to a step that is kept unchanged: lists grow, objects are merged, the rest is replaced."""
+        """Add a delta to a step that is kept unchanged: lists grow, objects are merged, and other values are
+        replaced.
+        """
         for name, value in fields.items():
             match step.get(name), value:
                 case _, None:
@@ -243,5 +245,5 @@ class InteractionNormaliser(SseNormaliser):
 
 
 def _interaction_of(event: wire.Event, data: bytes) -> wire.Interaction:
-    """The interaction of an event. LiteLLM's proxy puts its fields into the event itself."""
+    """The interaction of an event. LiteLLM's proxy puts the interaction's fields into the event itself."""
     return wire.decode_interaction(data if event.interaction == wire.ABSENT else event.interaction)

@@ -70,7 +70,7 @@ def _fitted(schema: JsonObject) -> JsonObject | None:
 
 
 def takes_nothing(schema: JsonObject) -> bool:
-    """Whether an object has no properties. Some models require that it is omitted."""
+    """Whether an object has no properties. Some models require that such a schema is omitted."""
     return not schema.get("properties") and schema.keys() <= {
         "type", "properties", "additionalProperties", "required", "title", "$schema", "description",
     } and schema.get("additionalProperties") in (None, False)  # fmt: skip
@@ -126,7 +126,7 @@ class _Fitter:
                 words += describe_constraints({name: value})
 
     def _reference(self, schema: JsonObject) -> JsonObject:
-        """A reference, which must be alone. Its siblings are put around it."""
+        """Write a reference. It must be alone, so its sibling keywords are moved to a schema around it."""
         target = schema["$ref"]
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
         if not isinstance(target, str) or not self._knows(target):

@@ -2,7 +2,7 @@
 
 A whole reply is read as a stream of one chunk. Consecutive text parts form one block. A thought signature is valid
 only in its own part. A call has its signature in `provider_raw`. For text, `provider_raw` records the signed
-piece. For reasoning, it is the block's signature and ends the block. A part with only a signature becomes an
+piece. For reasoning, the signature is the block's own, and the block ends. A part with only a signature becomes an
 opaque block. A text or thought with `partMetadata` becomes a separate block. Other kinds of parts are kept
 unchanged. So are grounding and citations, which are the last blocks. Safety ratings and the like are in
 `provider_details`. Only the first candidate is read.
@@ -112,7 +112,9 @@ class ReplyReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the reply has a finish reason. More may follow: older models send it in every chunk."""
+        """Whether the reply has a finish reason. More chunks may follow, because older models send one in every
+        chunk.
+        """
         return self._finish_reason is not None or self._block_reason is not None
 
     @property
@@ -121,7 +123,9 @@ class ReplyReader:
         return self._kind == "text" and not self._about_block
 
     def add_text(self, chunk: wire.TextChunk) -> None:
-        """Like `add`, for a chunk inside a text block, as most are. Raises msgspec's decoding errors."""
+        """Like `add`, for the most common chunk: more text for an open text block. Raises msgspec's decoding
+        errors.
+        """
         if chunk.usageMetadata is not wire.ABSENT:
             self._usage.add(chunk.usageMetadata)
         text = chunk.candidates[0].content.parts[0].text

@@ -126,7 +126,7 @@ class TextCandidate(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A chunk inside a reply with a piece of text and counts, as most are."""
+    """The most common chunk: a piece of text inside a reply, with counts."""
 
     candidates: tuple[TextCandidate]
     usageMetadata: msgspec.Raw = ABSENT
@@ -155,7 +155,7 @@ class UsageCounts:
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
         """The billed counts other than tokens, by rate name. The reply has them outside of the usage."""
-        self._former: Usage | None = None  # the usage before the fields of the counts changed
+        self._former: Usage | None = None  # the counts so far, before the usage's fields last changed
         self._latest = ABSENT
         self._form: bytes | None = None  # the latest usage without its digits; None before the first
         self._prompted = False  # whether the latest usage has the prompt's count
@@ -164,8 +164,8 @@ class UsageCounts:
     def add(self, raw: msgspec.Raw) -> None:
         """Read a chunk's usage.
 
-        Each chunk has counts, so they are decoded only when needed. Counts that differ from the last ones only in
-        digits replace them.
+        Each chunk has counts, so they are decoded only when needed. A usage with the same fields as the last one
+        replaces it.
         """
         form = bytes(raw).translate(None, b"0123456789")
         if form != self._form:

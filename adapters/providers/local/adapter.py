@@ -6,7 +6,8 @@ adds the real abilities of model and server. They were found by trial, because t
 * Tools: a model of 135 million parameters can't call tools. ``tools: emulate`` requests a call as JSON that
   follows a schema. ``tools: native`` is for a larger model with a template for tools. Both need the chat protocol.
 * Failed tools: messages ignores `is_error`, so the text reports it.
-* Structured output: chat enforces a schema. Messages and responses ignore one, so they refuse it.
+* Structured output: chat enforces a schema. In messages and responses, the server ignores a schema, so the adapter
+  refuses it.
 * Context: the limit is the server's window for each request, not the model's trained window.
 """
 
@@ -125,7 +126,7 @@ class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     need the chat protocol.
     """
     embeddings: Literal["model", "mean", "cls", "last"] | None = None
-    """Whether the server embeds as well, by the chat protocol only.
+    """Whether the server also makes embeddings. This needs the chat protocol.
 
     ``model`` is for an embedding model that defines its pooling. ``mean``, ``cls`` or ``last`` is for other
     models.
@@ -183,7 +184,9 @@ class LocalAdapter:
         await self._transport.acquire()
 
     async def health_check(self) -> AdapterHealth:
-        """Whether the server answers or, if it doesn't run, could be started. It starts and raises nothing."""
+        """Check that the server answers, or could be started if it doesn't run. The check starts no server and
+        raises nothing.
+        """
         server = self.server
         if server is None or not server.running:
             return await self._could_start()
@@ -328,7 +331,7 @@ def read_options(config: AdapterConfig, name: str) -> LocalOptions:
 def create_inner(
     config: AdapterConfig, options: LocalOptions, *, name: str, clock: Clock, transport: Transport
 ) -> ProviderAdapter:
-    """The adapter of the protocol, on our transport, as the provider `name`. Raises ConfigurationError."""
+    """The adapter of the protocol, over the local transport, as the provider `name`. Raises ConfigurationError."""
     inner_options: dict[str, object] = (
         {"errors_in_words": True} if options.protocol == "messages" else {"quirks": "llama.cpp"}
     )

@@ -190,7 +190,8 @@ class Child:
         self._reading = threading.Lock()  # held while stdout is read
         self._owner = os.getpid()
         self._last_words = b""
-        # A thread, because a task would need an owner for the whole life of the process. The thread ends with it.
+        # A thread, because a task would need an owner for the whole life of the process. The thread ends with the
+        # process.
         self._listener = threading.Thread(target=self._listen, name="callboard-local-stderr", daemon=True)
         self._listener.start()
         with contextlib.suppress(OSError):  # the child died already; reading its answer reports that
@@ -202,7 +203,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it is running and was not asked to end."""
+        """Whether the process runs and was not asked to end."""
         return not self._stdin.closed and self._process.poll() is None
 
     @property
@@ -271,7 +272,7 @@ class Child:
         self._close_stdout()
 
     async def _wait_exit(self, seconds: float) -> bool:
-        """Whether it is gone, after at most this time.
+        """Wait for the end of the process, at most `seconds`. Return whether the process is gone.
 
         It polls every 15 ms a few times. A thread can't be started in an interpreter that shuts down, and a child
         watcher belongs to an event loop.

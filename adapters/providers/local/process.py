@@ -2,8 +2,8 @@
 
 Measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores: it starts in 0.8 to 2.5 s and uses 0.5
 GB with four slots of 4,096 tokens. It ends 15 ms after its stdin is closed. Too many threads make it ten times
-slower, see `child.default_threads`. Llama.cpp splits its context between slots and limits each to the model's
-training, so `LocalServer.context_tokens` is the real number of tokens of a request.
+slower, see `child.default_threads`. Llama.cpp splits its context between slots and limits each slot to the length
+of the model's training, so `LocalServer.context_tokens` is the real number of tokens of a request.
 
 The process is a `subprocess.Popen`, because anyio's process is bound to an event loop. No await separates its
 start from its registration, so a cancelled start can still end it. A finalizer kills a forgotten server. If the
@@ -43,7 +43,7 @@ class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     startup_seconds: float
     """The duration of the last successful start, in seconds."""
     uptime_seconds: float
-    """The seconds since the last successful start; 0 if it doesn't run."""
+    """The seconds since the last successful start; 0 if the process doesn't run."""
     exit_code: int | None
     """The exit code of the last process that ended, negative for a signal."""
 
@@ -114,11 +114,11 @@ class LocalServer:
         )
 
     async def start(self) -> None:
-        """Start the server and wait until it answers. A running one is kept, a dead one is restarted.
+        """Start the server and wait until it answers. A running server is kept; a dead server is restarted.
 
         Raises:
             ConfigurationError: The settings or the installation are wrong.
-            ServerError: The child ended instead of answering. The text has its last words.
+            ServerError: The child ended instead of answering. The text contains the child's last output.
             RequestTimeoutError: The start takes too long.
         """
         stops = self._stops
@@ -261,7 +261,7 @@ class SharedServer:
 
     @property
     def server(self) -> LocalServer | None:
-        """The server while this handle holds it; None before and after. It need not run."""
+        """The server, between `acquire` and `release`; otherwise None. The server may have stopped."""
         return self._claim.server if self._claim is not None and self._held else None
 
     async def acquire(self) -> LocalServer:
@@ -281,7 +281,8 @@ class SharedServer:
             self._held = True
         finally:
             self._pending -= 1
-            # Other tasks may wait for the start on this handle. A cancelled task must not drop their claim.
+            # Other tasks may wait for the start on this handle. A cancelled task must not release the server for
+            # them.
             if self._claim is shared and not self._held and not self._pending:
                 self._claim = None
                 shared.users -= 1

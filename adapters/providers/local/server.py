@@ -75,12 +75,12 @@ def start_server(configuration: Configuration) -> Any:
             pooling = f"LLAMA_POOLING_TYPE_{configuration['embeddings'].upper()}"
             parameters.pooling_type = getattr(xllamacpp.llama_pooling_type, pooling)
     if hasattr(parameters, "fit_params") and not any("GPU" in kind for kind in device_kinds()):
-        parameters.fit_params = False  # it would load the model twice to measure the GPU
+        parameters.fit_params = False  # fitting would load the model twice to measure the GPU
     parameters.use_jinja = True  # the model's own chat template; without it tools are not rendered
-    parameters.cache_ram_mib = CACHE_MIB  # of past prompts; llama.cpp's own limit is 8 GiB
+    parameters.cache_ram_mib = CACHE_MIB  # the cache of past prompts; llama.cpp's own limit is 8 GiB
     parameters.verbosity = 1
     parameters.ui = False
-    parameters.endpoint_slots = False  # it would show every caller's prompt
+    parameters.endpoint_slots = False  # this endpoint would show every caller's prompt
     return xllamacpp.Server(parameters)
 
 
@@ -109,8 +109,8 @@ def main() -> None:
     """Read the configuration, serve, and end with stdin."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, because `select` waits for the rest
         configuration: Configuration = json.loads(stdin.readline())
-    # If a launcher started this process, the parent's id differs from ours and can't be watched. This is checked
-    # now, because a direct parent may be gone when the model is loaded.
+    # If a launcher started this process, the configured parent is not its direct parent and can't be watched. This
+    # is checked now, because a direct parent may be gone when the model is loaded.
     parent = configuration["parent"] if os.getppid() == configuration["parent"] else None
     # A library's output must not be mistaken for the answer, so from here on file 1 is stderr.
     answer = os.dup(1)

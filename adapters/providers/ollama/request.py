@@ -79,12 +79,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether it reasons; None if unknown."""
+        """Whether the model reasons; None if unknown."""
         return None if self.abilities is None else "thinking" in self.abilities
 
     @property
     def has_think_levels(self) -> bool:
-        """Whether its reasoning has levels. Otherwise it is on or off."""
+        """Whether the model's reasoning has levels. Otherwise reasoning is on or off."""
         return self.family.replace("-", "").startswith("gptoss")
 
     def capabilities(self) -> AdapterCapabilities:
@@ -149,7 +149,7 @@ class Catalogue:
         return self._facts.get(full_name(model))
 
     def learn(self, model: str, facts: ModelFacts | None, now: float) -> None:
-        """Cache an answer, or its absence."""
+        """Cache an answer, or the fact that there was none."""
         name = full_name(model)
         if facts is None:
             put(self._asked, name, now)
@@ -372,7 +372,7 @@ class _Writer:
         body: JsonObject = {
             "model": request.wire_model,
             "messages": messages,
-            "stream": stream,  # the default is on
+            "stream": stream,  # the server streams by default
             "truncate": False,
             "shift": False,
             **self._think(),

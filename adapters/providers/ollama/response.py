@@ -1,8 +1,9 @@
 """Content from lines. A whole reply is a stream of one line.
 
 * Reasoning has its own field. Text and reasoning may close each other.
-* A tool call is whole. A reply with tool calls has their stop reason, although the server reports ``stop``.
-* Older servers give no stop reason. It is the limit if the allowed number of tokens was generated.
+* A tool call is whole. A reply with tool calls has the stop reason ``tool_use``, although the server reports
+  ``stop``.
+* Older servers give no stop reason. If the allowed number of tokens was generated, it is ``max_tokens``.
 * Zero counts are omitted. If a fully cached prompt's count is missing, as on older servers, it is estimated.
 """
 
@@ -76,7 +77,7 @@ class WireReply(msgspec.Struct, gc=False):
     done: bool | None = None
     done_reason: Json = None
     error: Json = None
-    """An error. It is the only field then."""
+    """The error of a failed request. All other fields are missing then."""
     total_duration: Json = None
     load_duration: Json = None
     prompt_eval_count: Json = None
@@ -114,7 +115,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "cloud_disabled": AccessDeniedError,
     "bad_value": InvalidRequestError,
 }
-"""The exceptions by the names from `named`."""
+"""The exception for each code that `named` adds."""
 
 _SENTENCES: tuple[tuple[str, str], ...] = (
     (r"server busy|maximum pending requests exceeded|server overloaded", "server_busy"),
@@ -138,7 +139,7 @@ _LASTING = frozenset({"out_of_memory"})
 
 
 def named(body: ErrorBody) -> ErrorBody:
-    """Add a code to an error whose sentence is known."""
+    """Add a code to an error with a known message."""
     if body.code or body.type:
         return body
     for pattern, code in _PATTERNS:
@@ -289,7 +290,7 @@ def _arguments(call: WireToolCall | None) -> str:
 
 
 class ChatNormaliser(NdjsonNormaliser):
-    """Reads a body. Without a last line it was cut off."""
+    """Reads a body line by line. A body without a last line was cut off."""
 
     def __init__(self, assembler: Assembler, rates: TokenRates) -> None:
         super().__init__(assembler)

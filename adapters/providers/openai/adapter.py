@@ -81,7 +81,7 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class ResponsesImages(msgspec.Struct, frozen=True):
-    """``/v1/responses`` with the one tool, and nothing stored."""
+    """``/v1/responses`` with only the image tool, and without stored state."""
 
     path: str = "/v1/responses"
 
@@ -295,7 +295,7 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
     """Whether to check the server's protocol at the start. Without a Responses API, the adapter uses Chat
     Completions.
 
-    Set if the address comes from OPENAI_BASE_URL.
+    The engine sets this if the address comes from OPENAI_BASE_URL.
     """
 
 
@@ -314,7 +314,7 @@ class ResponsesWire(ChatWire):
         super().__init__(endpoint)
         self.quirks = choose_quirks(self.config.options.get("quirks"), self.base_url)
         self._unencrypted: set[str] = set()  # models that refused to encrypt their reasoning
-        self._unsummarised: set[str] = set()  # models that refused to summarise it
+        self._unsummarised: set[str] = set()  # models that refused to summarise their reasoning
         self.capabilities = AdapterCapabilities(
             supports_images=self.quirks.images,
             supports_documents=self.quirks.documents,
@@ -335,7 +335,7 @@ class ResponsesWire(ChatWire):
     def other_wires(self) -> OtherWires:
         own = self.quirks is OPENAI
         return OtherWires(
-            OpenAIEmbeddings(base64=own, tokens=own),  # few other servers support them
+            OpenAIEmbeddings(base64=own, tokens=own),  # few other servers support these options
             _image_wire,
             OpenAIVideos(codes=CODES),
             RESPONSES_BATCHES,
@@ -425,7 +425,7 @@ class OpenAIAdapter(HttpAdapter):
         await super().initialize()
 
     async def _has_responses(self) -> bool:
-        """Whether the server has the path. Unknown if it doesn't answer.
+        """Whether the server has a Responses API. True if the server doesn't answer.
 
         An empty request costs nothing. If the server has the path, it rejects the request with a status other than
         404.

@@ -1,9 +1,9 @@
 """A fitted history as input items of the Responses API. Pure.
 
 The call is stateless (`store` is false), so each one has the whole history. OpenAI requires that a reasoning item
-is followed by the item that it originally preceded. So a reasoning item is sent back whole, and the items after
-it with their own ids. Without it, they are sent back without ids. A message without an id gets a generated one,
-because several servers require id and status.
+is followed by the item that it originally preceded. So a reasoning item is sent back whole, and the items after it
+have their own ids. If the reasoning item is not sent, these items have no ids. A message without an id gets a
+generated one, because several servers require id and status.
 """
 
 from __future__ import annotations
@@ -176,8 +176,10 @@ class _Writer:
         self.history = history
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        self.items = encoded(history, "responses", _plain)
-        for place, text in enumerate(history.plain[len(self.items) :], len(self.items)):
+        self.items, done = encoded(history, "responses", _plain)
+        self.encoded = done - len(self.items)
+        """The number of items that `items` lacks, because its first one is the JSON of several."""
+        for place, text in enumerate(history.plain[done:], done):
             self.items.append(_plain(text, place))
         self.reasoning: list[Json] = []  # ids of the written items
         self.free_form = free_form
@@ -193,7 +195,7 @@ class _Writer:
             match message.role:
                 case Role.ASSISTANT if text is not None:
                     part: JsonObject = {"type": "output_text", "text": text, "annotations": []}
-                    self.items.append(_said(part, len(self.items)))
+                    self.items.append(_said(part, self._place))
                 case Role.ASSISTANT:
                     self._assistant(message)
                 case Role.TOOL:
@@ -208,6 +210,11 @@ class _Writer:
             self.items.append({"role": "user", "content": ""})  # an empty input is refused
         return self.items, self.losses
 
+    @property
+    def _place(self) -> int:
+        """The index of the next item in the request."""
+        return len(self.items) + self.encoded
+
     def _assistant(self, message: Message) -> None:
         former: ContentBlock | None = None
         for block in self._pairs(message.content):
@@ -215,7 +222,7 @@ class _Writer:
                 case ThinkingBlock():
                     item = reasoning_item(self.history.own(block.provider_raw))
                     assert item is not None
-                    item.setdefault("id", _made_up_id("rs", len(self.items)))
+                    item.setdefault("id", _made_up_id("rs", self._place))
                     self.reasoning.append(item["id"])
                     self.items.append(item)
                 case TextBlock():
@@ -309,7 +316,7 @@ class _Writer:
             assert isinstance(parts, list)
             parts.append(part)
             return
-        item = _said(part, len(self.items), self._item_id(own))
+        item = _said(part, self._place, self._item_id(own))
         if "phase" in own:
             item["phase"] = own["phase"]
         self.items.append(item)

@@ -1,9 +1,10 @@
 """Events of the Responses API for an assembler.
 
 An event's kind and `output_index` identify its item. If the index is missing or shared, `item_id` decides, because
-some servers change ids from event to event. `call_id` decides at a call's end. If nothing matches, it is the last
-open item of the kind. Blocks keep the order of the items. An announced item without content emits nothing, so that
-an attempt without content can be retried. Events of later items wait for `_head`, the first such item.
+some servers change ids from event to event. `call_id` decides at a call's end. If nothing matches, the event
+belongs to the last open item of the kind. Blocks keep the order of the items. An announced item without content
+emits nothing, so that an attempt without content can be retried. Events of later items wait for `_head`, the first
+such item.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class ResponsesNormaliser(SseNormaliser):
         return item
 
     def item_of(self, wire: Item, index: int | None) -> OutputItem:
-        """The item that a whole item completes, or a new one."""
+        """The started item that a whole item completes, or a new item."""
         return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
 
     def _announced(self, wire: Item, index: int | None, *, ended: bool = True) -> OutputItem | None:
@@ -125,7 +126,9 @@ class ResponsesNormaliser(SseNormaliser):
         return item
 
     def _at(self, kind: str, index: int, item_id: str | None) -> OutputItem | None:
-        """The item of a kind at an index. If several share it, the id decides, or the last open one is taken."""
+        """The item of a kind at an index. If several items share the index, the id decides, or else the last open
+        item is taken.
+        """
         items = [item for item in self._of_kind(kind) if item.index == index]
         if len(items) < 2:
             return items[0] if items else None
@@ -217,7 +220,7 @@ class ResponsesNormaliser(SseNormaliser):
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
         """End an item that had no end event, with the response's copy of it.
 
-        The copy has its ids, or else its place.
+        The copy is found by the item's ids, or else by its position.
         """
         raw = output[item.number] if len(output) == len(self._reply.items) else msgspec.Raw()
         named = [each for each in output if self._is_named(item, read_or_default(Item, each))]

@@ -102,7 +102,7 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
         return get(f"{self._jobs}?{query}")
 
     def read_latest(self, body: bytes, provider: str) -> ListPage:
-        # The filter leaves only jobs created close to our own, so one page of a hundred is enough.
+        # The filter leaves only jobs created close to this one, so one page of a hundred is enough.
         return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
 
     def _job(self, job: _Job, provider: str) -> BatchJob:
@@ -198,7 +198,7 @@ class ChatCompletionsWire(ChatWire):
         return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
 
     def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
-        """See `ChatWire.write_as_sent`. A stream reports its usage only if it is asked for."""
+        """See `ChatWire.write_as_sent`. A stream reports its usage only if the request asks for it."""
         body = client_body(sent, model, stream=stream)
         if stream and self.quirks.stream_usage:
             stream_options = body.get("stream_options")

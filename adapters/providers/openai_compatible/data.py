@@ -36,7 +36,8 @@ REPAIRS = RepairRules(
     ),
     parameter_codes=frozenset({"unsupported_parameter", "unsupported_value", "unknown_parameter"}),
     parameters=(
-        # OpenAI, and servers that quote it. Models that reason by default support tools elsewhere only.
+        # OpenAI, and servers that quote it. In Chat Completions, models that reason by default reject tools with
+        # reasoning.
         Refusal(
             r"Function tools with reasoning_effort are not supported for \S{1,100} in \S{1,50}\. .{0,200}",
             "reasoning_effort",
@@ -162,7 +163,7 @@ def error_in_body(body: bytes, provider: str) -> AdapterError:
 
 
 def overflow_of(error: AdapterError) -> ContextOverflowError:
-    """The same error as a prompt that is too long."""
+    """Convert an error to the ContextOverflowError with the same fields."""
     return ContextOverflowError(
         str(error),
         provider=error.provider,

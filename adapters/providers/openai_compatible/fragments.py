@@ -23,7 +23,7 @@ from .wire import WireFunction, WireMessage, WireToolCall
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call in progress. It starts in the assembler when it has a name."""
+    """A tool call in progress. It is started in the assembler when it has a name."""
 
     key: int
     index: int | None
@@ -32,7 +32,7 @@ class _Call:
     extra: Json = None
     size: int = 0  # characters of arguments so far
     waiting: list[str] = field(default_factory=list)  # arguments before the name
-    batch: int = -1  # the delta in which it started
+    batch: int = -1  # the number of the delta in which the call started
     free_form: bool = False
 
 
@@ -198,8 +198,8 @@ def _index(value: Json) -> int | None:
 class ThinkTags:
     """Finds ``<think>…</think>`` at the start of streamed text.
 
-    `feed()` and `flush()` return pairs: whether it is reasoning, and the text. Text that may be the start of a tag
-    is held back. Tags after the start of the reply are ordinary text.
+    `feed()` and `flush()` return pairs: whether a text is reasoning, and the text. Text that may be the start of a
+    tag is held back. Tags after the start of the reply are ordinary text.
 
     Args:
         opened: Whether the reply starts inside the tags.

@@ -11,6 +11,8 @@ from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias, cast
 
+import msgspec
+
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -173,16 +175,16 @@ class _Writer:
         self.stands_in = quirks.replays == "tool_loop" or (
             bool(quirks.reasoning_models) and bool(re.search(quirks.reasoning_models, request.wire_model))
         )
-        self.messages = cast("list[JsonObject]", encoded(history, "chat", _plain))
-        self.encoded = len(self.messages)
-        """The number of messages that are JSON already."""
-        rest = enumerate(history.plain[self.encoded :], self.encoded)
-        self.messages += [_plain(text, place) for place, text in rest]
+        beginning, done = encoded(history, "chat", _plain)
+        self.messages = cast("list[JsonObject]", beginning)
+        self.encoded = len(beginning)
+        """The length of the part of `messages` that is JSON already."""
+        self.messages += [_plain(text, place) for place, text in enumerate(history.plain[done:], done)]
 
     def write(self) -> tuple[list[JsonObject], list[Loss]]:
         history = self.history.messages
         tool_turns = _tool_turns(history) if self.quirks.replays == "tool_loop" else frozenset()
-        done = len(self.messages)
+        done = len(self.history.plain)
         before = history[done - 1].role if done else Role.ASSISTANT
         for position, message in enumerate(history[done:], done):
             role, text, follows = message.role, message.plain_text, before
@@ -230,7 +232,8 @@ class _Writer:
     def _say(self, parts: list[JsonObject]) -> None:
         """Add a user message.
 
-        It joins a user message before it, because chat templates require alternating roles.
+        If the last message is the user's, the parts are added to it, because chat templates require alternating
+        roles.
         """
         if not parts:
             return
@@ -313,7 +316,7 @@ class _Writer:
                 case "reasoning_details" | "as_sent" if "reasoning_details" in data:
                     details += _as_list(data["reasoning_details"])
                 case "reasoning_details" if isinstance(block, ThinkingBlock) and with_calls:
-                    # DeepSeek's models behind OpenRouter send no details and need their text back
+                    # DeepSeek's models behind OpenRouter send no details and need the text of their reasoning back
                     wire["reasoning"] = f"{wire.get('reasoning', '')}{block.text}"
                 case "as_sent" if isinstance(block, ThinkingBlock) and with_calls:
                     field = str(data.get(REASONING_FIELD, "reasoning_content"))
@@ -401,9 +404,11 @@ def _as_list(value: Json) -> list[Json]:
 # --- Marks of the prompt cache ---
 
 MOST = 4
-"""The largest number of marks in a request."""
+"""The largest number of marks (cache breakpoints) in a request."""
 
 _MARK = "cache_control"
+_PLACE = b"\0"
+"""A byte that JSON can't have. It stands for the cached beginning of the history."""
 _INNER = ("content", "tool_calls", "function")
 """The fields whose values may have marks, too."""
 
@@ -411,13 +416,22 @@ _INNER = ("content", "tool_calls", "function")
 def encode_body(body: JsonObject) -> bytes:
     """The body as JSON, with at most `MOST` marks.
 
-    It searches the bytes for them, because most requests have none.
+    The marks are searched in the bytes, because most requests have none. The cached beginning of the history has
+    none, so it is inserted after the search.
     """
+    messages = _as_list(body.get("messages"))
+    beginning = msgspec.Raw()
+    for place, message in enumerate(messages[:2]):  # the first may be the system text
+        if isinstance(message, msgspec.Raw):
+            beginning, messages[place] = message, cast("Json", msgspec.Raw(_PLACE))
     encoded = encode_json(body)
-    if b'"cache_control"' not in encoded:
+    if b'"cache_control"' in encoded:
+        keep_latest(body)
+        encoded = encode_json(body)
+    if not beginning:
         return encoded
-    keep_latest(body)
-    return encode_json(body)
+    before, _, after = encoded.partition(_PLACE)
+    return b"".join((before, beginning, after))
 
 
 def keep_latest(body: JsonObject) -> None:

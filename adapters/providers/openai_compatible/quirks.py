@@ -61,16 +61,18 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether tool call ids have letters and digits only, and exactly `tool_id_length` of them."""
 
     tool_choices: tuple[str, ...] = ("auto", "none", "required", "named")
-    """The supported modes of tool choice. Without ``none``, the tools are omitted instead."""
+    """The supported modes of tool choice. If ``none`` is missing, the tools are omitted instead."""
 
     required_word: str = "required"
-    """The wire's word for "some tool must be called"."""
+    """The server's value for "some tool must be called"."""
 
     parallel_tool_calls: bool = True
-    """Whether the parameter of that name is supported."""
+    """Whether the parameter `parallel_tool_calls` is supported."""
 
     strict: bool = False
-    """Whether `strict` is supported. It is then always sent, and true if a schema already fulfils its rules."""
+    """Whether `strict` is supported. If so, it is always sent. It is true if a schema already fulfils the rules of
+    strict mode.
+    """
 
     top_p_of_one: bool = True
     """Whether a top_p of 1 is accepted. Otherwise it is omitted, because it changes nothing."""
@@ -99,7 +101,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
     """The enforced part of an output schema. With ``json_object`` the schema is in the system text.
 
-    With ``json_value`` it is the format's `value`.
+    With ``json_value`` the schema is the format's `value`.
     """
 
     json_objects: bool = True
@@ -171,8 +173,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A regular expression: models that accept audio. Empty for none."""
 
     documents: Literal["text", "file", "document_url"] = "text"
-    """The part for a PDF as data. With ``text``, only plain text documents are accepted, which are sent as text
-    everywhere.
+    """The kind of message part for a PDF that is sent as data. With ``text``, only plain text documents are
+    accepted, which are sent as text everywhere.
     """
 
     document_urls: bool = False
@@ -194,9 +196,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The form of batches: OpenAI's files and batches, or Mistral's jobs."""
 
     beginning: Literal["none", "plain", "prefix", "partial", "final_message"] = "none"
-    """How a model continues its own last message: by default, by that field of the message, or by vLLM's fields.
-
-    With ``none``, it would start again.
+    """How a model continues its own last message. ``plain``: it does so by default. ``prefix``, ``partial``: the
+    message has this field. ``final_message``: by vLLM's fields. ``none``: the model would start a new reply.
     """
 
     beginning_at: str = ""

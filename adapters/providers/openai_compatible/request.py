@@ -305,7 +305,9 @@ class _Builder:
 
 
 def _free_form(tool: ToolDefinition, options: JsonObject) -> JsonObject:
-    """A free-form tool. Its fields may be next to its type, as in the Responses API, or below it, as here."""
+    """A free-form tool. Its fields may be next to its type, as in the Responses API, or in an object, as in Chat
+    Completions.
+    """
     fields: JsonObject = {"name": tool.name}
     if tool.description:
         fields["description"] = tool.description

@@ -100,7 +100,7 @@ _decode_usage = msgspec.json.Decoder(_Usage).decode
 
 
 def is_usage_alone(data: bytes) -> bool:
-    """Whether a chunk has only the usage of the whole stream, which the request must ask for."""
+    """Whether a chunk has only the usage of the whole stream, which is sent only on request."""
     if b'"usage"' not in data:
         return False
     try:

@@ -144,7 +144,7 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pace: float = 0.0
     """The time before each piece and before the end, in seconds."""
     fails: ScriptedFailure | None = None
-    """The failure in place of the end. Without any content it is the whole reply."""
+    """The failure in place of the end. If the reply has no content, it is only this failure."""
     raises: Exception | None = None
     """For Python only: an exception to raise, even one that adapters should not raise."""
     pause: Callable[[], Awaitable[object]] | None = None

@@ -214,7 +214,7 @@ class _Writer:
         """The requested limit, or the available room, because the server refuses a sum beyond its window."""
         limit = self.request.max_output_tokens
         if room is None or room < 1 or limit <= room:
-            return limit  # no room at all; the server's own error is clearest
+            return limit  # nothing fits; the server's own error explains this best
         self.warnings.append(
             CallWarning(
                 WarningCode.PARAMETER_CHANGED,
@@ -408,7 +408,7 @@ def read_whole(body: bytes, reader: ReplyReader) -> None:
 
 
 class TokenNormaliser(SseNormaliser):
-    """Reads a body. Without a last event it was cut off, because there is no other end mark."""
+    """Reads a streamed body. A body without a last event was cut off, because there is no other end mark."""
 
     def __init__(self, reader: ReplyReader) -> None:
         super().__init__(reader.assembler)
@@ -489,7 +489,7 @@ class GenerateWire(ChatWire):
         return ReplyReader(assembler, self.template, stops, self.token_rates(assembler.model))
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        said = headers.get("x-prompt-tokens", "")  # the details of a whole reply lack it
+        said = headers.get("x-prompt-tokens", "")  # the details of a whole reply lack the prompt's tokens
         if said.isascii() and said.isdigit() and 0 < len(said) < 10:
             assembler.usage = TokenUsage(input_tokens=int(said), source=UsageSource.PARTIAL)
         read_whole(body, self._reader(assembler))

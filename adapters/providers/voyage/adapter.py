@@ -65,7 +65,7 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
             "truncation": request.truncate,
         }
         if request.encoding == "base64":
-            body["encoding_format"] = "base64"  # the API has no name for the other format
+            body["encoding_format"] = "base64"  # the API has no name for the format of floats
         if request.input_type is not None:
             body["input_type"] = request.input_type
         if request.dimensions is not None:

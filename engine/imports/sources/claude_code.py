@@ -39,7 +39,7 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import decoded, message_of
+from .records import decoded, message_of
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_REMEMBERED = 64

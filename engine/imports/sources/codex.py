@@ -38,7 +38,7 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import message_of
+from .records import message_of
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_TURNS = 5_000

@@ -30,8 +30,7 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import decoded, message_of
-from .records import Record, json_records, read_whole, tokens
+from .records import Record, decoded, json_records, message_of, read_whole, tokens
 
 
 class _Tokens(msgspec.Struct):

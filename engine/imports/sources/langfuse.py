@@ -17,10 +17,10 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
-from .messages import conversation
 from .records import (
     Record,
     amount_of,
+    conversation,
     count_of,
     json_records,
     moment_of,

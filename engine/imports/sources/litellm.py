@@ -31,10 +31,10 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import conversation
 from .records import (
     Record,
     amount_of,
+    conversation,
     count_of,
     json_records,
     moment_of,

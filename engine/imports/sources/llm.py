@@ -13,8 +13,7 @@ from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore.foreign_rows import foreign_rows
 
 from ..source import START, ImportedCall, ImportedMessage, Item, Mark, SourceFile, UnreadablePart, name
-from .messages import message_of
-from .records import count_of, moment_of, object_of, tokens, vendor_and_model
+from .records import count_of, message_of, moment_of, object_of, tokens, vendor_and_model
 
 _WANTED = (
     *("id", "model", "resolved_model", "conversation_id", "duration_ms", "datetime_utc", "input_tokens"),

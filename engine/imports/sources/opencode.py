@@ -31,8 +31,7 @@ from ..source import (
     tags_of,
     why_not,
 )
-from .messages import decoded, message_of
-from .records import object_of, read_whole, stop_reason, text_of, vendor_and_model
+from .records import decoded, message_of, object_of, read_whole, stop_reason, text_of, vendor_and_model
 
 
 class _Cache(msgspec.Struct):

@@ -20,11 +20,11 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 
 from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
-from .messages import conversation
 from .records import (
     LARGEST_FILE,
     Record,
     amount_of,
+    conversation,
     count_of,
     json_records,
     object_of,
