@@ -170,7 +170,7 @@ async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path, chromium
 
 
 async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothing(
-    tmp_path: Path,
+    tmp_path: Path, chromium: Browser
 ) -> None:
     """The browser comes back by itself, with the place up to which it has read."""
     steps = [anyio.Event() for _ in range(60)]
