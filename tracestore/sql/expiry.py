@@ -31,7 +31,7 @@ EVENTS_AT_ONCE = 500
 
 
 class Needed(NamedTuple):
-    """The bodies that sessions referred to at one moment."""
+    """The state of bodies at one time, for a sweep."""
 
     hashes: set[bytes]
     moment: str
@@ -320,7 +320,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """One deletion: of a session, or of all content that was last used before a given time."""
 
     key: str = ""
-    """An identifier that is unique among all deletions; empty before it is recorded."""
+    """An identifier that is unique among all deletions; empty until the deletion is recorded."""
     at_us: int
     """The time of the deletion, in microseconds UTC."""
     number: int = 0

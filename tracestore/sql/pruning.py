@@ -50,7 +50,7 @@ OLD_RUNS = """
        AND r.id NOT IN (SELECT run FROM session_setups)
 """
 
-# The requests of the last call and of the last event stay, with all their rows.
+# The requests of the last call and of the last event are kept, with all their rows.
 _KEPT_REQUESTS = """
     SELECT request_id FROM calls WHERE id = (SELECT max(id) FROM calls)
      UNION
@@ -91,7 +91,7 @@ class Pruning(ABC):
     _delete_tags: str
     """The statement that deletes the tags of calls. ``{calls}`` is a placeholder for a list of their ids."""
     _events_with_calls: bool
-    """Whether events are deleted in the transaction of their calls, and not after them."""
+    """Whether events are deleted in the transaction of their calls. Otherwise they are deleted later."""
 
     _old_runs = OLD_RUNS
     """The part of a query that finds ended runs without remaining rows."""
