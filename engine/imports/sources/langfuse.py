@@ -68,7 +68,7 @@ class Langfuse:
                 continue
             session = found.session or found.turn or found.identity
             yield msgspec.structs.replace(found, session=session)
-            yield from conversation(session, found.started_at, row.get("input"), row.get("output"))
+            yield from conversation(session, found.started_at, row.fields.get("input"), row.fields.get("output"))
 
 
 def _call(row: JsonObject, line: int) -> ImportedCall | UnreadablePart | None:

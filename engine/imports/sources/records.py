@@ -92,7 +92,7 @@ def files_below(place: Path, endings: Collection[str]) -> Iterator[SourceFile]:
             yield SourceFile(path=file)
 
 
-_decode = msgspec.json.Decoder(dict[str, Json]).decode
+_row = msgspec.json.Decoder(dict[str, Json]).decode
 
 
 class JsonRow(NamedTuple):
@@ -110,7 +110,7 @@ def json_rows(stream: BinaryIO, start: Mark = START) -> Iterator[JsonRow | Unrea
             yield record
             continue
         try:
-            yield JsonRow(record.line, _decode(record.data))
+            yield JsonRow(record.line, _row(record.data))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             yield UnreadablePart(line=record.line, why=why_not(error))
 
