@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import anyio.to_thread
+import msgspec
 
 from callboard import tracestore
 from callboard.bus import Bus, ConfigurationError, StoreError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCHEMES = ("postgresql://", "postgres://")
 
 _SECRET = ("password", "secret", "scram_client_key", "scram_server_key")
-"""Parts of the names of parameters with secret values."""
+"""Parts of parameter names whose values are secret."""
 
 _UNREADABLE = (
     "the address of the store can't be read (it is not shown, because it may hold a password). "
@@ -34,11 +34,10 @@ _UNREADABLE = (
 )
 
 
-@dataclass(frozen=True)
-class StoreAddress:
+class StoreAddress(msgspec.Struct, frozen=True):
     """A PostgreSQL database, as a URL that libpq reads. As text it has no password."""
 
-    dsn: str = field(repr=False)
+    dsn: str
 
     def __post_init__(self) -> None:
         """Refuse an address that libpq would read differently.
@@ -53,6 +52,9 @@ class StoreAddress:
         if "@" in access or "@" in rest or "#" in self.dsn or port_wrong or query_wrong:
             raise ConfigurationError(_UNREADABLE)
 
+    def __repr__(self) -> str:
+        return f"StoreAddress({self.name!r})"
+
     def __str__(self) -> str:
         parts = _parts(self.dsn)
         access, at, hosts = parts.netloc.rpartition("@")
@@ -64,7 +66,7 @@ class StoreAddress:
 
     @property
     def name(self) -> str:
-        """The address without its password, as the name of a trace on pages."""
+        """The address without its password, for display."""
         return str(self)
 
 
