@@ -1,9 +1,10 @@
 """Decoders for server-sent events, newline-delimited JSON and JSON text, from raw bytes.
 
-They do no I/O and never fail because of content. They follow the WHATWG rules, except where providers break them.
-The last event counts even if no blank line follows it. Events without data are skipped, except for errors. A field
-`error` (llama.cpp) is an event of that name. The data of `event: error` may be a line without a field name, or
-missing. A field `data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
+Decoders do no I/O and never fail because of content. They follow the WHATWG rules, except where providers break
+these rules. The last event counts even if no blank line follows it. Events without data are skipped, except for
+errors. A field `error` (llama.cpp) is an event of that name. The data of `event: error` may be a line without a
+field name, or missing. A field `data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur
+inside JSON text.
 """
 
 from __future__ import annotations
@@ -166,14 +167,16 @@ def looks_like_events(body: bytes) -> bool:
 
 
 def without_done_mark(body: bytes) -> bytes:
-    """A whole JSON body. The end mark of a stream, which some gateways append, is removed."""
+    """Remove the end mark of a stream from a whole JSON body, because some gateways append it."""
     if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
         return body
     return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
 
 
 class SseDecoder:
-    """Takes bytes with `feed(bytes)`, and `close()` at the end of the body. Both return the complete events."""
+    """Decodes bytes to events. Call `feed` for each piece of the body, and `close` at the end. Both return the
+    complete events.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # pieces of the unfinished line, joined at its end
@@ -318,7 +321,8 @@ MAX_LINE_BYTES = MAX_REPLY_BYTES
 
 
 class NdjsonDecoder:
-    """Takes bytes with `feed(bytes)`, and `close()` at the end of the body. Both return the complete lines.
+    """Decodes bytes to lines. Call `feed` for each piece of the body, and `close` at the end. Both return the
+    complete lines.
 
     A line is an event without a name, so the same code can read lines and server-sent events.
     """

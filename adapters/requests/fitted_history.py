@@ -73,11 +73,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """
     tool_ids: ToolIdRule = ToolIdRule()
     accepts_images: bool = True
-    """Whether user messages may hold images."""
+    """Whether user messages may contain images."""
     accepts_audio: bool = False
-    """Whether user messages may hold audio."""
+    """Whether user messages may contain audio."""
     accepts_documents: bool = False
-    """Whether user messages may hold documents."""
+    """Whether user messages may contain documents."""
     image_types: tuple[str, ...] | None = None
     """The media types of images; None means any. An image of unknown type is accepted."""
     audio_types: tuple[str, ...] | None = None
@@ -127,7 +127,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The media types in both; None means any."""
+    """The media types that both lists contain; None means any."""
     if own is None or others is None or own == others:
         return others if own is None else own
     return tuple(media_type for media_type in own if media_type in others)
@@ -142,7 +142,7 @@ class Loss(msgspec.Struct, frozen=True):
     adapter: str
     reason: str
     block: ContentBlock | None = None
-    """The block itself, to find its place. It is never logged."""
+    """The lost block, to find its place in the history. It is never logged."""
 
 
 Home = Message | tuple[str, tuple[ContentBlock, ...]]
@@ -242,8 +242,8 @@ def block_type(block: ContentBlock) -> str:
 
 
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
-    """A text in place of the blocks, for a message that lost all of them. Without it the message would be missing,
-    and the reply would answer nothing.
+    """Return a text for a message that lost all its blocks. Without this text, the message would be missing, and
+    the reply would not have a question.
     """
     return [TextBlock(f"({block_type(block)} left out: not supported here)") for block in refused]
 

@@ -38,7 +38,7 @@ class Line(Protocol):
 
 
 class Reply(ClosableReply):
-    """One reply. One task at a time reads it; another may close it."""
+    """One reply. One task at a time reads a reply; another task may close it."""
 
     def __init__(self, line: Line, pieces: list[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
@@ -352,7 +352,7 @@ _MOST_KEPT = 64
 
 
 class WaitScope:
-    """The scope of one wait at a time. It is entered by `WaitScopes.until`."""
+    """The scope of one wait at a time. `WaitScopes.until` enters it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, kept: list[WaitScope]) -> None:
         self.loop = loop
@@ -366,7 +366,7 @@ class WaitScope:
 
     @property
     def deadline(self) -> float:
-        """The event loop's time of the cancellation."""
+        """The time of the cancellation, on the event loop's clock."""
         return self._deadline
 
     @deadline.setter

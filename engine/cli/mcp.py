@@ -1,4 +1,4 @@
-"""MCP on the command line: `callboard serve-mcp`, and the servers of ``--mcp FILE``.
+"""The MCP servers of ``--mcp FILE``: their start, their questions to the user, their logins.
 
 Questions of a server are shown to the user at the terminal. Logins are stored in a private file next to the
 trace.
@@ -6,113 +6,28 @@ trace.
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import webbrowser
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
 import anyio
 
-from callboard.bus import ConfigurationError
 from callboard.bus.log import ROOT
 from callboard.tracestore.home import home_folder
 
-from .. import Engine, GenerateResult, Session, load_registry
+from .. import GenerateResult
 from ..mcp import Elicitation, ElicitationAnswer, McpOAuth, McpServers, McpTokenFile, SamplingRequest, mcp_servers
 from ..mcp.servers import ACTOR
-from ..tools import ToolLike
-from .conversation_setup import add_mcp_file, given_tools
-from .options import add_address, add_models_file, repeated
 from .sanitize import note, one_line
-from .web import listening, refuse_open_binds, serve_until_interrupt
-
-PORT = 8374
-
-TOKEN_VARIABLE = "CALLBOARD_MCP_TOKEN"
-"""The environment variable with the token that clients of `serve-mcp --http` must send."""
-
-
-def add_command(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Serve tools to other programs as an MCP server, over stdin and stdout. With -m, serve a model instead: "
-        "the tool `ask` sends a message to a session that has the tools."
-    )
-    repeated(
-        parser,
-        "-T",
-        "--tool",
-        dest="tools",
-        metavar="TOOL",
-        help="serve these tools: FILE.py, FILE.py:function, a module, a plugin, or an MCP server (repeatable)",
-    )
-    add_mcp_file(parser)
-    parser.add_argument("-m", "--model", metavar="NAME", help="serve sessions of this model, by the tool `ask`")
-    parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt of the sessions")
-    parser.add_argument(
-        "--name", default="callboard", metavar="NAME", help="set the name of the server (default: callboard)"
-    )
-    parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
-    add_address(
-        parser,
-        PORT,
-        network=f"serve other machines; clients send the token in ${TOKEN_VARIABLE}",
-        hosts="accept requests for this host name (repeatable)",
-    )
-    add_models_file(parser)
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    if not arguments.tools and arguments.model is None:
-        raise ConfigurationError("serve-mcp needs tools (-T, --mcp) or a model (-m) to serve")
-    if arguments.http:
-        refuse_open_binds(arguments)
-        if arguments.allow_network and not os.environ.get(TOKEN_VARIABLE):
-            raise ConfigurationError(f"--allow-network needs a token for clients: set ${TOKEN_VARIABLE}")
-    anyio.run(_serve, arguments)
-    return 0
-
-
-async def _serve(arguments: argparse.Namespace) -> None:
-    from ..mcp.ask import unknown_conversation
-    from ..mcp.serve import mcp_service
-
-    async with AsyncExitStack() as life:
-        tools: Sequence[ToolLike] = await given_tools(arguments.tools, life)
-        if arguments.model is None:
-            service = mcp_service(tools, name=arguments.name)
-        else:
-            engine = await life.enter_async_context(Engine(models=load_registry(arguments.models_file)))
-
-            def session(conversation: str | None) -> Session:
-                if conversation is not None:
-                    raise unknown_conversation(conversation)
-                return engine.session(arguments.model, system_prompt=arguments.system, tools=tools)
-
-            session(None)  # so that a wrong name is reported at the start
-            service = mcp_service(session=session, name=arguments.name)
-        if not arguments.http:
-            await service.serve_stdio()
-            return
-        app = service.http_app(hosts=arguments.host, token=os.environ.get(TOKEN_VARIABLE) or None)
-        await _serve_http(app, arguments)
-
-
-async def _serve_http(app: Any, arguments: argparse.Namespace) -> None:
-    listener, address = listening(arguments)
-    note(f"An MCP server, until Ctrl-C: {address}mcp")
-    await serve_until_interrupt(app, listener, lifespan="auto")
-
 
 Generate = Callable[[SamplingRequest], Awaitable[GenerateResult]]
 
 
 async def opened(path: str, life: AsyncExitStack, generate: Generate | None = None) -> McpServers:
-    """The servers of a file, until the end of a conversation. A note names each server that is down."""
+    """The servers of a file, open until the conversation ends. Servers that are down are reported."""
     servers = mcp_servers(
         path,
         auth=McpOAuth(McpTokenFile(home_folder() / "mcp-logins.json"), open_url=_open_page),
@@ -130,7 +45,7 @@ async def opened(path: str, life: AsyncExitStack, generate: Generate | None = No
 
 
 def _is_no_server(record: logging.LogRecord) -> bool:
-    """A log filter that hides lines about the end of a server, because a note reports it."""
+    """A log filter that hides lines about the end of a server, which are reported in another way."""
     return not str(getattr(record, ROOT, {}).get("actor", "")).startswith(ACTOR)
 
 
@@ -143,7 +58,7 @@ def _open_page(url: str) -> None:
 
 
 def ask_user(question: Elicitation) -> ElicitationAnswer:
-    """Ask at the terminal. Without a terminal the question is declined."""
+    """Ask the user at the terminal. Without a terminal, the question is declined."""
     try:
         with open("/dev/tty", "r+", encoding="utf-8", buffering=1) as terminal:
             return answer_at(terminal, question)
@@ -153,7 +68,7 @@ def ask_user(question: Elicitation) -> ElicitationAnswer:
 
 
 def answer_at(terminal: TextIO, question: Elicitation) -> ElicitationAnswer:
-    """The user's answer: a value for each field, or whether to open a page."""
+    """The user's answer: a value for each field, or whether the user agrees to open a page."""
     terminal.write(f"MCP server {one_line(question.server)} asks: {one_line(question.message)}\n")
     if question.url is not None:
         terminal.write(f"It wants you to visit {one_line(question.url)}. Open it? [y/N] ")
@@ -203,7 +118,7 @@ def _choices(schema: dict[str, Any]) -> list[str]:
 
 
 def value_of(word: str, schema: dict[str, Any]) -> object:
-    """A typed word as the value of a field. Raises ValueError with a text for the user."""
+    """Convert a typed word to the value of a field. Raises ValueError with a text for the user."""
     choices = _choices(schema)
     match schema.get("type"):
         case "boolean":

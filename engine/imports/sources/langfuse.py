@@ -45,7 +45,7 @@ _REASONING = ("output_reasoning_tokens", "reasoning_tokens", "output_reasoning",
 
 
 class Langfuse:
-    """Langfuse's observations."""
+    """The source for Langfuse's observations."""
 
     name = "langfuse"
 

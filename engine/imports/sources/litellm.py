@@ -64,7 +64,7 @@ _ERRORS = {
 
 
 class LiteLlm:
-    """LiteLLM's spend logs."""
+    """The source for LiteLLM's spend logs."""
 
     name = "litellm"
 
@@ -115,7 +115,9 @@ _COLUMNS = (
 _CONTENT = ("messages", "response", "proxy_server_request")
 _ORDER = "endTime"
 _OVERLAP = "1 hour"
-"""The time span that is read again, because LiteLLM writes rows in batches some minutes after a request."""
+"""The time span before the last position that is read again, because LiteLLM writes rows in batches some minutes
+after a request.
+"""
 _ROWS_BETWEEN_MARKS = 1000
 
 
@@ -144,7 +146,7 @@ def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
 
 
 def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[Item]:
-    """The call of a row of the table, and its messages if LiteLLM stored them."""
+    """Convert a row of the table to a call, and to messages if LiteLLM stored them."""
     if row.get("call_type") in _TOOLS and not nano_of(amount_of(row.get("spend"))):
         return
     call = _call(row, line)
@@ -158,7 +160,7 @@ def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[I
 
 
 _TOOLS: Final = ("call_mcp_tool", "list_mcp_tools")
-"""Rows for requests to MCP servers, which no model answered."""
+"""The call types of requests to MCP servers, which no model answered."""
 
 
 def _stored(value: Json) -> Json:
@@ -167,7 +169,7 @@ def _stored(value: Json) -> Json:
 
 
 def _call(row: Mapping[str, Json], line: int) -> ImportedCall | UnreadablePart:
-    """A row of the table as a call. Its times are UTC."""
+    """Convert a row of the table to a call. Its times are UTC."""
     mine = text_of(row.get("request_id"))
     began = moment_of(row.get("startTime"))
     if mine is None or began is None:
