@@ -272,9 +272,9 @@ class _Writer:
         history, plain = self.history, self.history.plain
         written, done = encoded(history, "messages", _plain)
         last: list[Json] = []
-        for message, said in zip(history.messages[done:], plain[done:], strict=False):
+        for place, said in enumerate(plain[done:], done):
             last = [{"type": "text", "text": said}]
-            written.append({"role": message.role.value, "content": last})
+            written.append({"role": _SPEAKERS[place % 2], "content": last})
         last_role = _SPEAKERS[len(plain) % 2 - 1]
         for message in history.messages[len(plain) :]:
             role = "assistant" if message.role is Role.ASSISTANT else "user"

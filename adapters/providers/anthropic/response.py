@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -331,6 +332,25 @@ def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
 _PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _PlainWrites(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
+    ephemeral_5m_input_tokens: _Count = 0
+    ephemeral_1h_input_tokens: _Count = 0
+
+
+class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The usual counts of a reply without thinking."""
+
+    input_tokens: _Count
+    output_tokens: _Count
+    cache_read_input_tokens: _Count = 0
+    cache_creation_input_tokens: _Count = 0
+    cache_creation: _PlainWrites = _PlainWrites()
+    service_tier: Literal["standard"] = "standard"
+
+
 def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: bool = True) -> TokenUsage | None:
     """Counts from a usage object; None if it has none.
 
@@ -340,6 +360,29 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
     and makes the figures partial.
     """
     kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
+    return _plain_usage(usage, kept, final) or _any_usage(usage, kept, final)
+
+
+def _plain_usage(usage: JsonObject, kept: msgspec.Raw, final: bool) -> TokenUsage | None:
+    """The counts of a consistent `_PlainUsage`, as `_any_usage` reads it; None for any other."""
+    try:
+        plain = msgspec.convert(usage, _PlainUsage)
+    except msgspec.ValidationError:
+        return None
+    written = plain.cache_creation_input_tokens
+    if plain.cache_creation.ephemeral_1h_input_tokens or plain.cache_creation.ephemeral_5m_input_tokens > written:
+        return None
+    return TokenUsage(
+        plain.input_tokens,
+        plain.output_tokens,
+        plain.cache_read_input_tokens,
+        written,
+        source=UsageSource.REPORTED if final else UsageSource.PARTIAL,
+        raw=kept,
+    )
+
+
+def _any_usage(usage: JsonObject, kept: msgspec.Raw, final: bool) -> TokenUsage | None:
     iterations = _iterations(usage)
     usage = _with_compactions(usage, iterations)
     fresh, output = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))

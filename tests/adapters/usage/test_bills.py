@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from callboard.adapters.operations.openai_media import read_usage as read_image_usage
 from callboard.adapters.operations.openai_wires import read_reply as read_embeddings
 from callboard.adapters.provider import providers
-from callboard.adapters.providers.anthropic.response import token_usage
+from callboard.adapters.providers.anthropic.response import _any_usage, _plain_usage, token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
 from callboard.adapters.providers.openai_compatible.wire import _read_any_usage, _read_plain_usage
@@ -613,6 +613,26 @@ def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
     assert _read_plain_usage(raw, "flex") in (None, _read_any_usage(raw, "flex"))
 
 
+@given(
+    st.fixed_dictionaries(
+        {"input_tokens": _COUNTS, "output_tokens": _COUNTS},
+        optional={
+            "cache_read_input_tokens": _COUNTS,
+            "cache_creation_input_tokens": _COUNTS,
+            "cache_creation": st.fixed_dictionaries(
+                {}, optional={"ephemeral_5m_input_tokens": _COUNTS, "ephemeral_1h_input_tokens": _COUNTS}
+            ),
+            "service_tier": st.sampled_from(["standard", "priority"]),
+            "speed": st.sampled_from(["fast", "standard"]),
+        },
+    ),
+    st.booleans(),
+)
+def test_plain_counts_of_messages_are_read_as_all_others_are(usage: JsonObject, final: bool) -> None:
+    raw = msgspec.Raw(msgspec.json.encode(usage))
+    assert _plain_usage(usage, raw, final) in (None, _any_usage(usage, raw, final))
+
+
 def test_the_usual_counts_are_plain() -> None:
     details = {"prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 0}}
     more = {
@@ -622,3 +642,6 @@ def test_the_usual_counts_are_plain() -> None:
     found = _read_plain_usage(msgspec.Raw(raw), None)
     assert found is not None
     assert (found.input_tokens, found.cached_input_tokens, found.reasoning_tokens) == (3, 2, 1)
+    counts = {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 2, "service_tier": "standard"}
+    usage: JsonObject = {**counts, "cache_creation": {"ephemeral_5m_input_tokens": 2}}
+    assert _plain_usage(usage, msgspec.Raw(msgspec.json.encode(usage)), final=True) is not None
