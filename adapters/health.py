@@ -44,7 +44,7 @@ class AdapterStatistics(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ChecksHealth(Protocol):
-    """An adapter that can check whether its provider answers, within seconds and for free."""
+    """An adapter that can check its provider within seconds and for free."""
 
     async def health_check(self) -> AdapterHealth | bool:
         """Whether the provider answers. The check must be free and have no effect, and should not raise.

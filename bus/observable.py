@@ -44,7 +44,7 @@ class BusStatistics(msgspec.Struct, frozen=True):
     published: int
     """The number of events so far, which is also the last seq."""
     after_close: int
-    """The number of these events that were published after `close` and not delivered."""
+    """The number of events that were published after `close` and not delivered."""
     dead_letters: int
     """The number of messages so far to actors that had stopped or had a full mailbox."""
     subscriptions: tuple[SubscriptionStatistics, ...]
@@ -264,7 +264,7 @@ class ReplayBus(ObservableBus):
 
     @property
     def last_seq(self) -> int:
-        """The seq of the latest event, in its own run; 0 before the first."""
+        """The seq of the latest event in the event's own run; 0 before the first."""
         return self._seq
 
     async def run(self) -> int:

@@ -145,8 +145,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     cost.
     """
     cost: Cost | None = None
-    """The cost under the requested price version, or else under the current one. A call without such a cost has
-    its cost at call time.
+    """The cost under the requested price version, or else under the current one. If there is none, the cost at
+    call time.
     """
 
     @property
@@ -267,13 +267,15 @@ class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
     """A search for captured messages."""
 
     text: str | None = None
-    """The words in the message: all of these, ``"a phrase"``, ``start*``, and ``-not``. None means any words."""
+    """The words to find. All words must occur; ``"a phrase"``, ``start*`` and ``-not`` are possible. None means
+    any words.
+    """
     session_id: str | None = None
     """The id of the messages' session."""
     since_us: int | None = None
-    """The time of the earliest message, in microseconds UTC."""
+    """The time from which messages are found, in microseconds UTC."""
     until_us: int | None = None
-    """The time before which the messages were stored, in microseconds UTC."""
+    """The time before which messages are found, in microseconds UTC."""
     limit: int = 20
     """The largest number of messages, the latest first."""
 

@@ -55,22 +55,22 @@ class Collection(msgspec.Struct, frozen=True):
     name: str
     """The name of the collection."""
     model: str
-    """The model of its vectors, as ``provider:name``."""
+    """The model of the collection's vectors, as ``provider:name``."""
     space: str
     """The id of the space in which the vectors can be compared, see `embedding_space`."""
     dimensions: int
-    """The length of its vectors."""
+    """The length of the collection's vectors."""
     asked_dimensions: int | None
     """The requested length of the vectors; None for the model's own."""
     items: int
-    """The number of its items."""
+    """The number of items in the collection."""
 
 
 class Item(msgspec.Struct, frozen=True):
     """A vector to store in a collection."""
 
     id: str
-    """The name of the item in its collection. A later item of this name replaces it."""
+    """The name of the item in its collection. A later item of the same name replaces the item."""
     hash: bytes
     """The hash of the item's text, to recognise an unchanged text."""
     vector: bytes

@@ -93,11 +93,11 @@ class GatewayTables(Protocol):
         ...
 
     async def clients(self) -> list[Client]:
-        """All clients by name, revoked ones included."""
+        """All clients by name, including revoked clients."""
         ...
 
     async def client_keys(self) -> list[ClientKey]:
-        """All keys, the oldest first, expired ones included."""
+        """All keys, the oldest first, including expired keys."""
         ...
 
     async def add_client(self, client: Client, key: ClientKey) -> bool:
@@ -133,5 +133,5 @@ class GatewayTables(Protocol):
         ...
 
     async def trim_kept(self, max_rows: int, max_bytes: int) -> None:
-        """Delete the oldest entries until these limits are met."""
+        """Delete the oldest entries until the remaining entries are within both limits."""
         ...

@@ -37,7 +37,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """The number of attempts of calls, ended or not."""
     total_input_tokens: int
-    """Input tokens, including those read from and written to the provider's cache."""
+    """Input tokens, including tokens that were read from or written to the provider's cache."""
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
@@ -253,7 +253,7 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     """The id of the session; None without one."""
     turn_id: str | None = None
-    """The id of the turn that requested it."""
+    """The id of the turn that requested the reply."""
     attempt: int = 1
     """The number of the attempt, from 1."""
     key: str | None = None
@@ -276,7 +276,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that the job was created with."""
     certain: bool = True
-    """Whether the job certainly belongs to this part."""
+    """Whether the job certainly belongs to the part."""
     ended: bool = False
     """Whether all results of the part are counted."""
 

@@ -336,7 +336,7 @@ async def body_of(kit: Kit, *, streamed: bool) -> JsonObject:
 
 @check("3.2", SETTINGS)
 async def a_hosts_own_field_joins_or_is_named(kit: Kit) -> None:
-    """A field of `provider_options` is sent together with the adapter's own, or is an error that names it."""
+    """A field of `provider_options` is sent together with the adapter's own fields, or an error names it."""
     name, value = "a_field_of_the_host", "its value"
     before = await body_of(kit, streamed=False)
     async with kit.stage(Says("Hi.", streamed=False)) as at:
@@ -390,7 +390,7 @@ async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
 
 @check("3.2", SETTINGS)
 async def an_unknown_reasoning_effort_is_refused(kit: Kit) -> None:
-    """An unknown reasoning effort is an error that names it, before anything is sent."""
+    """An unknown reasoning effort is refused before anything is sent, by an error that names it."""
     for streamed in (False, True):
         async with kit.stage(Says("Hi.", streamed=streamed)) as at:
             error = await refusal(at, streamed=streamed, reasoning_effort=EFFORT)

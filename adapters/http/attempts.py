@@ -77,7 +77,7 @@ class HttpAttempts:
     ended = False
     """Whether the request is over."""
     draining = False
-    """Whether a cancelled reply is being read for its usage, within `drain_for_usage`."""
+    """Whether a cancelled reply is being read to learn its usage, within `drain_for_usage`."""
     repaired = 0
     """The number of attempts that followed a repair or a new key. Such attempts don't count as retries."""
     rate_limit: RateLimitInfo | None = None
@@ -438,7 +438,7 @@ def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
 
 
 def was_not_processed(error: AdapterError) -> bool:
-    """Whether the provider certainly did not run a request that ended with this error."""
+    """Whether an error means that the provider certainly did not run the request."""
     status = error.provider_status
     if isinstance(error, NetworkError) and error.before_sending:
         return True

@@ -213,7 +213,7 @@ def text_alone(assembler: Assembler) -> str | None:
 
 
 def continued(broken: Assembler, *, echoes: bool) -> ContinuedAssembler:
-    """An assembler for the rest of a reply that broke off in its text."""
+    """Return an assembler for the rest of a reply that broke off in its text."""
     said = text_alone(broken)
     assert said is not None
     rest = ContinuedAssembler.__new__(ContinuedAssembler)

@@ -157,7 +157,7 @@ def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
 
 
 def plain_type(media_type: str) -> str:
-    """A media type in lower case without parameters, as servers compare it."""
+    """A media type in lower case without parameters, for comparisons."""
     bare = media_type.partition(";")[0].strip().lower()
     return "image/jpeg" if bare == "image/jpg" else bare
 

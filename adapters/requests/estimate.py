@@ -46,9 +46,9 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     """Tokens for each part of a request. The fields up to `document` are in the order of `count`."""
 
     request: float = 3.0
-    """Tokens of a request, independent of its content."""
+    """Tokens that each request has in addition to its content."""
     message: float = 4.0
-    """Tokens of a message without its content."""
+    """Tokens that each message has in addition to its content."""
     system: float = 2.0
     """Tokens of a system prompt without its text."""
     tools: float = 10.0

@@ -180,7 +180,7 @@ def _legal_name(name: str) -> str:
 
 FAILED_SILENTLY = "The tool failed without an error text."
 NO_OUTPUT = "(no output)"
-"""Replaces a tool's result without visible text, for servers that reject it."""
+"""The text that replaces a result without visible text, for servers that reject such a result."""
 BEGINNING = "(The conversation starts with a message of the assistant.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
 """The text that precedes another model's image in a user message."""

@@ -173,7 +173,7 @@ def _reference(schema: JsonObject, path: str) -> JsonObject:
 
 
 def _inlined(schema: JsonObject, path: str) -> JsonObject:
-    """A schema with its only allOf alternative merged."""
+    """Merge the only alternative of a schema's allOf."""
     parts = schema["allOf"]
     if not isinstance(parts, list) or len(parts) != 1:
         raise NotStrict(f"{path}: strict mode has no allOf")

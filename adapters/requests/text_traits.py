@@ -59,7 +59,7 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     letter_after: float = 0.3
     """A letter after a digit."""
     number: float = 0.6
-    """A number after anything else."""
+    """A number after another kind of character."""
     mark_pair: float = -0.5
     """Two marks in a row."""
     mark_run: float = -0.5
@@ -79,7 +79,7 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     far_latin: float = 1.5
     """A character of the rest of the Latin script."""
     stacked: float = 1.0
-    """A letter with two accents, as in Vietnamese, or a character of a script without its own field."""
+    """A letter with two accents, as in Vietnamese, or a character of a script without a separate field."""
     greek: float = 0.6
     """A Greek character."""
     cyrillic: float = 0.35

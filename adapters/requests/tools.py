@@ -76,7 +76,7 @@ def _fold(schema: JsonObject) -> FoldedSchema:
 
 
 def _resolved(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject:
-    """A schema with a reference replaced by its definition."""
+    """Replace the reference in a schema by its definition."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or depth > _MOST_REFERENCES:
         return schema

@@ -37,7 +37,7 @@ def normalise_base_url(url: str) -> str:
 
 
 def host_of(url: str) -> str:
-    """Host and port, without other parts of an address such as a key."""
+    """The host and port of an address. Other parts may contain a key."""
     try:
         parts = urlsplit(url)
         found = parts.hostname or ""

@@ -295,7 +295,7 @@ class Http1Transport:
 
 
 def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
-    """Callboard's own connections, or those of the host's client."""
+    """Make a transport with Callboard's own connections, or with the host's client."""
     if client is None:
         return HttpTransport()
     from .httpx_transport import ClientTransport

@@ -22,7 +22,7 @@ import httptools
 from .transport import check_sendable, unsendable
 
 MOST_HEAD_BYTES = 100 * 1024
-"""The largest number of consecutive bytes without body data, such as headers, early hints, trailers and chunk
+"""The largest number of consecutive bytes that are not body data, such as headers, early hints, trailers and chunk
 extensions.
 """
 

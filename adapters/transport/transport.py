@@ -321,7 +321,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes
     """The body; empty if there is none."""
     connect_timeout: float = 10.0
-    """Seconds for the connection."""
+    """Seconds to connect."""
     once: bool = False
     """Whether the request must not arrive twice. If so, it gets a new connection, because a request over a kept
     connection may have to be sent again.
@@ -337,7 +337,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class HttpReply(Protocol):
-    """A reply with its head. Always close it."""
+    """A reply whose head has arrived. Always close it."""
 
     status: int
     """The HTTP status."""

@@ -45,7 +45,7 @@ EVER_US = (1 << 63) - 1
 """A time later than all others, in microseconds. The current time is not enough, because hosts' clocks differ."""
 
 PATIENCE = Patience(cancelled=5.0)
-"""Statements have no time limit, unless their caller was cancelled."""
+"""Statements have no time limit, except after their caller was cancelled."""
 
 _CLOSE_SECONDS = 5.0
 """Seconds to wait for the work in progress when a database is closed."""
@@ -90,7 +90,7 @@ class Database:
         ]
         self.is_open = False
         self.before_reading: Callable[[], Awaitable[None]] | None = None
-        """Called before each query, if it is set."""
+        """A function that is called before each query; None for no call."""
 
     async def open(self) -> None:
         """Open the database for use. Raises StoreError if it can't be reached."""

@@ -194,7 +194,7 @@ def _now(statements: Statements) -> int:
 
 
 def _locked(statements: Statements, scope: AccountScope, now_us: int) -> int:
-    """The number of an account, with its row locked. A new account starts with the trace's amount."""
+    """Lock an account's row, and return the account's number. A new account starts with the trace's amount."""
     statements.run(_MAKE, (scope.budget, scope.value))
     ((account, counted),) = statements.run(_LOCK, (scope.budget, scope.value))
     if not counted:

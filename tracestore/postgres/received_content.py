@@ -183,7 +183,9 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
 
 
 def _names(shipment: Shipment) -> dict[str, str]:
-    """The names that the sessions of a shipment may have in this store, each with the session's own name."""
+    """The names that the sessions of a shipment may have in this store, and for each name the session's own
+    name.
+    """
     names = {session_id: session_id for session_id in shipment.sessions}
     if shipment.content is not None:
         for session_id, run_id, *_ in shipment.content.setups:

@@ -117,7 +117,7 @@ def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> di
 
 
 def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Values]:
-    """Rows of calls with the numbers of their runs in this store."""
+    """Yield rows of calls, with the numbers of runs in this store."""
     for row in rows:
         of_run: Any = row[RUN]
         yield [*row[:RUN], numbers[of_run], *row[RUN + 1 :]]
@@ -190,7 +190,9 @@ _DROP_PRUNED = """
 
 
 def stage(statements: Statements, shipment: Shipment) -> None:
-    """Copy the events of a shipment into a temporary table, before this transaction's turn to write."""
+    """Copy the events of a shipment into a temporary table. This happens before the transaction takes the writers'
+    lock.
+    """
     statements.run(_STAGE)
     events = shipment.events
     as_there = {number: number for number in shipment.runs}

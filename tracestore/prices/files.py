@@ -67,7 +67,7 @@ class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     """The model as ``provider:name``."""
     prices: tuple[_Fields, ...]
-    """The fields of its price rows."""
+    """The fields of the model's price rows."""
     also: tuple[str, ...] = ()
     """Other names of the model; ``*`` matches any text."""
     name: str | None = None
@@ -85,7 +85,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     """The date of the table, YYYY-MM-DD."""
     source: str
-    """The source of the table, with its version."""
+    """The source of the table and the source's version."""
     licence: str
     """The licence of the source."""
     models: tuple[SnapshotModel, ...]

@@ -94,7 +94,7 @@ class Source:
         return position if found == [(position.run_id, position.seq)] else START
 
     async def endings(self, runs: Iterable[str]) -> dict[str, Ending]:
-        """The ends of those of the given runs that have ended. Raises StoreError."""
+        """Return the ends of the given runs, without runs that have not ended. Raises StoreError."""
         await self.open()
         wanted, found = list(runs), {}
         for begin in range(0, len(wanted), _AT_ONCE):
@@ -345,7 +345,7 @@ class Written(msgspec.Struct, frozen=True):
     events: Values
     """The values of the events, row after row, in the order of `STORED_COLUMNS`."""
     projection: Projection
-    """The rows that are derived from these events."""
+    """The rows that are derived from the batch's events."""
     size: int
     """The length of the events' data, in characters."""
 
@@ -406,7 +406,7 @@ def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[i
 
 
 def read_of(batches: Sequence[Written]) -> Read:
-    """Convert batches of one run to events as they would have been read."""
+    """Convert batches of one run to the form of events that were read from the file."""
     values: list[Any] = list(chain.from_iterable(batch.events for batch in batches))
     columns = [values[place::_WIDTH] for place in _ORDER]
     return Read(values[_RUN::_WIDTH], columns)

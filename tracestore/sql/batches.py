@@ -63,7 +63,7 @@ class Batch:
 
     @classmethod
     def of(cls, envelopes: Sequence[Envelope]) -> Self:
-        """A complete batch of these envelopes, for code outside the event loop."""
+        """Build a complete batch of envelopes, for code outside the event loop."""
         batch = cls()
         batch.add(envelopes)
         batch.complete()
@@ -172,7 +172,9 @@ END_IN_ORDER = f"""
        AND NOT EXISTS (SELECT 1 FROM calls AS c
                         WHERE c.run = runs.id AND c.status = 'started' AND NOT {_goes_on("c")})
 """
-"""Marks a run as ended, unless it has a call without an end that doesn't continue in the background."""
+"""The statement that marks a run as ended, unless the run has an open call that doesn't continue in the
+background.
+"""
 
 _CALLS_WITHOUT_END = f"""
     SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model,

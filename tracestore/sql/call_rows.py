@@ -35,7 +35,7 @@ _COST_FIELDS = {
     "reason": "reason",
     "computed_nano": "computed_nano_usd",
 }
-"""The columns of a cost without their prefix, and the fields of `Cost`."""
+"""The columns of a cost without their prefix, each with its field of `Cost`."""
 
 
 def cost_columns(prefix: str) -> tuple[str, ...]:
@@ -402,7 +402,7 @@ _EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_cl
 
 
 def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> Sql:
-    """A condition on ``calls AS c``."""
+    """Convert a filter to a condition on ``calls AS c``."""
     parts: list[str] = ["TRUE"]
     values: list[SqlValue] = []
 
@@ -462,7 +462,7 @@ class Grouping(msgspec.Struct, frozen=True):
     columns: str
     """The columns, each with a comma before it, for use after other columns."""
     names: tuple[str, ...]
-    """The names of these columns, for GROUP BY."""
+    """The names of `columns`, for GROUP BY."""
     values: tuple[SqlValue, ...]
     """The parameters of `columns`. Pass them exactly once, at the position of `columns`."""
 

@@ -89,7 +89,7 @@ class PricingDialect(Protocol):
         ...
 
     def sum_of(self, products: str) -> str:
-        """The sum of products over some rows. If it exceeds 64 bits, it is larger than any cost."""
+        """The sum of products over some rows. A sum beyond 64 bits is larger than any cost."""
         ...
 
     def part(self, details: str, name: str) -> str:
@@ -117,7 +117,7 @@ SqlValue: TypeAlias = str | int | float | bytes | None
 """A value of a statement's parameter or of a row."""
 Row: TypeAlias = tuple[Any, ...]  # as the driver returns it; each reader expects other columns
 Sql: TypeAlias = tuple[str, list[SqlValue]]
-"""A statement or a part of one, and its parameters."""
+"""A statement, or a part of a statement, with its parameters."""
 
 _T = TypeVar("_T")
 
@@ -187,7 +187,7 @@ class Dialect(Protocol):
         ...
 
     def by_number(self, table: str, name: str) -> str:
-        """A table, read in the order of its ids and through no other index, under the name `name`."""
+        """The SQL that reads a table under the name `name`, in the order of ids and through no other index."""
         ...
 
     def rounded(self, value: str, digits: int) -> str:
@@ -262,7 +262,7 @@ def at_most(rows: int | None) -> Sql:
 
 
 def placeholders(number: int) -> str:
-    """That many ``?`` parameters, with commas between them."""
+    """A list of ``?`` parameters with commas between them."""
     return ", ".join("?" * number)
 
 

@@ -389,7 +389,7 @@ _COUNTS = {
     **{name: _SUMS[name] for name in ("total_input_tokens", "output_tokens", "cached_input_tokens")},
     **{name: _SUMS[name] for name in ("estimated", "unpriced", "unknown")},
 }
-"""The fields of a row that are counts or sums, and their expressions."""
+"""The expressions for the fields of a row that are counts or sums."""
 
 _SPEED = "1000.0 * output_tokens / (latency_ms - first_token_ms)"
 _MEASURES = (

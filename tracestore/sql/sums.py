@@ -118,14 +118,14 @@ def changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> s
 
 
 def added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> str:
-    """An INSERT that adds the sums of a SELECT to those of the table."""
+    """An INSERT that adds the sums of a SELECT to the sums in a table."""
     more = changes(table, names, (f"excluded.{name}" for name in names), "+")
     columns, unique = ", ".join([*key, *names]), ", ".join(key)
     return f"INSERT INTO {table} ({columns}) {select} ON CONFLICT ({unique}) DO UPDATE SET {more}"
 
 
 def sums(values: Iterable[str]) -> str:
-    """Sums of these values, as a list of columns."""
+    """A list of columns with the sums of `values`."""
     return ", ".join(f"sum({value})" for value in values)
 
 
@@ -135,7 +135,7 @@ def keys(row: str) -> str:
 
 
 def sum_up_sql(names: Sequence[str], dialect: Dialect) -> str:
-    """The statement that adds the new calls to the sums of these names."""
+    """The statement that adds new calls to the sums in `names`."""
     # Read in the order of ids. The index on days would avoid sorting, but would read all calls.
     values = summands("c")
     return added(

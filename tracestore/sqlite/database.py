@@ -262,7 +262,7 @@ class Database:
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 
     async def give_back(self, pages: int) -> None:
-        """Return up to this number of free pages to the disk, if the file supports it."""
+        """Return at most `pages` free pages to the disk, if the file supports it."""
 
         def work(statements: Statements) -> None:
             statements.script(f"PRAGMA incremental_vacuum({pages:d})")

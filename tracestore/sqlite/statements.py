@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BUSY_TIMEOUT_MS = 5_000
-"""Milliseconds that SQLite itself waits for a lock of another connection."""
+"""The milliseconds for which SQLite waits for a lock of another connection."""
 
 
 def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
@@ -70,7 +70,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _of_the_file() -> tuple[int, ...]:
-    """SQLite's codes for a file that this connection can't use, but another connection might."""
+    """The codes of SQLite for a file that this connection can't use, although another connection might."""
     import sqlite3
 
     return (

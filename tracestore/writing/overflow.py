@@ -348,7 +348,7 @@ class LateEvents(msgspec.Struct, frozen=True):
     events: int = 0
     """The number of events that could be counted."""
     files: tuple[Path, ...] = ()
-    """The files of these events. The events of a file that may not be opened are not counted."""
+    """The files of the events. The events of a file that may not be opened are not counted."""
 
     def __bool__(self) -> bool:
         return bool(self.files)

@@ -148,7 +148,7 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
 
 
 _PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]},')
-"""The bytes of a plain message besides its text."""
+"""The bytes of a plain message without its text."""
 _PLAIN_START = b'{"role":"'
 """The start of each message. Texts can't contain it, because JSON escapes their quotation marks."""
 
@@ -336,7 +336,7 @@ class _Writer:
         )
 
     def _tools_bytes(self, body: JsonObject) -> int:
-        """A rough size of all tools, including those in the host's options."""
+        """The approximate bytes of all tools, including tools in the host's options."""
         tools, ours = body.get("tools"), self.request.tools
         more = tools[len(ours) :] if isinstance(tools, list) else None
         return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
@@ -472,7 +472,7 @@ def _kind_of(model: str, known: bool) -> tuple[bool, str]:
 
 
 def _vendors_tool(tool: ToolDefinition) -> JsonObject:
-    """A vendor's tool that the host runs, such as its shell. The model already has its arguments."""
+    """A tool that the vendor defines and the host runs, such as a shell. The model already knows its arguments."""
     return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
 
 

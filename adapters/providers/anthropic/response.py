@@ -138,7 +138,7 @@ class WireBlock:
 
     @property
     def kept_whole(self) -> bool:
-        """Whether the block is emitted at its end only."""
+        """Whether the block is emitted only at its end."""
         return self.kind not in _STREAMED
 
 
@@ -296,7 +296,7 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error of a body or event after HTTP 200, which has no status of its own."""
+    """The error in a body or event with HTTP status 200."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 
@@ -408,7 +408,8 @@ def _has_others(iterations: Sequence[JsonObject]) -> bool:
 
 
 def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
-    """Tokens written to the cache, and the part of them for an hour. `split` is the result of `_split`.
+    """Return the tokens written to the cache, and how many of them were written for an hour. `split` is the result
+    of `_split`.
 
     The final total of a stream has no split by lifetime, so the split at the start is used. Additional tokens
     count as written for an hour only if all tokens at the start were.

@@ -43,7 +43,7 @@ from .data import Model
 
 FINISH_REASON = "CONTINUATION"
 KIND = "continuationToken"
-"""The token's name in a reply and a request, and the kind of its block."""
+"""The name of the token in replies and requests, which is also the kind of its opaque block."""
 
 
 def read_token(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
@@ -78,7 +78,7 @@ OF_A_PART = (
 """Possible extra fields from a host, in the `provider_raw` of a block."""
 
 SIBLINGS = frozenset(("text", "thought", "thoughtSignature", "functionCall", *OF_A_PART))
-"""A part's fields that don't determine its kind."""
+"""The fields of a part that don't determine its kind."""
 
 REPLY_KINDS = ("citationMetadata", "groundingMetadata", "urlContextMetadata", "logprobsResult", KIND)
 """Opaque blocks with data about the whole reply. They are never sent back."""

@@ -41,7 +41,7 @@ _STEP_OF = {
 class OpenStep:
     kind: str
     step: JsonObject
-    """The step so far, if it is kept unchanged."""
+    """The step so far, for a step that is kept unchanged."""
     key: int = 0
     annotations: list[Json] = field(default_factory=list)
     summary: list[Json] = field(default_factory=list)

@@ -100,7 +100,7 @@ _decode_images = msgspec.json.Decoder(_Reply).decode
 
 
 class GeminiImages(msgspec.Struct, frozen=True):
-    """Gemini's images, on the wire of its conversations."""
+    """Gemini's images, by the protocol of its conversations."""
 
     version: str = "v1beta"
     """The API's version in the path."""

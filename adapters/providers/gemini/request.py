@@ -381,6 +381,6 @@ def model_name(model: str) -> str:
 
 
 def path_of(version: str, name: str, method: str = "") -> str:
-    """The path of a model or an operation, or of a method of it."""
+    """The path of a model, of an operation, or of a method of either."""
     path = f"/{version}/{quote(name, safe='/-._~@')}"
     return f"{path}:{method}" if method else path

@@ -256,7 +256,7 @@ _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"
 
 
 class PartialArguments:
-    """Arguments as they grow.
+    """The arguments of a call that arrive in pieces.
 
     If `broken` is true, a piece could not be placed, and the call must not be executed.
     """

@@ -134,7 +134,7 @@ class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LocalAdapter:
-    """A ProviderAdapter over a llama.cpp server that it starts, shares and stops. See `LocalOptions`.
+    """A ProviderAdapter that starts, shares and stops a llama.cpp server. See `LocalOptions`.
 
     Raises ConfigurationError for invalid options. `initialize()` or the first call finds the model file.
     """

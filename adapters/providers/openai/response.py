@@ -160,7 +160,7 @@ class OutputItem:
         self.is_done = False
         self.item_id: str | None = None
         self.wire_id: str | None = None
-        """The id of the item, from its start or its end."""
+        """The id of the item, which its start or its end gives."""
         self.call_id: str | None = None
         self.index: int | None = None
         """The server's index of the item, which another item may share."""
@@ -224,7 +224,7 @@ class OutputItem:
             self._arguments.append(fragment)
 
     def custom_input(self, fragment: str) -> None:
-        """Add text to a custom tool's call, as its only argument."""
+        """Add text to a custom tool's call, which has this text as its only argument."""
         if fragment:
             started = self._assembler.block_text(self._key) if self.placed else self._arguments
             self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if started else 0 : -len(_CUSTOM_TAIL)])

@@ -61,7 +61,7 @@ def document_types(quirks: Quirks) -> tuple[str, ...]:
 
 
 def refusal(block: MediaBlock, quirks: Quirks) -> str | None:
-    """The reason why the server refuses a block in this form; None if it accepts it."""
+    """The reason why the server refuses a block in the form of this protocol; None if it accepts the block."""
     found = media_bytes(block)
     if found is None:
         return _address_refusal(block, quirks)
@@ -473,7 +473,9 @@ def _count(value: Json) -> int:
 
 
 def _without(value: Json, *, only_empty: bool) -> tuple[Json, int]:
-    """A copy without marks on empty texts, or without its first mark. Also returns the number of removed marks."""
+    """Copy a value without the marks on empty texts, or without its first mark. Return the number of removed
+    marks, too.
+    """
     if isinstance(value, list):
         entries, removed = list(value), 0
         for at, entry in enumerate(entries):

@@ -117,7 +117,7 @@ INFO_PATH = "/info"
 class WireToken(msgspec.Struct, gc=False):
     text: str | None = None
     special: bool | None = None
-    """Whether the token has no text, such as the end of the sequence."""
+    """Whether the token is a mark without text, such as the end of the sequence."""
 
 
 class WireDetails(msgspec.Struct, gc=False):
