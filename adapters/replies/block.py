@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -125,15 +124,14 @@ CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
 """Converts the arguments that a model sent for a tool."""
 
 
-@dataclass(slots=True)
-class ReplyBlock:
+class ReplyBlock(msgspec.Struct):
     message_id: str
     kind: Literal["text", "thinking", "tool", "whole"]
     implicit_end: bool
     """Whether the block may end without an end from the provider."""
     index: int = -1  # assigned when the block opens
     """The place of the block in the message; -1 until it is open."""
-    parts: list[str] = field(default_factory=list)
+    parts: list[str] = msgspec.field(default_factory=list)
     """The fragments in their order, emitted and held."""
     signature: str | None = None
     raw: JsonObject | None = None  # becomes provider_raw
@@ -159,7 +157,7 @@ class ReplyBlock:
 
     def copy(self) -> ReplyBlock:
         arguments = None if self.arguments is None else self.arguments.copy()
-        return replace(self, parts=list(self.parts), arguments=arguments)
+        return msgspec.structs.replace(self, parts=list(self.parts), arguments=arguments)
 
     @property
     def text(self) -> str:

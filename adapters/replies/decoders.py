@@ -51,9 +51,9 @@ def is_whole(text: str) -> bool:
 def may_become_json(text: str) -> bool:
     """Whether a text is a JSON value, or the start of a JSON value."""
     expected, closers = "value", ""
-    at = 0
+    at, token_at = 0, re.compile(_TOKEN, re.DOTALL).match
     while at < len(text):
-        found = _TOKEN.match(text, at)
+        found = token_at(text, at)
         if found is None:
             return _may_become_token(text[at:], expected)
         at = found.end()
@@ -80,18 +80,16 @@ def may_become_json(text: str) -> bool:
 
 
 _VALUES = ("value", "value or end")
-_TOKEN = re.compile(
-    r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]',
-    re.DOTALL,
-)
-_CUT_STRING = re.compile(r'"(?:[^"\\]|\\.)*\\?\Z', re.DOTALL)
-_CUT_NUMBER = re.compile(r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z")
+# Patterns of broken JSON are texts, because an import would compile them, and few processes use them.
+_TOKEN = r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]'
+_CUT_STRING = r'"(?:[^"\\]|\\.)*\\?\Z'
+_CUT_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z"
 
 
 def _may_become_token(rest: str, expected: str) -> bool:
-    if _CUT_STRING.match(rest):
+    if re.match(_CUT_STRING, rest, re.DOTALL):
         return expected in (*_VALUES, "key", "key or end")
-    cut = any(word.startswith(rest) for word in ("true", "false", "null")) or _CUT_NUMBER.match(rest)
+    cut = any(word.startswith(rest) for word in ("true", "false", "null")) or re.match(_CUT_NUMBER, rest)
     return bool(cut) and expected in _VALUES
 
 
@@ -107,7 +105,7 @@ def _no_json(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL)
+_NO_NUMBER = rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)'
 """A string, which is not changed, or a number that JSON doesn't have."""
 
 
@@ -140,7 +138,7 @@ def _as_utf8(text: bytes) -> bytes:
 
 
 def _without_constants(text: bytes) -> bytes:
-    return _NO_NUMBER.sub(lambda found: b"null" if found[1] else found[0], text)
+    return re.sub(_NO_NUMBER, lambda found: b"null" if found[1] else found[0], text, flags=re.DOTALL)
 
 
 MAX_EVENT_BYTES = MAX_REPLY_BYTES

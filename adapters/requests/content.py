@@ -36,11 +36,10 @@ from callboard.bus.values.messages import Message, Role
 
 B = TypeVar("B", bound=ContentBlock)
 
-_ESCAPE = re.compile(
+_ESCAPE = (
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of a pair
-    rb"|.)",  # any other escape, matched so that an escaped backslash does not start a pair
-    re.DOTALL,
+    rb"|.)"  # any other escape, matched so that an escaped backslash does not start a pair
 )
 
 
@@ -48,7 +47,7 @@ def repair_json(text: bytes) -> bytes:
     """Remove halves of surrogate pairs from the escapes of JSON text. Text without them is returned unchanged."""
     if b"\\u" not in text:
         return text
-    repaired = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+    repaired = re.sub(_ESCAPE, lambda found: b"\\ufffd" if found[1] else found[0], text, flags=re.DOTALL)
     return text if repaired == text else repaired
 
 

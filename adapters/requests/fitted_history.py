@@ -25,7 +25,7 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message, beginning_of
+from callboard.bus.values.messages import Beginning, CallWarning, Message
 
 from ..contract import AdapterCapabilities
 from .content import WEB, encode_json, is_empty, is_unowned, media_type_of
@@ -166,6 +166,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
     """
     plain: tuple[str, ...] = ()
     """The texts of the first messages, while they alternate between plain user and assistant text."""
+    beginning: Beginning | None = None
+    """The first of these messages, with cached values; None for a short history."""
     may_lose: bool = True
     system_parts: tuple[TextBlock, ...] = ()
     """The system text in parts, if the host gave one of them fields for the target; otherwise empty."""
@@ -231,10 +233,9 @@ def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonOb
             starting with the user.
     """
     most = len(history.plain) - RECENT
-    beginning = beginning_of(history.messages) if most > 0 else None
-    if beginning is None:
+    if most <= 0 or history.beginning is None:
         return [], 0
-    joined, count = beginning.json(name, most, lambda text, place: encode_json(make(text, place)))
+    joined, count = history.beginning.json(name, most, lambda text, place: encode_json(make(text, place)))
     return ([cast("Json", joined)] if count else []), count
 
 

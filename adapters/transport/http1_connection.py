@@ -126,6 +126,9 @@ HIGH_WATER_BYTES = 256 * 1024
 PIECE_BYTES = 64 * 1024
 """The number of bytes of a request's body that are passed to the event loop together."""
 
+_COPIED_BYTES = 32 * 1024
+"""The size of a body up to which it is copied behind its head. For a larger one, a second write costs no more."""
+
 KEPT_SECONDS = 5.0
 """Seconds for which an idle connection is kept."""
 
@@ -182,7 +185,7 @@ class Connection(asyncio.Protocol):
         self._parser.begin(method)
         self._received = False
         try:
-            if len(body) <= PIECE_BYTES:
+            if len(body) <= _COPIED_BYTES:
                 self._transport.write(head + body)
             else:
                 await self._send(head, body)

@@ -228,9 +228,9 @@ class ActorRef:
         """Send a message without waiting for an answer.
 
         Returns:
-            True if the message is in the mailbox, which holds 256 messages. The actor may stop before it handles
-                the message. False
-            if the actor has stopped or its mailbox is full. The message is then recorded as a dead letter.
+            True if the message is in the mailbox, which holds 256 messages. The actor may still stop before it
+            handles the message. False if the actor has stopped or its mailbox is full. The message is then a dead
+            letter.
 
         Raises:
             WrongLoop: The bus belongs to another thread.

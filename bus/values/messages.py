@@ -252,13 +252,12 @@ def plain_texts(messages: Iterable[Message]) -> list[str | None]:
     return list(map(_PLAIN_TEXT, messages))
 
 
-def plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
+def plain_beginning(messages: Sequence[Message], beginning: Beginning | None) -> tuple[str, ...]:
     """The texts of the first messages, while they alternate between plain user and assistant text.
 
     Every call checks its whole history, which usually consists of such messages, so this function avoids a Python
-    loop.
+    loop. `beginning` is the result of `beginning_of`.
     """
-    beginning = beginning_of(messages)
     if beginning is None:
         return _texts_in_turn(messages)
     return beginning.texts + _texts_in_turn(messages[len(beginning.texts) :])

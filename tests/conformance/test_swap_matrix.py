@@ -475,7 +475,8 @@ def test_blocks_can_steer_as_well_as_text() -> None:
 
 
 SAID = st.text("ab \n☃", max_size=3) | st.just("Word " * 4000)
-HISTORIES = st.lists(SAID, max_size=7).map(
+TEXTS = st.lists(SAID, max_size=7) | st.lists(st.text('a"☃', max_size=3), min_size=12, max_size=30)
+HISTORIES = TEXTS.map(
     lambda texts: [Message((Role.USER, Role.ASSISTANT)[n % 2], text) for n, text in enumerate(texts)]
 )
 
@@ -497,8 +498,9 @@ def test_a_request_is_the_same_however_its_history_is_taken(wire: Wire, data: st
     adapter = wire.adapter(AdapterConfig(api_key="k", base_url="https://api.example.com/v1"))
     said = data.draw(HISTORIES) + data.draw(st.lists(MESSAGES, max_size=3))
     request = data.draw(canonical_requests([f"{wire.type_name}:some-model"]))
-    request = msgspec.structs.replace(request, messages=tuple(said))
-    at_once = written(adapter, request)
+    cut = data.draw(st.integers(0, len(said)))
+    requests = [msgspec.structs.replace(request, messages=tuple(each)) for each in (said[:cut], said, said[:cut])]
+    at_once = [written(adapter, each) for each in requests]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "plain_beginning", lambda messages: ())
-        assert at_once == written(adapter, request)
+        patch.setattr(history, "plain_beginning", lambda messages, beginning: ())
+        assert at_once == [written(adapter, each) for each in requests]

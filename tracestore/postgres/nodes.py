@@ -14,7 +14,6 @@ from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from ..gateway import GatewayTables
 from ..nodes import Claimed, HeldSession, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
 from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
-from ..sql.gateway import SqlGateway
 from .connection import translated_errors
 from .database import SCHEMA, Database, Link, ServerReachability
 from .schema import migrate
@@ -282,7 +281,7 @@ class SharedDatabase:
     @property
     def gateway(self) -> GatewayTables:
         """The rows of gateways in this database."""
-        return SqlGateway(self.brief, self.brief)
+        return GatewayTables(self.brief, self.brief)
 
     async def close(self) -> None:
         """Close the connection. The next work connects again."""

@@ -8,6 +8,7 @@ import msgspec
 
 from callboard.bus.events.sessions import SessionCreated
 
+from ..gateway import forget_kept_before
 from ..shipping.shipment import SESSION, TOPIC, TS_US, Origin, SessionContent, Shipment
 from ..sql.connection import Row, placeholders
 from ..sql.events import branch, is_anothers, is_recorded
@@ -20,7 +21,6 @@ from ..sql.expiry import (
     references_in,
     sweep_bodies,
 )
-from ..sql.gateway import forget_kept_before
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 

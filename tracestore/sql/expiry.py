@@ -22,9 +22,9 @@ import msgspec
 from callboard.bus.events.codec import decode_event
 
 from ..codec import encode_event, figures_of
+from ..gateway import forget_kept_before, forget_kept_of, note_forgotten
 from ..prices.rows import MAX_INT64
 from .connection import Database, Row, SqlValue, Statements, placeholders
-from .gateway import forget_kept_before, forget_kept_of, note_forgotten
 
 BODIES_AT_ONCE = 500
 EVENTS_AT_ONCE = 500

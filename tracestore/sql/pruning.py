@@ -22,10 +22,10 @@ from typing import Literal
 import anyio
 import msgspec
 
+from ..gateway import forget_kept_before
 from ..reports import PruneReport
 from .connection import Database, Row, SqlValue, Statements, placeholders
 from .expiry import allowed, delete_sessions, delete_spared, delete_unneeded, needed_bodies
-from .gateway import forget_kept_before
 
 CALLS_AT_ONCE = 250
 SESSIONS_AT_ONCE = 250
