@@ -94,7 +94,7 @@ class Clock(Protocol):
         ...
 
     def random(self) -> float:
-        """A number in [0, 1), for jitter."""
+        """A random number in [0, 1), for jitter."""
         ...
 
 

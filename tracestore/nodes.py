@@ -65,7 +65,7 @@ class AccountScope(Protocol):
         ...
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
-        """The slot of a slot number in the result of `query`."""
+        """The slot with a given slot number, among the slots in the result of `query`."""
         ...
 
 

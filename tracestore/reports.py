@@ -170,12 +170,12 @@ class RepriceSums(_RepricedCalls, frozen=True, kw_only=True):
 
     @property
     def before_usd(self) -> Decimal:
-        """The sum before in US dollars, exactly."""
+        """The sum of the costs before the repricing, in US dollars, exactly."""
         return usd_of(self.before_nano_usd)
 
     @property
     def after_usd(self) -> Decimal:
-        """The sum after in US dollars, exactly."""
+        """The sum of the costs after the repricing, in US dollars, exactly."""
         return usd_of(self.after_nano_usd)
 
     @property
@@ -243,12 +243,12 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
 
     @property
     def before_usd(self) -> Decimal:
-        """The sum before in US dollars, exactly."""
+        """The sum of the costs before the repricing, in US dollars, exactly."""
         return usd_of(self.sum_before_nano_usd)
 
     @property
     def after_usd(self) -> Decimal:
-        """The sum after in US dollars, exactly."""
+        """The sum of the costs after the repricing, in US dollars, exactly."""
         return usd_of(self.sum_after_nano_usd)
 
     @property

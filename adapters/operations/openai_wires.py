@@ -103,7 +103,7 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     path: str = PATH
     """The path below the base URL."""
     dimensions_field: str = "dimensions"
-    """The wire's field for dimensions."""
+    """The name of the request field for the dimensions."""
     base64: bool = True
     """Whether vectors are available in base64."""
     tokens: bool = True

@@ -58,7 +58,7 @@ All protocols share this table, because gateways pass such reasons on unchanged.
 
 
 def failed_end(reason: str | None, provider: str) -> AdapterError | None:
-    """The error of a stop reason; None for a regular end, or without a reason."""
+    """The error that a stop reason means; None if the reason means a regular end or is missing."""
     kind = FAILED_ENDS.get((reason or "").lower())
     if kind is None:
         return None

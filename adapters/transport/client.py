@@ -143,7 +143,7 @@ class Pool:
 
     @property
     def in_use(self) -> int:
-        """The connections with a request or a reply."""
+        """The number of connections that are being opened or are not idle."""
         return self._opening + len(self._open) - len(self._idle)
 
     @property

@@ -101,7 +101,7 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
     """
 
     previous: Literal["ok", "retrying", "spilling", "dropping"]
-    """The state before."""
+    """The state before the change."""
     current: Literal["ok", "retrying", "spilling", "dropping"]
     """The state from now on."""
     reason: str
@@ -119,7 +119,7 @@ class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping
     """
 
     previous: Literal["shipping", "retrying"]
-    """The state before."""
+    """The state before the change."""
     current: Literal["shipping", "retrying"]
     """The state from now on."""
     target: str

@@ -155,7 +155,7 @@ class Message(ShortRepr, frozen=True, dict=True):
     """
 
     role: Role
-    """The author."""
+    """The author of the message."""
     content: tuple[ContentBlock, ...]
     """A sequence of blocks, kept as a tuple. A plain string becomes one TextBlock."""
     id: str | None = None

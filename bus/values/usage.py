@@ -125,7 +125,7 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
     Any other name, such as ``web_search``, counts units with their own price.
     """
     service_tier: str | None = None
-    """The service tier that the provider reports, as `unusual_tier` gives it; None for the standard one."""
+    """The service tier that the provider reports, converted by `unusual_tier`; None for the standard tier."""
     upstream_cost_nano_usd: int | None = None
     """The part of `reported_cost_nano_usd` that is billed to the key's owner by the provider behind a gateway, in
     nano-USD.

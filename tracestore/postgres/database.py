@@ -200,8 +200,8 @@ _SLOW_SECONDS = 1.0
 """If a failed connection took at least this long, the server did not answer. A refused connection fails faster."""
 
 _ASKED_AGAIN = 3.0
-"""The wait before a silent server is tried again: this multiple of the duration of the failed connection, or this
-many seconds after unanswered work.
+"""The wait before a server is tried again that did not answer. After a failed connection, the wait is its duration
+times this factor. After unanswered work, the wait is this number of seconds.
 """
 
 _NO_ANSWER = "the server does not answer"

@@ -270,7 +270,9 @@ class ContentStoring:
         self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
 
     def _name_of(self, setup: Row) -> str | None:
-        """The name of a session in this store: its own, unless another file's run has a session of that name."""
+        """The session's name in this store. It differs from the name in the file if another file's run has a
+        session of that name. None if the owner has changed since.
+        """
         session_id, run_id, _, ts_us, *_, epoch = setup
         if epoch:
             late = is_anothers(self._statements, session_id, self._number(run_id, ts_us), epoch)

@@ -52,8 +52,9 @@ class Batch:
 
     def __init__(self) -> None:
         self.events: Values = []
-        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name instead of
-        its number."""
+        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name instead of its
+        number.
+        """
         self.projection = Projection()
         """The rows of other tables that are derived from the events."""
         self.runs: list[RunSpan] = []
@@ -158,7 +159,9 @@ _MESSAGE = "the process died before this call ended. Its usage and cost are at b
 
 
 def _goes_on(call: str) -> str:
-    """A condition: a call's reply is made in the background. Such a call doesn't end with its process."""
+    """The SQL condition that a call's reply is made in the background. Such a call continues after the end of its
+    process.
+    """
     return (
         f"EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = {call}.request_id"
         f" AND e.attempt = {call}.attempt AND e.topic = 'llm.call_accepted')"

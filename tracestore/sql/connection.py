@@ -65,31 +65,33 @@ class PricingDialect(Protocol):
         ...
 
     def same(self, one: str, other: str) -> str:
-        """A condition: two values are equal, or both are NULL."""
+        """The SQL condition that two values are equal or both NULL."""
         ...
 
     def by_index(self, table: str, index: str) -> str:
-        """A table, read through an index."""
+        """The SQL that reads a table through an index."""
         ...
 
     def plain_nano(self, pico: str) -> str:
-        """The nano-USD of a sum of products with rates, rounded; not below `priced_below` if it isn't exact."""
+        """The SQL that rounds a sum of tokens times rates to nano-USD. An inexact result is at least
+        `priced_below`.
+        """
         ...
 
     def exact(self, count: str) -> str:
-        """A count in a type with exact products."""
+        """The SQL that converts a count to a type with exact products."""
         ...
 
     def is_integer(self, number: str) -> str:
-        """A condition: a number from products of `exact` is exact."""
+        """The SQL condition that a sum of products of `exact` numbers is exact."""
         ...
 
     def nano(self, pico: str) -> str:
-        """The nano-USD of exact pico-USD, rounded."""
+        """The SQL that rounds exact pico-USD to nano-USD."""
         ...
 
     def sum_of(self, products: str) -> str:
-        """The sum of products over some rows. A sum beyond 64 bits is larger than any cost."""
+        """The SQL that sums products over rows. A sum beyond 64 bits is larger than any cost."""
         ...
 
     def part(self, details: str, name: str) -> str:
@@ -97,12 +99,14 @@ class PricingDialect(Protocol):
         ...
 
     def each(self, details: str) -> str:
-        """The counts in a column of details, as the rows ``d`` with the name in the column ``key``."""
+        """The SQL for the counts in a JSON column of usage details, as rows ``d`` with the name in the column
+        ``key``.
+        """
         ...
 
     @property
     def value(self) -> str:
-        """The count of a row ``d``."""
+        """The SQL for the count in a row ``d`` of `each`."""
         ...
 
 
@@ -183,7 +187,7 @@ class Dialect(Protocol):
         ...
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
-        """A condition that a topic matches a pattern with ``*``, and the condition's parameter."""
+        """The SQL condition that a topic matches a pattern with ``*``, and the parameter of the condition."""
         ...
 
     def by_number(self, table: str, name: str) -> str:

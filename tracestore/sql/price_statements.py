@@ -91,8 +91,8 @@ INSERT_RATE = """
 """
 
 DAYS = 1 << 32
-"""A number far above the days that 64 bits of microseconds can count. `place` is a model's key times this number,
-plus the day. Sorting by one number is faster than by two.
+"""The factor of a model's key in `place`, which is key times factor plus day. The factor is larger than any day
+number of 64-bit microseconds. Sorting by one number is faster than by two.
 """
 
 

@@ -479,7 +479,9 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
 
 
 def _of_base(of: Group) -> Group:
-    """Convert a late cost under an earlier run to sums of later runs: it changes only their cost before."""
+    """Convert the late costs under an earlier run to sums for later runs. The earlier run's costs are the later
+    runs' costs before repricing.
+    """
     return Group(
         provider=of.provider,
         model=of.model,

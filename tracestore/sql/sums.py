@@ -125,7 +125,7 @@ def added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> 
 
 
 def sums(values: Iterable[str]) -> str:
-    """A list of columns with the sums of `values`."""
+    """The SQL of a column list: the sum of each of `values`."""
     return ", ".join(f"sum({value})" for value in values)
 
 

@@ -70,7 +70,9 @@ class _Reply(msgspec.Struct, gc=False):
     embedding: list[float] | None = None
     """The vector of Titan."""
     embeddings: msgspec.Raw = msgspec.Raw(b"null")
-    """The vectors of the other families. Nova's are parts; Cohere's are lists, or by type."""
+    """The vectors of the other families. Nova sends a list of objects. Cohere sends a list of vectors, or an
+    object with such a list for each type.
+    """
     inputTextTokenCount: float | None = None
     id: str | None = None
 

@@ -260,7 +260,7 @@ class _HistoryWriter:
         return self.messages, self.losses
 
     def _say(self, text: str, images: list[Json]) -> None:
-        """A user's words and images, if any are left."""
+        """Add a user message with a text and images, unless both are empty."""
         if text or images:
             wire: JsonObject = {"role": "user", "content": text}
             if images:

@@ -160,7 +160,7 @@ class OutputItem:
         self.is_done = False
         self.item_id: str | None = None
         self.wire_id: str | None = None
-        """The id of the item, which its start or its end gives."""
+        """The provider's id of the item, from the item's first or last event."""
         self.call_id: str | None = None
         self.index: int | None = None
         """The server's index of the item, which another item may share."""

@@ -90,18 +90,15 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
 
     null_content: bool = True
-    """Whether the content of an assistant message with tool calls only is null.
-
-    Otherwise it is an empty string.
+    """The content of an assistant message that has only tool calls: null if True, an empty string if False.
     """
 
     image_urls: bool = True
     """Whether images may be given by http address. Otherwise they are sent as data only."""
 
     structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
-    """The enforced part of an output schema. With ``json_object`` the schema is in the system text.
-
-    With ``json_value`` the schema is the format's `value`.
+    """The type of the response format for an output schema. With ``json_object``, only JSON syntax is enforced,
+    and the schema is in the system text. With ``json_value``, the schema is the format's `value`.
     """
 
     json_objects: bool = True
