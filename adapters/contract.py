@@ -265,9 +265,9 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):
-            given = getattr(self, field)
-            if type(given) is not tuple:
-                msgspec.structs.force_setattr(self, field, tuple(given))
+            value = getattr(self, field)
+            if type(value) is not tuple:
+                msgspec.structs.force_setattr(self, field, tuple(value))
         names = list(map(_NAME, self.tools))
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

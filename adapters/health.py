@@ -71,8 +71,8 @@ def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
     sentence.
     """
     text = str(error)
-    said, _, advice = text.partition("; " if "; " in text else ". ")
-    return AdapterHealth(False, said, fix or advice)
+    detail, _, advice = text.partition("; " if "; " in text else ". ")
+    return AdapterHealth(False, detail, fix or advice)
 
 
 async def probe(transport: Transport, request: HttpRequest, seconds: float) -> AdapterHealth:

@@ -246,7 +246,7 @@ class Keyring:
         self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.cooldowns) if config.key_pool else None
         """The keys for calls without a named key."""
         self._adapter = adapter
-        self._named = {name: Key(adapter, name, given, self._learn) for name, given in config.keys.items()}
+        self._named = {name: Key(adapter, name, source, self._learn) for name, source in config.keys.items()}
         for name in config.key_pool:
             self.named(name)
         self.own = self._own(config)

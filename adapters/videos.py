@@ -451,10 +451,10 @@ class _Download:
         """Check that the file is complete. A short file is resumed, and a wrong file is downloaded again."""
         if self._total is not None and self._size < self._total:
             raise StreamError(f"the download ended after {self._size} of {self._total} bytes")
-        said = self._wrong()
-        if said is not None:
+        reason = self._wrong()
+        if reason is not None:
             self._start_again()
-            raise StreamError(said)
+            raise StreamError(reason)
 
     def _wrong(self) -> str | None:
         if self._size == 0:

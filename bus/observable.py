@@ -160,15 +160,15 @@ class ObservableBus:
 
 def topic_matches(pattern: str, topic: str) -> bool:
     """Whether a pattern, as `Bus.subscribe` takes it, matches a topic."""
-    wanted, tokens = pattern.split("."), topic.split(".")
-    if wanted[-1] == ">":
-        head = wanted[:-1]
+    parts, tokens = pattern.split("."), topic.split(".")
+    if parts[-1] == ">":
+        head = parts[:-1]
         if len(tokens) <= len(head):
             return False
         tokens = tokens[: len(head)]
-        wanted = head
-    return len(wanted) == len(tokens) and all(
-        part in ("*", token) for part, token in zip(wanted, tokens, strict=True)
+        parts = head
+    return len(parts) == len(tokens) and all(
+        part in ("*", token) for part, token in zip(parts, tokens, strict=True)
     )
 
 

@@ -425,8 +425,8 @@ def _read(
     try:
         return read(body, headers)
     except StreamError as error:
-        said = StreamError(f"{client.name}: {error}", retryable=error.retryable)
-        raise error_inside(client, body) or said from error
+        stream_error = StreamError(f"{client.name}: {error}", retryable=error.retryable)
+        raise error_inside(client, body) or stream_error from error
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise error_inside(client, body) or client.unreadable(body, headers, error) from error
 

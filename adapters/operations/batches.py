@@ -191,10 +191,10 @@ class HttpBatches(HttpJobs):
         other.
         """
         client = self._client
-        asked = CallRequest(
+        call_request = CallRequest(
             request_id=client.clock.new_id("req"), model=f"{client.name}:batch", max_retries=0, key=job.key
         )
-        attempts = HttpAttempts(client, asked, None)
+        attempts = HttpAttempts(client, call_request, None)
         try:
             await attempts.run(partial(downloads.run, attempts))
         except AdapterError as error:

@@ -214,11 +214,13 @@ class Assembler:
     def replace_arguments(self, key: Key, text: str) -> None:
         """Replace a call's arguments, if the new arguments are a JSON object."""
         block = self._by_key.get(key)
-        given = parse_arguments(text).value
-        if block is None or block.kind != "tool" or block.closed or given is None:
+        arguments = parse_arguments(text).value
+        if block is None or block.kind != "tool" or block.closed or arguments is None:
             return
-        if given != (block.final_input if block.final_input is not None else parse_arguments(block.text).value):
-            block.final_input = given
+        if arguments != (
+            block.final_input if block.final_input is not None else parse_arguments(block.text).value
+        ):
+            block.final_input = arguments
             message = f"the arguments for {block.tool_name!r} at the end of the call differ from the streamed ones"
             self.warn(WarningCode.ARGUMENTS_REPLACED, message)
 

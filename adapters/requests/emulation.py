@@ -82,8 +82,8 @@ def _answer_schema(request: CanonicalRequest) -> JsonObject:
 
 def _asked_to_answer(request: CanonicalRequest) -> CanonicalRequest:
     last = request.messages[-1]
-    asked = msgspec.structs.replace(last, content=(*last.content, TextBlock(ANSWER_NOW)))
-    return msgspec.structs.replace(request, messages=(*request.messages[:-1], asked))
+    message = msgspec.structs.replace(last, content=(*last.content, TextBlock(ANSWER_NOW)))
+    return msgspec.structs.replace(request, messages=(*request.messages[:-1], message))
 
 
 ANSWER_NOW = "Now answer the question in plain words."

@@ -306,8 +306,8 @@ def _properties(schema: Json) -> int:
     match schema:
         case dict():
             own = schema.get("properties")
-            here = len(own) if isinstance(own, dict) else 0
-            return here + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
+            count = len(own) if isinstance(own, dict) else 0
+            return count + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
         case list():
             return sum(_properties(value) for value in schema)
         case _:

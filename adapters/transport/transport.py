@@ -264,12 +264,12 @@ def masked(text: str, hidden: Sequence[str]) -> str:
 def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
     error.args = (masked(str(error), hidden),)
     for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
-        said = getattr(error, field)
-        if said:
-            setattr(error, field, masked(said, hidden))
+        value = getattr(error, field)
+        if value:
+            setattr(error, field, masked(value, hidden))
     if error.provider_details and hidden:
-        said = msgspec.json.encode(error.provider_details).decode()
-        if (plain := masked(said, hidden)) != said:
+        value = msgspec.json.encode(error.provider_details).decode()
+        if (plain := masked(value, hidden)) != value:
             error.provider_details = msgspec.json.decode(plain)
 
 

@@ -94,20 +94,20 @@ class PostgresLedger:
     async def grant(self, node: str, number: int, requests: SliceRequests) -> Answer:
         def work(statements: Statements) -> Answer:
             now_us = _now(statements)
-            asked = requests(now_us)
-            accounts = [_locked(statements, request.scope, now_us) for request in asked]
+            pending = requests(now_us)
+            accounts = [_locked(statements, request.scope, now_us) for request in pending]
             sizes = [
                 _size(statements, account, request, node, number, now_us)
-                for account, request in zip(accounts, asked, strict=True)
+                for account, request in zip(accounts, pending, strict=True)
             ]
             if None not in sizes:
-                for account, request, size in zip(accounts, asked, sizes, strict=True):
+                for account, request, size in zip(accounts, pending, sizes, strict=True):
                     assert size is not None
                     slot = request.slot
                     statements.run(_SET, (account, slot.start_us, slot.forgotten_us, node, *size, number))
             balances = [
                 _balance(statements, account, request.slot, node, now_us)[0]
-                for account, request in zip(accounts, asked, strict=True)
+                for account, request in zip(accounts, pending, strict=True)
             ]
             return Answer(now_us, balances)
 

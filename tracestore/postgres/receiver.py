@@ -127,8 +127,8 @@ def enter_sessions(
     statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
 ) -> None:
     """Insert sessions from events, except sessions that were deleted in this store."""
-    here = {name: between for name, between in times.items() if name not in barrier.sessions}
-    statements.insert(UPSERT_SESSION, projection.sessions(here))
+    allowed = {name: between for name, between in times.items() if name not in barrier.sessions}
+    statements.insert(UPSERT_SESSION, projection.sessions(allowed))
 
 
 def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, before: Position | None) -> Position:

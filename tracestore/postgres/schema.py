@@ -163,8 +163,8 @@ def month_named(name: str) -> tuple[int, int] | None:
 
 def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
     """Create the partitions for events of the given times. Call this in the transaction that writes the events."""
-    wanted = {month for month in map(month_of, moments_us) if month is not None}
-    if not wanted:
+    months = {month for month in map(month_of, moments_us) if month is not None}
+    if not months:
         return
     attached = {
         name
@@ -175,7 +175,7 @@ def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
             """
         )
     }
-    for first_us, end_us, name in sorted(wanted):
+    for first_us, end_us, name in sorted(months):
         if name not in attached:
             statements.run(
                 "SELECT callboard_make_month(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text))",

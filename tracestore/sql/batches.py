@@ -255,8 +255,12 @@ def _end_of(
 ) -> Envelope:
     session_id, turn_id, request_id, attempt, message_id, caused_by, tags, *about = row
     began_us, provider, model, sent, priced_as = about
-    said = delivered.get((request_id, attempt), 0)
-    usage = None if sent is None and not said else TokenUsage(sent or 0, said, source=UsageSource.ESTIMATED)
+    output_tokens = delivered.get((request_id, attempt), 0)
+    usage = (
+        None
+        if sent is None and not output_tokens
+        else TokenUsage(sent or 0, output_tokens, source=UsageSource.ESTIMATED)
+    )
     cost = Cost(None, CostSource.UNPRICED, None, PROCESS_LOST)
     if usage is not None and prices is not None:
         cost = prices.price(model, usage, began_us, priced_as=priced_as)

@@ -342,8 +342,8 @@ _WITH_COST = f"""
 
 def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
     """A SELECT of calls with the cost at call time and the current cost, or the cost under a price version."""
-    run, asked = (_CURRENT_RUN_OF_CALL, []) if under is None else (_RUN_OF_CALL_UNDER, [under])
-    return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*asked, *values]
+    run, parameters = (_CURRENT_RUN_OF_CALL, []) if under is None else (_RUN_OF_CALL_UNDER, [under])
+    return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*parameters, *values]
 
 
 _MOST_JOINED = 8

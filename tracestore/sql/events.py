@@ -267,8 +267,8 @@ def events_query(
 ) -> Sql:
     """The query for stored events. Each row is the event's number, then the columns that `envelope` expects."""
     conditions: list[tuple[str, SqlValue]] = [("e.id > ?", after_id)]
-    wanted = {"r.run_id = ?": run_id, "e.session_id = ?": session_id, "e.request_id = ?": request_id}
-    conditions += [(sql, value) for sql, value in wanted.items() if value is not None]
+    filters = {"r.run_id = ?": run_id, "e.session_id = ?": session_id, "e.request_id = ?": request_id}
+    conditions += [(sql, value) for sql, value in filters.items() if value is not None]
     if topic is not None:
         conditions.append(dialect.like_topic("e.topic", topic))
     if since is not None:

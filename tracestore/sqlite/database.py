@@ -202,7 +202,7 @@ class Database:
                 if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
                     raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
                 raise
-        return [str(said) for (said,) in rows if said != "ok"]
+        return [str(message) for (message,) in rows if message != "ok"]
 
     async def select(
         self, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float

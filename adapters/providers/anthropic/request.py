@@ -218,8 +218,8 @@ def _field(message: Json, name: str) -> Json:
 def _parts(body: JsonObject) -> Iterator[JsonObject]:
     """Everything that may have a breakpoint, in the order of the prompt."""
     messages = body["messages"]
-    said = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
-    for blocks in (body.get("tools"), body.get("system"), *said):
+    contents = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
+    for blocks in (body.get("tools"), body.get("system"), *contents):
         if isinstance(blocks, list):
             for block in blocks:
                 if isinstance(block, dict):
@@ -351,8 +351,8 @@ class _Writer:
     def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> ServerTraits:
         """The traits of the server, from the options or the model's name."""
         claude, back = _kind_of(self.target.model or "", self.model is not None)
-        given = options.get(THINKING_BACK)
-        back = given if isinstance(given, str) else back
+        option = options.get(THINKING_BACK)
+        back = option if isinstance(option, str) else back
         thinking = extra.get("thinking")
         off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
         return ServerTraits(
@@ -488,5 +488,5 @@ def _object(value: Json) -> JsonObject:
 
 
 def beta_names(value: Json) -> list[str]:
-    given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
-    return [name.strip() for name in given if isinstance(name, str) and name.strip()]
+    names = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return [name.strip() for name in names if isinstance(name, str) and name.strip()]

@@ -248,7 +248,7 @@ def begin_message(assembler: Assembler, reply: Reply) -> None:
 
 
 def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | Event) -> None:
-    said = {
+    details = {
         "stop_sequence": message.stop_sequence,
         "stop_details": message.stop_details,
         "container": message.container,
@@ -256,7 +256,7 @@ def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | E
         "input_transformations": around.input_transformations,
         "diagnostics": around.diagnostics if isinstance(around, Reply) else None,
     }
-    for name, value in said.items():
+    for name, value in details.items():
         if value:
             assembler.details[name] = value
         elif value is not None:  # an empty list takes precedence over the start's value
@@ -287,8 +287,8 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
         assembler.warn_no_stop_reason()
     reason = STOP_REASONS.get(raw or "", StopReason.PROVIDER_SPECIFIC)
     if reason is StopReason.REFUSAL and isinstance(stop_details, dict):
-        said = (stop_details.get(name) for name in ("category", "explanation"))
-        why = ": ".join(text for text in said if isinstance(text, str) and text)
+        values = (stop_details.get(name) for name in ("category", "explanation"))
+        why = ": ".join(text for text in values if isinstance(text, str) and text)
         assembler.warn(WarningCode.REFUSAL, why or "the provider gave no reason")
     if assembler.details:
         warn_of_changes(assembler)

@@ -189,10 +189,10 @@ class BedrockWire(EmbeddingOnlyWire):
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
         """The error of a reply: its name is in a header, and the body has only a sentence."""
-        said = read_error(body)
+        parsed = read_error(body)
         name = reply.headers.get("x-amzn-errortype", "").partition(":")[0]
         return build_error(
-            msgspec.structs.replace(said, type=name) if name else said,
+            msgspec.structs.replace(parsed, type=name) if name else parsed,
             status=reply.status,
             headers=reply.headers,
             codes=self.error_codes,

@@ -118,8 +118,8 @@ class InteractionNormaliser(SseNormaliser):
         self._begin(index, step)
 
     def _begin(self, index: int | float, step: JsonObject) -> OpenStep:
-        said = step.get("type")
-        kind = said if isinstance(said, str) else ""
+        raw_type = step.get("type")
+        kind = raw_type if isinstance(raw_type, str) else ""
         started = self._open[index] = OpenStep(kind, step)
         self._index, self._steps.seen = index, True
         match kind:

@@ -147,12 +147,12 @@ def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
         return schema
     bounded = dict(schema)
     for name, bound, step in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
-        value, given = schema.get(name), schema.get(bound)
+        value, exclusive = schema.get(name), schema.get(bound)
         if type(value) is int:
             del bounded[name]
             nearest = value + step
-            if isinstance(given, int | float) and (given - nearest) * step > 0:
-                bounded[bound] = given
+            if isinstance(exclusive, int | float) and (exclusive - nearest) * step > 0:
+                bounded[bound] = exclusive
             else:
                 bounded[bound] = nearest
     return bounded

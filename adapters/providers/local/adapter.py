@@ -295,8 +295,8 @@ class LocalAdapter:
                 provider=self.name,
                 request_id=request.request_id,
             )
-        said = [block for message in current_turn(request.messages) for block in message.content]
-        if any(isinstance(block, ImageBlock | AudioBlock | DocumentBlock) for block in said):
+        blocks = [block for message in current_turn(request.messages) for block in message.content]
+        if any(isinstance(block, ImageBlock | AudioBlock | DocumentBlock) for block in blocks):
             raise CapabilityError(
                 f"{self.name}: the local model accepts no images, audio or documents",
                 provider=self.name,

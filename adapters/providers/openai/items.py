@@ -359,14 +359,14 @@ class _Writer:
 
     def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
         """Write a user message that contains the provider's own items, as messages and items in order."""
-        said: list[ContentBlock] = []
+        pending: list[ContentBlock] = []
         for block in (*blocks, None):
             if block is not None and not _is_item(block):
-                said.append(block)
+                pending.append(block)
                 continue
-            if said:
-                self.items.append({"role": role, "content": self._content(tuple(said))})
-                said = []
+            if pending:
+                self.items.append({"role": role, "content": self._content(tuple(pending))})
+                pending = []
             if isinstance(block, OpaqueBlock):
                 if self.own_items.lacks_half(block):
                     self._lose(block, HALF)

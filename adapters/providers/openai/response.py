@@ -110,9 +110,9 @@ class Reply:
     def _note_details(self, response: Response) -> None:
         if response.has_no_details:
             return
-        said = {name: value for name in DETAILS if (value := read_value(getattr(response, name)))}
-        self.assembler.details |= said
-        removed = said.get("input_transformations")
+        details = {name: value for name in DETAILS if (value := read_value(getattr(response, name)))}
+        self.assembler.details |= details
+        removed = details.get("input_transformations")
         if isinstance(removed, list) and removed:
             reasons = {str(each.get("reason")) for each in removed if isinstance(each, dict)}
             what = f"{self.assembler.provider} left {len(removed)} items of reasoning out of the request"

@@ -290,8 +290,8 @@ class _Writer:
         own = self.history.own(call.provider_raw)
         text = free_text(call)
         if text is not None and (own.get("type") == CUSTOM or call.name in self.free_form):
-            said: JsonObject = {"name": call.name, INPUT: text}
-            return {"id": self.history.tool_ids[call.id], "type": CUSTOM, CUSTOM: said}
+            custom: JsonObject = {"name": call.name, INPUT: text}
+            return {"id": self.history.tool_ids[call.id], "type": CUSTOM, CUSTOM: custom}
         wire: JsonObject = {
             "id": self.history.tool_ids[call.id],
             "type": "function",

@@ -200,10 +200,10 @@ class ReplyReader:
 
     def _met_a_stop(self) -> bool:
         """Whether the server reports that a requested stop sequence ended the reply."""
-        request, said = self.assembler.request, self.assembler.details
+        request, details = self.assembler.request, self.assembler.details
         if request is None or not request.stop_sequences:
             return False
-        return any(said.get(name) in request.stop_sequences for name in ("stop_reason", "matched_stop"))
+        return any(details.get(name) in request.stop_sequences for name in ("stop_reason", "matched_stop"))
 
     def _stated_reason(self) -> StopReason:
         if self.finish_reason:

@@ -267,11 +267,11 @@ def read_details(data: bytes, choice: Json) -> JsonObject:
         found = _DETAILS.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {}
-    said = _said(_OF_REPLY, _in_reply(found))
+    details = _said(_OF_REPLY, _in_reply(found))
     for each in found.choices or ():
         if each is not None and each.index == choice:
-            said |= _said(_OF_CHOICE, _in_choice(each))
-    return said
+            details |= _said(_OF_CHOICE, _in_choice(each))
+    return details
 
 
 def _said(names: Sequence[str], values: Sequence[Json]) -> JsonObject:
