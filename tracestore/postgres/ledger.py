@@ -241,7 +241,7 @@ def _size(
 def _balance(
     statements: Statements, account: int | None, slot: Slot, node: str, now_us: int
 ) -> tuple[AccountBalance, Allotment, int]:
-    """The state of an account, the node's own slices in all slots, and the number of its last change."""
+    """The state of an account, the node's own slices in all slots, and the number of the account's last change."""
     names = {"account": account, "node": node, "slot": slot.start_us, "now": now_us}
     (row,) = statements.run(_STANDING, names)
     spent_nano, spent_tokens, others_nano, others_tokens, own_nano, own_tokens, nano, tokens, last = map(int, row)

@@ -206,8 +206,10 @@ def _starts_of(shipment: Shipment) -> Mapping[str, int]:
     return started
 
 
-# --- Content of a shipment --- Content is stored unchanged. Messages from nodes of a cluster follow the claims of
-# their session (see `tracestore.sql.events`), from any file.
+# --- Content of a shipment ---
+#
+# Content is stored unchanged. Messages from nodes of a cluster follow the claims of their session (see
+# `tracestore.sql.events`), from any file.
 
 
 _ENTER_BODY = """

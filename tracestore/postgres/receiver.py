@@ -348,7 +348,7 @@ class Receiver:
         return int(rows[0][0]) if rows else 0
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
-        """Delete the content that was deleted in a file."""
+        """Delete from this store the content that was deleted in a file."""
         await erase(self._database, origin, erasures)
 
     async def open_runs(self, origin: Origin) -> Collection[str]:

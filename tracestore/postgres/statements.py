@@ -281,7 +281,9 @@ class PostgresDialect:
 POSTGRES = PostgresDialect()
 
 
-# --- The index of words --- The index is a table of text search vectors. A row is deleted with its body.
+# --- The index of words ---
+#
+# The index is a table of text search vectors. A row is deleted with its body.
 
 
 TABLE = "content_search"

@@ -318,7 +318,7 @@ def _days(moments: Sequence[int]) -> set[int]:
 
 
 def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[int, int]]:
-    """The times of the first and last event of each session that the shipment stores, among some events."""
+    """The times of the first and the last of some events, for each session that the shipment stores."""
     names, moments = shipment.read.columns[SESSION], shipment.read.columns[TS_US]
     some = list(places)
     found = ranges([names[place] for place in some], [moments[place] for place in some])

@@ -381,7 +381,7 @@ def nano_under(runs: Iterable[int]) -> str:
 
 
 def usage_unknown(row: str) -> str:
-    """A condition on a row of `calls`, never NULL."""
+    """The SQL condition that the usage of a call is unknown. The condition is never NULL."""
     return (
         f"({row}.usage_source IS NULL AND {row}.cost_nano IS NULL AND ({row}.status = 'started'"
         f" OR coalesce({row}.error_class, '') IN ({_listed(UNANSWERED)})"
@@ -467,7 +467,7 @@ class Grouping(msgspec.Struct, frozen=True):
     """The parameters of `columns`. Pass them exactly once, at the position of `columns`."""
 
     def key(self, row: Sequence[object]) -> tuple[str, ...]:
-        """The first values of a row as text, one for each dimension. NULL is an empty text."""
+        """The first values of a row as text, one for each dimension. NULL becomes an empty text."""
         return tuple(_text(name, value) for name, value in zip(self.by, row, strict=False))
 
     def listed(self, after: str = "") -> str:

@@ -16,9 +16,11 @@ from .connection import Database, PricingDialect, SqlValue, Statements, Temporar
 from .pricing import Pricer
 from .sums import Difference, current_runs
 
-# --- The sums of a repricing --- The sums are the costs of a run's calls before and after, by model, day and
-# session. `reprice_sum` contains the sums of each run; the transactions that store costs add to it.
-# `reprice_trial` is a table of the same form on one connection, with the sums of a dry run.
+# --- The sums of a repricing ---
+#
+# The sums are the costs of a run's calls before and after, by model, day and session. `reprice_sum` contains the
+# sums of each run; the transactions that store costs add to it. `reprice_trial` is a table of the same form on one
+# connection, with the sums of a dry run.
 
 
 SumTable: TypeAlias = Literal["reprice_sum", "reprice_trial"]

@@ -159,7 +159,7 @@ class Dialect(Protocol):
 
     @property
     def untouched_since(self) -> str:
-        """A condition: a row existed at the time of a `moment`, passed as text, and was not written since then."""
+        """The SQL condition that a row existed at a `moment`, which is a parameter, and was not written since."""
         ...
 
     @property
@@ -251,12 +251,12 @@ class Database(Protocol):
 
 
 def lesser(one: str, other: str) -> str:
-    """The lesser of two values, which must not be NULL."""
+    """The SQL for the lesser of two values, which must not be NULL."""
     return f"CASE WHEN {one} < {other} THEN {one} ELSE {other} END"
 
 
 def greater(one: str, other: str) -> str:
-    """The greater of two values, which must not be NULL."""
+    """The SQL for the greater of two values, which must not be NULL."""
     return f"CASE WHEN {one} > {other} THEN {one} ELSE {other} END"
 
 

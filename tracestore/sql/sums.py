@@ -45,8 +45,8 @@ def flag(condition: str) -> str:
 
 
 def total_input(row: str) -> str:
-    """All input tokens of a call. A sum beyond 64 bits is not an error: outside of SQLite, numeric has no
-    bounds.
+    """The SQL for all input tokens of a call. A sum beyond 64 bits is not an error: outside of SQLite, numeric has
+    no bounds.
     """
     return f"(CAST({row}.input_tokens AS numeric) + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
 
@@ -203,8 +203,9 @@ class SumKeeper:
 
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
-"""Day, provider and model, then the number of calls that got a cost. Then the difference to their sum at call
-time, in nano-USD, and the increase of the number of unpriced calls.
+"""The values are day, provider, model, calls, difference and unpriced. `calls` is the number of calls that got a
+cost. `difference` is from their costs at call time to their new costs, in nano-USD. `unpriced` is the increase of
+the number of unpriced calls.
 """
 
 RUN_KEY = ("run", *KEY)

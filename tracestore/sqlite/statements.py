@@ -416,7 +416,7 @@ _T = TypeVar("_T")
 
 
 class _Script(str):
-    """A function disguised as a script for SQLite. Its text appears in aiosqlite's log."""
+    """A function in place of a script, for `executescript`. The text of the str appears in aiosqlite's log."""
 
     __slots__ = ("work",)
 

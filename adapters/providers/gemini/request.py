@@ -126,7 +126,10 @@ class _Fitter:
                 words += describe_constraints({name: value})
 
     def _reference(self, schema: JsonObject) -> JsonObject:
-        """Write a reference. It must be alone, so its sibling keywords are moved to a schema around it."""
+        """Write a schema with ``$ref``. Gemini accepts no other keyword next to ``$ref``.
+
+        So the other keywords are put into an outer schema.
+        """
         target = schema["$ref"]
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
         if not isinstance(target, str) or not self._knows(target):

@@ -54,7 +54,7 @@ from .wire import Item, Response, drawn_with, elements, read, read_or_default, r
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"
-"""The key of the tool's own fields in ``provider_options``."""
+"""The key in ``provider_options`` of the fields that are sent with the image tool."""
 
 _COMMON = msgspec.structs.replace(OpenAIImages().capabilities("gpt-image-"), max_images=1)
 
