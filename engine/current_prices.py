@@ -1,7 +1,7 @@
 """The price table of new calls, and the repricing of past calls.
 
 New calls use the engine's own table, which only `use_prices`, or `reprice` with `for_new_calls`, changes. A
-repricing changes the past: first the store, then the live sessions, then its event is published. If another
+repricing changes past costs: first in the store, then in open sessions. Then its event is published. If another
 process reprices the same file, new calls here are unaffected.
 """
 
@@ -31,7 +31,7 @@ _log = Log("engine.price_watch")
 
 
 class PriceWatch:
-    """Stores the current costs of its last check."""
+    """Detects that another process has changed the current costs."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -67,7 +67,7 @@ class PriceWatch:
         known, self._known = self._known, found
         if known is None or known == found:
             return None
-        # An undone repricing is not a run, so it has no sums.
+        # An undo is not a repricing of its own, so it has no sums.
         return found if known.run_id != found.run_id else msgspec.structs.replace(found, run=None)
 
 
@@ -86,7 +86,7 @@ def announcement(found: CurrentPrices) -> PricingRepriced:
 
 
 TELL_EVERY_NS = 200_000_000
-"""The shortest time between two progress events of a repricing, in nanoseconds."""
+"""The minimum time between two progress events of a repricing, in nanoseconds."""
 
 
 def load_prices(prices: PriceTable | Path | str | None) -> PriceTable:
@@ -126,7 +126,6 @@ class Pricing:
         self._watch = None if store is None else PriceWatch(store, clock)
 
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool) -> PriceTable:
-        """See `Engine.use_prices`."""
         if isinstance(prices, str):
             store, _ = await self._traced("look up prices in")
             table = await _stored(store, prices)
@@ -152,7 +151,6 @@ class Pricing:
         as_model: str | None,
         for_new_calls: bool,
     ) -> RepriceReport:
-        """See `Engine.reprice`."""
         store, watch = await self._traced("reprice")
         await self._host.flush()
         kept = not dry_run and as_model is None
@@ -202,7 +200,6 @@ class Pricing:
         return tell
 
     async def undo_reprice(self) -> RepriceRun:
-        """See `Engine.undo_reprice`."""
         store, watch = await self._traced("undo")
         await self._host.flush()
         await watch.mark()

@@ -50,41 +50,41 @@ class Engine(
     PricingMethods,
     WatchingMethods,
 ):
-    """Sessions and calls over the configured models: `async with Engine(...) as engine`.
+    """Runs sessions and calls with the configured models: `async with Engine(...) as engine`.
 
     Without an event loop, use `with Engine(...) as engine`, see `Session.send_sync`. You may also let the first
     turn start the engine, and call `aclose()` at the end. An engine belongs to one event loop, of asyncio or
-    uvloop. From any other loop its methods raise WrongLoop; without a loop they raise CallboardError. A closed
+    uvloop. On any other loop, its methods raise WrongLoop; without a loop, they raise CallboardError. A closed
     engine cannot be started again.
 
     Args:
-        models: A registry, or the path of a models.yaml. None is $CALLBOARD_HOME/models.yaml, else the
-            environment's keys.
-        store: A trace store, the path of its file, or the address of a PostgreSQL database. None is
+        models: A registry, or the path of a models.yaml. None uses $CALLBOARD_HOME/models.yaml, or without that
+            file the keys in the environment.
+        store: A trace store, the path of its file, or the address of a PostgreSQL database. None uses
             $CALLBOARD_HOME/trace.db.
         trace: Whether to keep a trace.
-        ship_to: The address of a trace on a server to which the trace file is copied, as
+        ship_to: The address of a trace on a server, to which the trace file is copied, such as
             ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls continue, and events wait
             in the file.
-        ship: The time of shipping: ``behind`` the calls, or ``before_reply``. With ``before_reply``, a reply is
+        ship: When events are shipped: ``behind`` the calls, or ``before_reply``. With ``before_reply``, a reply is
             returned after its events are on the server. A turn waits at most 5 seconds in total for that, and not
             at all while the server is known to be unreachable.
-        cluster: The cluster that this engine is a node of, see `Cluster`: its sessions can be resumed, and its
-            streams be read, on every other node. A trace in a file is shipped to the cluster's store.
-        capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.
-        redact: A function that gets each message before it is stored, and returns the message to store, or None
-            for nothing. It gets the system prompt as a message of the system. It runs on the event loop, so it
-            must be quick.
+        cluster: The cluster of which this engine is a node, see `Cluster`. Every other node can resume its
+            sessions and read its streams. A trace in a file is shipped to the cluster's store.
+        capture_content: Whether to store the content of messages, too, so that sessions can be resumed.
+        redact: A function that receives each message before it is stored, and returns the message to store, or
+            None to store nothing. It receives the system prompt as a system message. It runs on the event loop, so
+            it must be quick.
         prices: A table, which is used unchanged; or the path of a price file, whose rows take precedence over the
-            published prices. None is $CALLBOARD_HOME/prices.yaml, if there is one.
+            published prices. None uses $CALLBOARD_HOME/prices.yaml, if it exists.
         middleware: Middleware around calls, the outermost first, see `engine.middleware`.
-        budgets: The limits on what calls may spend. All of them must admit a call before it is sent.
-        limits: Bounds of the engine, see `Limits`.
+        budgets: Limits on the spending of calls. All of them must admit a call before it is sent.
+        limits: Limits of the engine, see `Limits`.
         timeouts: Time limits of the engine, see `Timeouts`.
         clock: The source of all times, ids and randomness.
         providers: Adapters by their names, in addition to the configured ones; see `register`.
-        http_client: A client of the host that configured adapters use, with its proxies, certificates or
-            transport. The host closes it, after the engine. Adapters in `providers` have their own, see
+        http_client: The host's own HTTP client for the configured adapters, for example with proxies, certificates
+            or a transport. The host closes it after the engine. Adapters in `providers` have their own client, see
             `AdapterConfig.http_client`.
 
     Raises:
@@ -136,7 +136,7 @@ class Engine(
 
     @classmethod
     def from_env(cls) -> Engine:
-        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone.
+        """An engine that is configured only by $CALLBOARD_HOME, or ~/.callboard, and the keys in the environment.
 
         Raises:
             ConfigurationError: The configuration is wrong.
@@ -170,12 +170,14 @@ class Engine(
 
     @property
     def registry(self) -> ModelRegistry:
-        """The configuration in force."""
+        """The current configuration."""
         return self._runtime.registry
 
     @property
     def shows_content(self) -> bool:
-        """Whether readers other than the host may see content, because it is captured and not redacted."""
+        """Whether readers other than the host may see content: it is captured, and there is no `redact`
+        function.
+        """
         capture = self._runtime.capture
         return capture is not None and not capture.redacts
 
@@ -191,12 +193,13 @@ class Engine(
 
     @property
     def providers(self) -> dict[str, Literal["configured", "not_configured"]]:
-        """The adapters by name, with registered ones. A provider that isn't configured lacks its key."""
+        """The adapters by name, including registered ones. A provider that isn't configured has no key."""
         return {name: entry.state for name, entry in self.registry.adapters.items()}
 
     @property
     def default_provider(self) -> str | None:
-        """The provider of model names without one: that of models.yaml, or the first with a key.
+        """The provider for model names without a provider: the one in models.yaml, or the first provider with a
+        key.
 
         None if there is neither.
         """
@@ -205,16 +208,17 @@ class Engine(
     def register(self, name: str, adapter: HostAdapter, *, prices_as: str | None = None) -> None:
         """Add an adapter of your own. Its models are named ``name:model``.
 
-        Turns that start from now on can use it. A reload keeps it.
+        Turns that start later can use it. A reload keeps it.
 
         Args:
             name: The name of the adapter.
-            adapter: An adapter, or a function that makes one each time. The engine then owns a given adapter, and
-                uses the same object after a crash, too.
-            prices_as: The provider whose published prices its models have, if its class doesn't name it.
+            adapter: An adapter, or a function that makes an adapter for each start. If you pass an adapter, the
+                engine owns it, and also uses it after a crash.
+            prices_as: The provider whose published prices apply to its models, if its class doesn't name the
+                provider.
 
         Raises:
-            ConfigurationError: The name is taken, or models can't be called by it.
+            ConfigurationError: The name is already used, or is not valid in a model's name.
         """
         entry = entry_of(name, adapter, prices_as)
         self._runtime.registry = self.registry.with_adapter(entry)
@@ -228,7 +232,7 @@ class Engine(
         last turn has ended. New turns use the new configuration.
 
         Args:
-            models: A registry, or the path of a models.yaml. None reads this engine's source again.
+            models: A registry, or the path of a models.yaml. None reads the engine's own configuration again.
 
         Returns:
             The differences.
@@ -303,11 +307,11 @@ class Engine(
         Any task of the engine's loop may call it. A second call does nothing.
 
         Calls in progress are cancelled: their callers get CancelledError with the content that had arrived. New
-        calls are refused. Closing takes at most `Timeouts.shutdown`. An exception that had ended the engine
-        before, such as SupervisorEscalated, is raised here.
+        calls are refused. Closing takes at most `Timeouts.shutdown`. If an exception has ended the engine before,
+        such as SupervisorEscalated, it is raised here.
 
         Returns:
-            The report of the stop; None if the engine had never started.
+            The report of the stop; None if the engine was never started.
 
         Raises:
             WrongLoop: The engine belongs to another event loop.
@@ -340,12 +344,12 @@ class Engine(
     async def change_budgets(self, *, add: Sequence[Budget] = (), remove: Sequence[Budget] = ()) -> None:
         """Add budgets while the engine runs, and then remove others.
 
-        Amounts spent before count, and so do calls in progress. To change a budget, add the new one and remove the
+        Earlier spending counts, and so do calls in progress. To change a budget, add the new one and remove the
         old one in one call. Budgets that were given to the constructor can't be removed.
 
         Args:
-            add: New budgets. One that is in force already is not changed. Without a trace, a new one starts from
-                zero.
+            add: New budgets. If a budget is already active, it does not change. Without a trace, a new budget
+                starts from zero.
             remove: Budgets that were added by this method. Others are ignored.
 
         Raises:
@@ -355,13 +359,15 @@ class Engine(
         await self._runtime.budgets.change(add, remove)
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot of all numbers. It is cheap, and also works before the start and after the end."""
+        """A snapshot of the engine's statistics. It is cheap, and also works before the start and after the
+        end.
+        """
         return collect(self._runtime, self._host.life)
 
     def models(self) -> list[ConfiguredModel]:
         """The available models, with their abilities, costs and availability. No provider is asked.
 
-        The models of models.yaml come first, then those of the catalogue that the keys give access to.
+        The models of models.yaml come first. Then follow the catalogue's models for which there is a key.
 
         Raises:
             ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
@@ -393,7 +399,7 @@ class Engine(
         return self._host.closed
 
     def require_loop(self) -> None:
-        """Check that the engine's own event loop is running here.
+        """Check that the running event loop is the engine's.
 
         Raises:
             WrongLoop: Another event loop runs here.

@@ -23,7 +23,7 @@ _LARGEST = 1_000_000
 
 
 class StoredKeys(msgspec.Struct, frozen=True):
-    """The readable part of the file. Its representation shows no key."""
+    """The content of the key file, as far as it can be read. Its representation shows no key."""
 
     path: Path
     """The path of the file."""
@@ -34,7 +34,7 @@ class StoredKeys(msgspec.Struct, frozen=True):
     fault: str | None = None
     """The reason why the file is ignored; None if it isn't."""
     fix: str = ""
-    """The remedy for the fault."""
+    """How to solve the problem; empty without one."""
 
     def __repr__(self) -> str:
         return f"StoredKeys(path={str(self.path)!r}, keys={sorted(self.keys)}, fault={self.fault!r})"
@@ -63,12 +63,12 @@ class Variables(Mapping[str, str]):
         return sum(1 for _ in self)
 
     def source_of(self, name: str) -> str:
-        """A text about the source of a variable's value."""
+        """The source of a variable's value, as text."""
         return f"{name} in {ENVIRONMENT if self._environ.get(name) else self._stored.path}"
 
 
 def source_of(variables: Mapping[str, str], name: str) -> str:
-    """A text about the source of a variable's value."""
+    """The source of a variable's value, as text."""
     return variables.source_of(name) if isinstance(variables, Variables) else f"{name} in {ENVIRONMENT}"
 
 
@@ -87,7 +87,7 @@ def read_keys(path: Path) -> StoredKeys:
         fix = "Make it readable for its owner, or remove it."
         return StoredKeys(path, exists=True, fault=f"it can't be read: {error.strerror or error}", fix=fix)
     with os.fdopen(descriptor, "rb") as file:
-        # The opened file's mode, because the path may be replaced meanwhile.
+        # The mode of the open file is checked, because the path may be replaced meanwhile.
         fault, fix = _exposed(path, os.fstat(descriptor))
         if fault:
             return StoredKeys(path, exists=True, fault=fault, fix=fix)
@@ -100,7 +100,7 @@ def read_keys(path: Path) -> StoredKeys:
 
 
 def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
-    """The reason why another user may read a file, and the remedy; empty if there is none."""
+    """The reason why another user may read a file, and how to fix it; both empty if the file is safe."""
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file", "Remove it, and set its keys again with `callboard keys set`."
     if os.name == "nt":  # Windows modes don't describe other users.
@@ -149,7 +149,9 @@ def _change(path: Path, change: Callable[[dict[str, str]], bool]) -> bool:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """A lock on a folder. It is released at the end of the block or of the process."""
+    """A lock on a folder, so that only one process changes it. It is released at the end of the block or of the
+    process.
+    """
     try:
         import fcntl
     except ImportError:  # pragma: no cover - Windows has no flock; there the last who writes is right

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GenerationMethods:
-    """The methods of `Engine` for one conversation in one call."""
+    """The methods of `Engine` for conversations without a session."""
 
     _runtime: Runtime
 
@@ -37,7 +37,7 @@ class GenerationMethods:
         prompt: str | Sequence[ContentBlock] | None = None,
         **arguments: Unpack[Arguments],
     ) -> GenerateResult:
-        """Call a model, run the tools that it calls, and return its final reply; see `generate`."""
+        """Call a model, run the tools that it calls, and return the final reply; see the function `generate`."""
         return await generate_on(self._runtime, model, prompt, **arguments)
 
     @overload
@@ -70,7 +70,7 @@ class GenerationMethods:
     ) -> StreamResult:
         """Like `generate`, but yields the reply as it arrives; see the function `stream`.
 
-        For a `CanonicalRequest` it streams one reply, as `complete` gives it; no tools are run.
+        For a `CanonicalRequest`, it streams the reply that `complete` returns; no tools are run.
 
         Raises:
             TypeError: An argument can't be combined with a request.
@@ -138,25 +138,26 @@ class GenerationMethods:
         """Add one more reader to a turn's stream. Readers that attach or leave don't affect the turn.
 
         If a session or a call has the tag ``owner``, only a reader with the same `owner` finds its streams. For
-        any other owner, and for none, the stream is unknown. Set the tag if users of a web application send stream
-        ids, and pass the id of the user of the request.
+        any other reader, the stream is unknown. Set the tag if users of a web application send stream ids, and
+        pass the id of the request's user as `owner`.
 
-        A reader from 0 gets the folded messages whole, with their text in one piece. A reader that continues after
-        earlier events gets a StreamReset instead.
+        Folded messages arrive as whole messages, with their text in one piece, if the reader starts from 0. A
+        reader that continues after earlier events gets a StreamReset instead.
 
-        In a cluster the turn may run on any node. If this node doesn't have the stream, the first read looks for
-        it and raises the errors listed here. If the turn's node dies, the stream ends when its death is certain.
+        In a cluster, the turn may run on any node. If this node doesn't have the stream, the first read searches
+        for it, and raises the errors listed here. If the turn's node dies, the stream ends when its death is
+        certain.
 
         Args:
             stream_id: The id of the stream.
             from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events from now on.
             coalesce: Whether to merge adjacent deltas of one block that are read together.
-            min_interval: Seconds from one batch of events to the next.
+            min_interval: The minimum number of seconds between two batches of events.
             view: Whether to yield the events of `stream`, with a start and an end for everything, and a
                 `text_stream`. Such a reader starts at the first event.
             owner: The value that the tag ``owner`` of the stream's session or call must have. None means a stream
                 without that tag.
-            any_owner: Whether to read the stream of any owner. It is for the operator, not for users.
+            any_owner: Whether to read the stream of any owner. Set it only for the operator, not for users.
 
         Raises:
             UnknownStream: The turn ended too long ago, or the stream has another owner.
@@ -186,14 +187,10 @@ class GenerationMethods:
         return runtime.streams.attach(stream_id, unfold=spelled_out, **arguments)
 
 
-# Structured output as methods of the engine.
-
 T = TypeVar("T")
 
 
 class ObjectMethods:
-    """The methods of `Engine` for structured output."""
-
     _runtime: Runtime
 
     @overload
@@ -231,10 +228,11 @@ class ObjectMethods:
         schema: object,
         **arguments: Unpack[ObjectArguments],
     ) -> ObjectResult[Any]:
-        """Ask a model for an object of a type: `result.output`.
+        """Get a reply as an object of a type: `result.output`.
 
-        A model that accepts schemas gets the schema. Any other gets a tool that it must call, or an instruction.
-        The reply is always checked here, too. The exceptions of `generate` are raised here, too.
+        A model that accepts schemas gets the schema. Any other model must call a tool with the object as
+        arguments, or gets an instruction. The reply is always checked against the schema. The exceptions of
+        `generate` are raised here, too.
 
         Args:
             model: As in `generate`.
@@ -291,16 +289,13 @@ class ObjectMethods:
         """Like `generate_object`, but streamed.
 
         Use `async with engine.stream_object(...) as stream: async for partial in stream: …`. Partials are plain
-        JSON, unchecked; `await stream.object()` is the complete object. The arguments and exceptions are those of
-        `generate_object`.
+        JSON and not checked; `await stream.object()` returns the complete object. The arguments and exceptions are
+        those of `generate_object`.
         """
         from .generation.object_stream import ObjectStream
         from .generation.objects import ObjectTask
 
         return ObjectStream(ObjectTask[Any](self._runtime, model, prompt, schema, streamed=True, **arguments))
-
-
-# Prices as methods of the engine
 
 
 class PricingMethods:
@@ -310,7 +305,7 @@ class PricingMethods:
 
     @property
     def prices(self) -> PriceTable:
-        """The price table of new calls. A call has the price in force when its attempt starts."""
+        """The price table for new calls. A call has the price that applies when its attempt starts."""
         return self._runtime.pricing.prices
 
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
@@ -321,11 +316,11 @@ class PricingMethods:
         Args:
             prices: A table, a price file, or the version of a table in the trace. Its rows take precedence over
                 the published prices.
-            alone: Whether to use these prices without the published ones; then a model that they don't list is
-                unpriced.
+            alone: Whether to use these prices without the published ones. Then models that are not in the table
+                are unpriced.
 
         Returns:
-            The table in force.
+            The resulting table.
 
         Raises:
             ConfigurationError: The price file is invalid.
@@ -342,13 +337,13 @@ class PricingMethods:
         as_model: str | None = None,
         for_new_calls: bool = False,
     ) -> RepriceReport:
-        """Recalculate the costs of stored calls with another price table. The report has the costs.
+        """Recalculate the costs of stored calls with another price table, and return a report.
 
-        Unless `dry_run` is set, the new costs are stored, and live messages show them. New calls still use
-        the prices of this engine's own table.
+        Unless `dry_run` is set, the new costs are stored, and messages in open sessions have them, too. New calls
+        still use this engine's own table.
 
         Args:
-            version: A table, or the version of one in the trace.
+            version: A table, or the version of a table in the trace.
             where: A filter for the calls to price.
             dry_run: Whether to report only, without changing the stored costs.
             as_model: A ``provider:name``. The calls are priced as if this model had served all of them. Such costs
@@ -365,9 +360,9 @@ class PricingMethods:
         )
 
     async def undo_reprice(self) -> RepriceRun:
-        """Undo the latest repricing, also in live messages.
+        """Undo the latest repricing, also for messages in open sessions.
 
-        If this engine did it with `for_new_calls`, new calls also get their earlier prices again.
+        If this engine repriced with `for_new_calls`, new calls also use the earlier table again.
 
         Raises:
             StoreError: There is no repricing to undo.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCHEMES = ("postgresql://", "postgres://")
 
 _SECRET = ("password", "secret", "scram_client_key", "scram_server_key")
-"""Parts of the names of parameters with secret values."""
+"""Parts of parameter names whose values are secret."""
 
 _UNREADABLE = (
     "the address of the store can't be read (it is not shown, because it may hold a password). "
@@ -66,7 +66,7 @@ class StoreAddress(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The address without its password, as the name of a trace on pages."""
+        """The address without its password, for display."""
         return str(self)
 
 

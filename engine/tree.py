@@ -1,12 +1,12 @@
 """The tree of turns: the limits, costs and cancellation of the calls that tools make.
 
-While a tool runs, a context variable holds its `Caller`. A call or a turn that starts during that time reads it
-once. It is a child of the turn that runs the tool. Async functions, tasks and threads inherit the variable.
-Headers pass it to another process, see `engine.tree_headers`. A turn gets a `TreeNode` when it runs a tool, has
-limits, or is a child itself.
+While a tool runs, a context variable holds its `Caller`. A call or a turn that starts during that time reads the
+variable once, and becomes a child of the turn that runs the tool. Async functions, tasks and threads inherit the
+variable. Headers pass it to another process, see `engine.tree_headers`. A turn gets a `TreeNode` when it runs a
+tool, has limits, or is a child itself.
 
-A child may run on another event loop than its parent: a tool in a thread uses the loop of the sync functions. One
-lock guards all nodes, and a child is cancelled on its own loop.
+A child may run on another event loop than its parent, because a tool in a thread uses the loop of the sync
+functions. One lock protects all nodes, and a child is cancelled on its own loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .budgets.budget import Budget
 from .budgets.ledger import Account
 
 GRACE_SECONDS = 10.0
-"""Seconds that a turn waits at its end for children that it has cancelled. A call ends within five."""
+"""Seconds that a turn waits at its end for the children that it has cancelled. A call ends within five seconds."""
 
 
 PARENT_ENDED = "the turn that made this call with a tool ended, or the engine was closed, while it ran"
@@ -44,28 +44,28 @@ PARENT_ENDED = "the turn that made this call with a tool ended, or the engine wa
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one turn together with its descendants: all turns and calls that its tools start.
 
-    A descendant gets the rest. A call above a limit raises an exception in the tool that makes it:
-    `TurnLimitError`, or BudgetExceededError for money. The model gets that as the tool's error, and its turn
-    continues.
+    A descendant gets the unused part of the limits. A call above a limit raises an exception in the tool that
+    makes it: `TurnLimitError`, or BudgetExceededError for money. The model gets it as the tool's error, and the
+    turn continues.
 
     Raises:
         ValueError: A limit is negative.
     """
 
     max_calls: int | None = None
-    """The largest number of calls of models. A descendant leaves one call for each turn above it, so that those
+    """The maximum number of calls of models. A descendant leaves one call for each turn above it, so that those
     turns can answer.
     """
     max_depth: int | None = None
-    """The largest number of levels below the turn. With 0 its tools can make no calls."""
+    """The maximum number of levels below the turn. With 0, its tools can make no calls."""
     max_children: int | None = None
-    """The largest number of turns and calls that the tools of one turn may start. It applies to each turn of the
-    tree.
+    """The maximum number of turns and calls that the tools of one turn may start. The limit applies to each turn
+    of the tree.
     """
     max_cost_usd: Decimal | float | str | None = None
-    """The largest cost in US dollars. The maximum cost of a call is reserved before it is sent."""
+    """The maximum cost in US dollars. The maximum cost of a call is reserved before it is sent."""
     timeout_seconds: float | None = None
-    """Seconds from the start of the turn. Its descendants end with it."""
+    """Seconds from the start of the turn. Its descendants have the same deadline."""
 
     def __post_init__(self) -> None:
         for name in ("max_calls", "max_depth", "max_children", "timeout_seconds"):
@@ -73,7 +73,7 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: must not be negative")
         if self.max_cost_usd is not None:
-            self.as_budget()  # a wrong amount is reported here
+            self.as_budget()  # an invalid amount raises an error here
 
     def as_budget(self) -> Budget:
         """The limit on money as a budget."""
@@ -86,14 +86,14 @@ class TurnLimitError(CallboardError):
     Args:
         limit: The name of the limit, a field of `TurnLimits`.
         most: The limit.
-        turn_id: The turn that has the limit.
+        turn_id: The id of the turn that has the limit.
     """
 
     def __init__(self, limit: str, most: float, turn_id: str) -> None:
         self.limit = limit
         """The name of the limit, a field of `TurnLimits`."""
         self.turn_id = turn_id
-        """The turn that has the limit."""
+        """The id of the turn that has the limit."""
         super().__init__(f"turn {turn_id} has reached its limit {limit}={most}; raise it in its TurnLimits")
 
 
@@ -101,11 +101,11 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that a tool of another turn has started."""
 
     turn_id: str
-    """The turn. Its stream has the same id, see `Engine.attach`."""
+    """The turn's id. Its stream has the same id, see `Engine.attach`."""
     model: str
     """The model as requested, as text."""
     tool_use_id: str
-    """The id of the tool's call."""
+    """The id of the call of the tool that started it."""
     tool_name: str
     """The name of the tool."""
     depth: int
@@ -121,27 +121,27 @@ class RemoteTurn(Protocol):
     """The connection to the node that runs a turn; see `engine.nodes.trees`."""
 
     async def known(self) -> None:
-        """Wait until that node has received that calls are in progress here."""
+        """Wait until that node has been informed that calls are in progress here."""
 
     def idle(self) -> None:
         """Report that the last call here has ended."""
 
     def started(self, child: ChildTurn) -> None:
-        """Report that a turn has started here below it."""
+        """Report that a child has started here."""
 
     def called(self, calls: int) -> None:
-        """Report that calls below it were counted here, or taken back."""
+        """Report that calls of descendants were counted here, or taken back."""
 
     def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """Report that an attempt below it has ended here."""
+        """Report that an attempt of a descendant has ended here."""
 
 
 MOST_ELSEWHERE = 1024
-"""The number of children of other engines whose streams can be found."""
+"""The maximum number of other engines' children whose streams can be found."""
 
 MOST_PARTS = 64
-"""The number of attempts that are collected before they are added together, because one addition of many is
-fast.
+"""The maximum number of attempts that are collected before they are added together, because one addition of many
+is fast.
 """
 
 _lock = threading.Lock()
@@ -151,19 +151,19 @@ _REPORTED = UsageSource.REPORTED
 
 
 class TreeNode:
-    """One turn in its tree.
+    """One turn in the tree of turns.
 
     Args:
-        turn_id: The turn.
-        caller: The run of the tool that started it; None for a root.
+        turn_id: The turn's id.
+        caller: The tool run that started it; None for a root.
         limits: The turn's own limits.
     """
 
     # Defaults on the class, because most turns never change them.
     limited: tuple[TreeNode, ...] = ()
-    """The nodes from here up that have limits."""
+    """The nodes that have limits: this one and those above it."""
     accounts: tuple[Account, ...] = ()
-    """The accounts of the money that these nodes may spend."""
+    """The accounts for the money limits of these nodes."""
     depth = 0
     """The number of turns above it."""
     deadline = math.inf
@@ -175,12 +175,12 @@ class TreeNode:
     refusal = ""
     """The reason why its tools may start no more calls: the turn was cancelled, or has failed."""
     remote: RemoteTurn | None = None
-    """The connection to the turn, if another node runs it."""
+    """The connection to the node that runs the turn, if that is another one."""
     remote_above: RemoteTurn | None = None
-    """The connection to the nearest turn above that another node runs."""
+    """The connection to the node that runs the nearest remote turn above this one."""
     spends_below = False
     """Whether an attempt of a descendant has ended."""
-    _started = 0  # used if a node of `limited` needs it
+    _started = 0  # counted only if a node in `limited` needs it
     _below = CostSum()
     _below_usage = _NO_USAGE
     _idle: Callable[[], object] | None = None
@@ -201,7 +201,8 @@ class TreeNode:
                 self.accounts = (Account(limits.as_budget(), turn_id), *self.accounts)
         self.children: list[ChildTurn] = []
         """The turns that its tools have started."""
-        self._ended: list[tuple[CostSum, TokenUsage | None]] = []  # ended attempts that are not in `below` yet
+        # ended attempts that are not yet added to `below`
+        self._ended: list[tuple[CostSum, TokenUsage | None]] = []
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
 
     @property
@@ -254,8 +255,8 @@ class TreeNode:
         self._below_usage = usage
 
     def seconds(self, own: float | None) -> float | None:
-        """The turn's time in seconds: the shortest of its own time, its limits, and the remaining time of the turn
-        above.
+        """The turn's time limit in seconds: the shortest of its own limit, its `TurnLimits`, and the remaining
+        time of the turn above.
         """
         above = math.inf if self.above is None else self.above.deadline
         if above == math.inf and self.limits is None:
@@ -303,7 +304,7 @@ class TreeNode:
             self._count_calls(-1)
 
     def count_calls_elsewhere(self, calls: int) -> None:
-        """Count calls that another node has admitted."""
+        """Count calls that were admitted on another node."""
         with _lock:
             self._count_calls(calls)
 
@@ -349,7 +350,7 @@ class TreeNode:
             self.remote.idle()
 
     def cancel_open(self, caller: Caller | None = None) -> None:
-        """Cancel the children in progress, or those of one run of a tool."""
+        """Cancel the children in progress, or only the children of one tool run."""
         with _lock:
             found = [cancel for of, cancel in self._open.values() if caller is None or of is caller]
         for cancel in found:
@@ -378,23 +379,23 @@ def _on_loop(loop: asyncio.AbstractEventLoop, thread: int, function: Callable[[]
 
 
 class Caller:
-    """One run of a tool, for the calls that the tool makes.
+    """A tool run, as the caller of the calls that the tool makes.
 
     Args:
-        node: The turn that runs the tool.
+        node: The node of the turn that runs the tool.
         call_id: The request whose reply called the tool.
         tool_use_id: The id of the tool's call.
         tool_name: The name of the tool.
         runtime: The engine's parts, for a sub-agent that the tool runs.
-        key: Returns the key of `ToolContext.idempotency_key`.
+        key: Returns the value of `ToolContext.idempotency_key`.
         tell: Publishes that the tool has started a turn.
         session_id: The session of the turn, if there is one.
         tags: The tags of the turn's calls.
         streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
         internal: Whether the call belongs to the turn itself, such as a summary of its history.
-        carry: Returns the facts that another node needs to reach this one; see `trace_context`.
-        carried: The facts that the other node has received.
+        carry: Returns the data that another node needs to reach this one; see `trace_context`.
+        carried: The data that `carry` returned on the other node.
     """
 
     def __init__(
@@ -426,11 +427,12 @@ class Caller:
         self.trace_parent = trace_parent
         self.internal = internal
         self.counted = node.above if internal else node
-        """The lowest turn that counts the call as a descendant's."""
+        """The lowest node that counts the calls as calls of a descendant."""
         self.carry = carry
         self.carried = carried
         self.beyond: object = None
-        """The object that exchanges messages about this run with other nodes, if the run was passed to one."""
+        """The object that exchanges messages about this tool run with other nodes, if the run was passed to one.
+        """
         self._key = key
         self._report = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
@@ -443,11 +445,13 @@ class Caller:
 
     @property
     def refusal(self) -> str:
-        """The reason why the tool may start no call: the turn or the run was cancelled. Empty if it may."""
+        """The reason why the tool may start no call: the turn or the tool run was cancelled. Empty if it may."""
         return self._refusal or self.node.refusal
 
     def require(self) -> None:
-        """Check that the tool may start a call. Raises CancelledError if the turn or the run was cancelled."""
+        """Check that the tool may start a call. Raises CancelledError if the turn or the tool run was
+        cancelled.
+        """
         if refusal := self.refusal:
             raise CancelledError(refusal)
 
@@ -487,9 +491,9 @@ class Caller:
             self._report(turn)
 
     def end(self, refusal: str = "") -> None:
-        """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
+        """End the tool run. With a refusal, cancel its calls in progress, and refuse further ones."""
         self._report = self._key = self.runtime = self.carry = (
-            None  # Tasks that the tool has left running keep this object alive.
+            None  # Tasks that the tool has not ended keep this object alive.
         )
         if refusal:
             self._refusal = refusal
@@ -505,7 +509,7 @@ def streams_elsewhere(turn_id: str) -> tuple[object, asyncio.AbstractEventLoop] 
 
 
 current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=None)
-"""The run of a tool that contains the current code."""
+"""The tool run that contains the current code."""
 
 
 def caller_here() -> Caller | None:
@@ -515,9 +519,10 @@ def caller_here() -> Caller | None:
 
 
 def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
-    """The tags of a call that starts here: the tags of the turn whose tool makes it, overridden by its own.
+    """The tags of a call that starts here: those of the turn whose tool makes the call, overridden by the call's
+    own tags.
 
-    None if there are none. So a budget of a tag includes the spending of tools.
+    None if there are none. Tags are inherited so that a budget for a tag includes the spending of tools.
     """
     caller = caller_here() if caller is None else caller
     if caller is None or not caller.tags:

@@ -1,7 +1,7 @@
-"""Leaving the tree of turns, and joining a tree of another process.
+"""Functions to leave the tree of turns, and to join a tree in another process.
 
-The headers of `trace_context` name the tool's run, and the rest of its turn's limits. `attach_trace_context` makes
-a `Caller` from them.
+The headers of `trace_context` have the tool run, and the unused part of its turn's limits. `attach_trace_context`
+makes a `Caller` from them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PREFIX = "callboard-"
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-    """Start calls in this block outside of the tree, although a tool runs.
+    """Start the calls of this block outside of the tree, even in a tool.
 
-    They have no parent, no share in its costs and limits, and they don't end with it. Use it for work that
-    outlives the turn.
+    These calls have no parent. They don't count in its costs and limits, and continue when it ends. Use this for
+    work that outlives the turn.
     """
     token = current_tool.set(None)
     try:
@@ -39,11 +39,11 @@ def detached() -> Iterator[None]:
 
 
 def trace_context() -> dict[str, str]:
-    """The place of this code in the tree of turns, for `attach_trace_context` in another process.
+    """The current position in the tree of turns, for `attach_trace_context` in another process.
 
     Returns:
-        The headers ``traceparent`` and ``baggage`` as W3C defines them, if there is anything to carry. A parent's
-        remaining limits are included.
+        The headers ``traceparent`` and ``baggage``, as W3C defines them; empty outside of a turn. They include a
+        parent's remaining limits.
     """
     caller = current_tool.get()
     carried: dict[str, str] = {}
@@ -102,13 +102,14 @@ def _left(node: TreeNode) -> dict[str, str]:
 
 
 class attach_trace_context:
-    """Make the calls of this process children of the tool that another process runs.
+    """Make the calls of this process children of a tool run in another process.
 
-    It takes effect immediately, for this task and all that it starts. As a context manager it ends with the block.
+    It takes effect immediately, for this task and all tasks that it starts. As a context manager, it ends with the
+    block.
 
     Args:
-        carried: What `trace_context` returned, as headers or as environment variables: ``os.environ`` with
-            ``TRACEPARENT`` and ``BAGGAGE`` works. Nothing happens without them.
+        carried: The result of `trace_context`, as headers or as environment variables. You can pass ``os.environ``
+            with ``TRACEPARENT`` and ``BAGGAGE``. Without them, nothing happens.
     """
 
     def __init__(self, carried: Mapping[str, str]) -> None:
@@ -161,7 +162,7 @@ def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
     if calls is depth is children is nano is seconds is None:
         return None
     return TurnLimits(
-        # The carried facts are for a child. The node stands for its parent, one level higher.
+        # The data is for a child. This node stands for the child's parent, one level higher.
         max_calls=None if calls is None else calls + 1,
         max_depth=None if depth is None else depth + 1,
         max_children=None if children is None else max(children, 0),
@@ -174,7 +175,7 @@ def _now() -> float:
     try:
         return asyncio.get_running_loop().time()
     except RuntimeError:
-        return time.monotonic()  # as event loops count
+        return time.monotonic()  # as event loops do
 
 
 def _number(text: str | None) -> int | None:

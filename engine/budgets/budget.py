@@ -23,7 +23,7 @@ SLOTS = 60
 """The number of slots of a rolling window. Spending expires in steps of a sixtieth of the window."""
 
 ENDLESS_US = 1 << 62
-"""A moment later than all others, in microseconds."""
+"""A time later than all others, in microseconds."""
 
 
 class Slot(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -68,7 +68,6 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def rolling_us(self) -> int:
-        """The length of a rolling window in microseconds; 0 if the window does not roll."""
         return 0 if self.rolling is None else self.rolling // timedelta(microseconds=1)
 
     def slot(self, now_us: int) -> Slot:
@@ -82,7 +81,7 @@ class Window(msgspec.Struct, frozen=True):
         return _calendar_slot(self.calendar, _zone(self.zone), now_us)
 
     def forgets_us(self, slot: Slot) -> int:
-        """The time at which a slot stops counting."""
+        """The time when a slot stops counting."""
         return slot.end_us + self.rolling_us if self.rolling is not None else slot.end_us
 
 
@@ -114,12 +113,12 @@ def _us(moment: datetime) -> int:
 
 
 WhenFull: TypeAlias = Literal["refuse", "wait", "cheaper"]
-"""The action for a call that does not fit into a budget."""
+"""What happens to a call that does not fit into a budget."""
 
 _TAG = "tag:"
 _KINDS = ("engine", "session", "provider", "model", "turn", "root")
 OF_TREES = ("turn", "root")
-"""Scopes with an account for each turn. The account is dropped when the turn ends."""
+"""Scopes that have an account for each turn. The account is dropped when the turn ends."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +129,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_cost_usd: Decimal | float | str | None = None
-    """The most that may be spent in the window, in US dollars; None means no limit on money."""
+    """The maximum spending in the window, in US dollars; None means no limit on money."""
     max_tokens: int | None = None
-    """The most input and output tokens of the window together; None means no limit on tokens."""
+    """The maximum of input plus output tokens in the window; None means no limit on tokens."""
     per: str = "engine"
     """The scope: ``engine``, ``session``, ``provider``, ``model``, ``turn``, ``root`` or ``tag:NAME``.
 
@@ -141,7 +140,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     without them. Such an account ends with its turn, and has no window.
     """
     of: str | None = None
-    """The one session, provider, model or value of the tag that is limited; None limits each."""
+    """The one session, provider, model or tag value that is limited; None limits each one separately."""
     window: Calendar | timedelta | None = None
     """The time after which the account restarts from zero. None means never.
 
@@ -150,17 +149,18 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = "UTC"
     """The IANA time zone of the calendar."""
     when_full: WhenFull = "refuse"
-    """The action for a call that does not fit. ``refuse`` raises BudgetExceededError. ``wait`` waits until another
-    call or the window ends and the call fits. ``cheaper`` tries the next candidate that fits."""
+    """What happens to a call that does not fit. ``refuse`` raises BudgetExceededError. ``wait`` waits until the
+    call fits, because another call or the window ends. ``cheaper`` tries the next candidate that fits.
+    """
     shorten_to: int | None = None
     """The smallest `max_output_tokens` to which a call may be shortened so that it fits. None means never."""
     unpriced: Literal["refuse", "allow"] = "refuse"
-    """The action for a call of unknown price. A budget that allows it does not count its cost."""
+    """What happens to a call of unknown price. A budget that allows it does not count its cost."""
     low_at: float = 0.8
     """The fraction of the limit at which ``budget.low`` is published, once in a window."""
     follows_repricing: bool = False
-    """Whether repricing past calls changes the amount spent. If False, a call counts with its cost at call
-    time.
+    """Whether repricing past calls changes the amount spent. If False, a call counts with its cost at the time of
+    the call.
     """
     counts_imported: bool = False
     """Whether imported calls of other programs count. Only calls that were imported before the engine reads the
@@ -190,7 +190,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"shorten_to={self.shorten_to}: must be at least 1")
         if not 0 < self.low_at <= 1:
             raise ValueError(f"low_at={self.low_at}: must be above 0 and at most 1")
-        _ = self.counted_over  # raises the error of a wrong window now
+        _ = self.counted_over  # raises an error for an invalid window now
 
     @property
     def max_nano_usd(self) -> int | None:

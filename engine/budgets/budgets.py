@@ -1,8 +1,8 @@
 """The budgets of one engine: admission, waiting, and events.
 
-The ledger decides about reservations. This module adds the clock, waiting, the spending in the trace, and events.
-Calls that wait for the same room are admitted in order of arrival. A call that needs other room does not wait for
-them.
+The ledger decides about reservations. This module adds the clock, waiting, past spending from the trace, and
+events. Calls that wait for room in the same account are admitted in order of arrival. A call that needs room only
+in other accounts does not wait for them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, 
 # Reading the spending from the trace
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
-"""A function that reads from the trace the sums that count in budgets at a moment."""
+"""A function that reads the past spending of budgets at a given time from the trace."""
 
 _DIMENSIONS = {"engine": None, "session": "session_id"}
-"""The dimensions of the trace, for scopes with a different name."""
+"""The trace's names for scopes that have another name there."""
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """The sums of some budgets in the trace, all read at one moment."""
+    """The past spending of some budgets, all read at the same time."""
 
     entries: list[tuple[Budget, SpendingRow, int]]
-    """The sums, each with its budget and a moment in its slot, in microseconds since the Unix epoch."""
+    """The sums, each with its budget and a time in its slot, in microseconds since the Unix epoch."""
     committed_seq: int = 0
     """The number of the last event of this run that the sums include."""
 
@@ -48,14 +48,15 @@ class Counted(msgspec.Struct, frozen=True):
 def loader(
     store: Store | None, run_id: str, settle: Callable[[], Awaitable[object]], *, own_run: bool = False
 ) -> Load:
-    """A function that reads the sums from the trace, for all runs or for this run alone."""
+    """A function that reads past spending from the trace, for all runs or only for this run."""
 
     async def load(budgets: Sequence[Budget], now_us: int) -> Counted:
         if store is None:
             return Counted([])
         await settle()
         asked: dict[SpendingQuery, list[Budget]] = {}
-        for budget in budgets:  # One query returns the sums of all values, so budgets for several values share it.
+        # One query returns the sums of all values, so budgets for several values share the query.
+        for budget in budgets:
             query = msgspec.structs.replace(query_of(budget, now_us), run_id=run_id if own_run else None)
             asked.setdefault(msgspec.structs.replace(query, value=None), []).append(budget)
         queries = [
@@ -78,7 +79,7 @@ def loader(
 
 
 def query_of(budget: Budget, now_us: int) -> SpendingQuery:
-    """The calls that count in a budget at a moment."""
+    """The calls that count in a budget at a given time."""
     window = budget.counted_over
     slot = window.slot(now_us)
     since_us: int | None = slot.start_us
@@ -106,7 +107,7 @@ def reservation(request_id: str, attempt: int) -> str:
 
 
 def job_of(request_id: str) -> str:
-    """The name of the reservation of the job that a request has created."""
+    """The name of the reservation for the job that a request created."""
     return request_id + _JOB
 
 
@@ -116,13 +117,13 @@ def is_job(name: str) -> bool:
 
 
 _LONGEST_NAP_SECONDS = 3600.0
-"""The longest wait before a call checks the clock again, because the clock may be changed."""
+"""The maximum wait, in seconds, before a call checks the clock again, because the clock may be changed."""
 
 _LOAN_SECONDS = 2.0
-"""Seconds that a call waits for room that is lent to another node, before it is refused."""
+"""Seconds that a call waits for room that another node has borrowed, before it is refused."""
 
 _SHARED_NAP_SECONDS = 1.0
-"""The longest wait before a call checks again whether other nodes have returned room."""
+"""The maximum wait, in seconds, before a call checks again whether other nodes have returned room."""
 
 
 class SharedBudgets(Protocol):
@@ -147,7 +148,7 @@ class SharedBudgets(Protocol):
         ...
 
     async def recount(self, budgets: Sequence[Budget]) -> None:
-        """Count the trace of ended runs again, because prices have changed."""
+        """Count the calls of ended runs again, because prices have changed."""
         ...
 
     def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
@@ -155,7 +156,7 @@ class SharedBudgets(Protocol):
         ...
 
     async def carry(self, accounts: Sequence[Account]) -> None:
-        """Report to the other nodes the amounts that this node used in new accounts before these were created."""
+        """Report the amounts that this node spent before it created these accounts to the other nodes."""
         ...
 
 
@@ -165,8 +166,6 @@ def _account(shared: SharedBudgets, budget: Budget, value: str) -> Account:
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The end of an attempt that had reserved something."""
-
     name: str | None
     payer: Payer
     spent: Amount
@@ -195,7 +194,6 @@ class Budgets:
         load: Load,
         shared: SharedBudgets | None = None,
     ) -> None:
-        """Budgets with nothing spent yet."""
         self.ledger = Ledger(budgets, Account if shared is None else partial(_account, shared))
         self._fixed = frozenset(budgets)
         self._shared = shared
@@ -208,7 +206,7 @@ class Budgets:
         self._waiters: list[_Waiter] = []
         self._loans: set[str] = set()
         self._loans_ended = anyio.Event()
-        self._late: list[_End] | None = None  # calls that end while the trace is being read
+        self._late: list[_End] | None = None  # calls that ended while the trace is being read
 
     def _know(self, budgets: Sequence[Budget]) -> None:
         self._some = bool(budgets)
@@ -231,7 +229,7 @@ class Budgets:
         return len(self._waiters)
 
     async def loaded(self) -> None:
-        """Return when the spending in the trace is counted."""
+        """Wait until past spending was read from the trace."""
         if self._loaded:
             return
         async with self._loading:
@@ -241,11 +239,10 @@ class Budgets:
                 self._loaded = True
 
     async def change(self, add: Sequence[Budget] = (), remove: Collection[Budget] = ()) -> None:
-        """Put budgets in force, and then remove others.
+        """Activate budgets, and then remove others.
 
-        Earlier spending counts, and so do calls in progress. A budget that is active already is not changed. The
-        engine's own budgets can't be removed. Raises StoreError if the trace can't be read, and then changes
-        nothing.
+        Earlier spending counts, and so do calls in progress. A budget that is already active does not change. The
+        engine's own budgets can't be removed. Raises StoreError if the trace can't be read. Then nothing changes.
         """
         await self.loaded()
         async with self._loading:
@@ -285,7 +282,7 @@ class Budgets:
         self._admit()
 
     async def _count(self, budgets: Sequence[Budget], added: Sequence[Budget] = ()) -> None:
-        """Read ended calls from the trace, and then put `added` in force.
+        """Read ended calls from the trace, and then activate `added`.
 
         Calls that end meanwhile stay reserved until it is certain whether the sums include them.
         """
@@ -308,7 +305,7 @@ class Budgets:
             self._settle(end, budgets if end.seq <= counted.committed_seq else ())
 
     async def refresh(self) -> None:
-        """If budgets are shared, refresh the state of the other nodes."""
+        """If budgets are shared with other nodes, refresh their state."""
         if self._shared is not None:
             await self._shared.refresh()
 
@@ -323,7 +320,7 @@ class Budgets:
     # --- Before a call ---
 
     async def reserve(self, name: str, payer: Payer, asked: Amount) -> None:
-        """Reserve the most that a call can cost, or wait until there is room."""
+        """Reserve the maximum cost of a call, or wait until there is room."""
         if not self._loaded:
             await self.loaded()
         refusals = [] if self._must_queue(payer) else self._try(name, payer, asked)
@@ -344,7 +341,7 @@ class Budgets:
         self, name: str, payer: Payer, asked: Amount, refusals: list[Refusal] | None
     ) -> list[Refusal] | None:
         """Wait briefly for other nodes to return lent room, and try again. A tool's result may arrive before the
-        message that returns its room.
+        message that returns the room it borrowed.
         """
         with anyio.move_on_after(_LOAN_SECONDS):
             while refusals and self._loans:
@@ -371,7 +368,7 @@ class Budgets:
         return [account for account in self.ledger.accounts(payer) if account.budget.per not in OF_TREES]
 
     def lend(self, name: str, payer: Payer, asked: Amount) -> Refusal | None:
-        """Reserve room for calls of another node in the accounts of a tree. Returns the refusal if there is no
+        """Reserve room in the accounts of a tree for calls of another node. Returns the refusal if there is no
         room.
         """
         accounts = [account for account in self.ledger.accounts(payer) if account.budget.per in OF_TREES]
@@ -400,7 +397,7 @@ class Budgets:
         return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
 
     def shortened(self, payer: Payer, asked: Callable[[int], Amount], limit: int) -> int:
-        """The largest number of output tokens that fits, if the budgets allow a call to be shortened."""
+        """The maximum number of output tokens that fits, if the budgets allow a shorter reply."""
         now_us = self._now_us()
         refusals = self.ledger.would_refuse(payer, asked(limit), now_us)
         allowed = [refusal.budget.shorten_to for refusal in refusals]

@@ -6,10 +6,9 @@ A reservation is in exactly one state:
                            │
                            └──── lose ─────► unknown ── settle ──► spent
 
-In the states `held` and `unknown`, a call counts with the most that it can cost. In `spent` it counts with its
-actual cost. A call counts in the slot of its reservation, even if it ends later. So the accounts agree with sums
-over the trace, where each row counts at its start. A reservation takes room in all accounts of the call or in
-none.
+In the states `held` and `unknown`, a call counts with its maximum cost. In `spent`, it counts with its actual
+cost. A call counts in the slot of its reservation, even if it ends later. The trace also counts each call at its
+start, so the accounts agree with its sums. A reservation takes room in all accounts of the call or in none.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .budget import ENDLESS_US, OF_TREES, Budget, Payer, Slot
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
-    """Money and tokens, together."""
+    """An amount of money and of tokens."""
 
     nano_usd: int | None = 0
     """The money in nano-USD; None if no price is known."""
@@ -54,11 +53,11 @@ class Refusal(msgspec.Struct, frozen=True):
 
     budget: Budget
     value: str
-    """The session, provider, model or tag value of the account; empty for the engine's."""
+    """The session, provider, model or tag value of the account; empty for the engine's account."""
     why: Literal["money", "tokens", "unpriced"]
     left: Amount
     asked: Amount
-    """The room that the call needs."""
+    """The amount that the call needs."""
     fits_at_us: int | None
     """The time at which the window has room for the call, in microseconds since the Unix epoch; None for
     never."""
@@ -90,9 +89,9 @@ class AccountState(msgspec.Struct, frozen=True):
     unknown: Amount
     """The most that calls with unknown usage can have cost."""
     calls: int
-    """The calls that count, those in progress included."""
+    """The number of calls that count, including those in progress."""
     unknown_calls: int
-    """The number of these calls with unknown usage."""
+    """The number of calls with unknown usage."""
     window_ends_us: int | None
     """The end of the current slot, in microseconds since the Unix epoch; None without a window."""
 
@@ -141,8 +140,6 @@ class Tally:
 
 
 class SlotSum:
-    """The amounts of one slot, by state."""
-
     __slots__ = ("forgotten_us", "held", "slot", "spent", "unknown")
 
     def __init__(self, slot: Slot, forgotten_us: int) -> None:
@@ -160,7 +157,7 @@ class SlotSum:
 
 
 class Account:
-    """The account of one session, provider, model or value of a tag, or the engine's, under one budget.
+    """The account of one scope under one budget: the engine, or a session, provider, model or tag value.
 
     The account keeps totals over all slots that count, so the work for a call does not depend on the number of
     slots. The totals are added up again when a slot starts or leaves the window.
@@ -179,14 +176,14 @@ class Account:
         self._valid_from_us = self._valid_to_us = 0  # the period in which the totals are valid
 
     def slot_at(self, moment_us: int) -> SlotSum:
-        """The sums of the slot that a moment belongs to."""
+        """The sums of the slot at a given time."""
         slot = self._current.slot
         if not slot.start_us <= moment_us < slot.end_us:
             self._current = self.slot_of(moment_us)
         return self._current
 
     def slot_of(self, moment_us: int) -> SlotSum:
-        """The sums of the slot of any moment, past or future."""
+        """The sums of the slot at any time, past or future."""
         slot = self._window.slot(moment_us)
         found = self._slots.get(slot.start_us)
         if found is None:
@@ -202,9 +199,9 @@ class Account:
             self._tokens += sign * amount.tokens
 
     def counted(self, now_us: int) -> list[SlotSum]:
-        """The slots that count at a moment. Expired slots are dropped.
+        """The slots that count at a given time. Expired slots are dropped.
 
-        A rolling window also counts slots in the future. They exist after the clock was set back.
+        A rolling window also counts slots in the future. They exist if the clock was set back.
         """
         for start, found in list(self._slots.items()):
             if found.forgotten_us <= now_us:
@@ -234,8 +231,8 @@ class Account:
         return None
 
     async def secure(self, asked: Amount, now_us: int) -> bool:
-        """Request more room from the node that runs the account's turn, if that is another one. Return whether it
-        was granted.
+        """If another node runs the account's turn, request more room from it. Return whether the room was
+        granted.
         """
         return False
 
@@ -336,7 +333,7 @@ class Ledger:
     ) -> None:
         self._make_account = make_account
         self._budgets: dict[int, Budget] = {}
-        """The budgets by their numbers. The number of a removed budget is not used again."""
+        """The budgets by their numbers. The number of a removed budget is not reused."""
         self._next_number = 0
         self._accounts: dict[tuple[int, str], Account] = {}
         self._holds: dict[str, _Hold] = {}
@@ -390,7 +387,7 @@ class Ledger:
         self._of_trees = [number for number, budget in self._budgets.items() if budget.per in OF_TREES]
 
     def accounts(self, payer: Payer) -> list[Account]:
-        """The accounts of a call. The cost of this grows with their number, not with the number of budgets."""
+        """The accounts of a call. The time for this grows with the number of accounts, not of budgets."""
         found = [self._account(number, payer.value(self._budgets[number].per)) for number in self._each]
         for kind in self._kinds:
             value = payer.value(kind)
@@ -404,7 +401,7 @@ class Ledger:
         return account
 
     def would_refuse(self, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
-        """The refusals of all accounts that a reservation would get; empty if it would be admitted."""
+        """The refusals that a reservation would get; empty if it would be admitted."""
         refusals = (account.would_refuse(asked, now_us) for account in self.accounts(payer))
         return [refusal for refusal in refusals if refusal is not None]
 
@@ -469,7 +466,7 @@ class Ledger:
         return self.settle(hold_id, None)
 
     def account(self, budget: Budget, value: str) -> Account:
-        """The account of a session, provider, model or value of a tag under one of the budgets."""
+        """The account of a session, provider, model or tag value under one of the budgets."""
         return self._account(self._number_of(budget), value)
 
     def accounts_of(self, budget: Budget) -> list[Account]:
@@ -523,7 +520,7 @@ class BudgetExceededError(CallboardError):
         self.asked_tokens: int = refusal.asked.tokens
         """The most tokens that the call can use."""
         self.fits_at: datetime | None = _moment(refusal.fits_at_us)
-        """The time, UTC, at which the window has room; None if it never does."""
+        """The time, UTC, when the window has room; None if it never has."""
         super().__init__(_text(self, refusal))
 
 

@@ -1,8 +1,8 @@
-"""The most that a call can cost, before it is sent. Pure.
+"""The maximum cost of a call, before it is sent. Pure.
 
 The input is the upper end of its estimate, at the most expensive rate: a provider may bill input as plain input or
-as cache writes. The output is the largest that the request allows. The provider's tools are counted as often as
-the request allows them.
+as cache writes. The output is the maximum that the request allows. Each of the provider's tools counts with the
+maximum number of uses that the request allows.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from callboard.tracestore.prices.table import Segment
 from .ledger import Amount
 
 MOST_TOKENS_OF_AN_IMAGE = 8192
-"""More than any published model counts for one image at its best quality: gpt-image-1 counts 6,240."""
+"""More than any published model counts for one image at its best quality. gpt-image-1 counts 6,240."""
 
 
 class Priced(msgspec.Struct, frozen=True):
-    """The data for looking up the price of a call."""
+    """The data that a price lookup needs."""
 
     table: PriceTable
     """The table in force."""
@@ -78,7 +78,7 @@ class _Rates(msgspec.Struct, frozen=True):
     """The highest rate of an output token, however it is counted."""
 
     def applies(self, at_us: int, sent: int) -> bool:
-        """Whether the segment may apply to a call at a moment with at most this much input."""
+        """Whether the segment may apply to a call at a given time with at most this much input."""
         found = self.segment
         in_time = found.since <= at_us < found.until
         return in_time and found.above < max(sent, 1) and found.daily_from <= at_us % _DAY_US < found.daily_to
@@ -131,7 +131,7 @@ def _dearest(row: PriceRow, needed: str, *others: str) -> int | None:
 
 
 def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage, ...]:
-    """The most that images can use: a number of images or of tokens, as the provider counts."""
+    """The maximum usage of images: a number of images or of tokens, depending on how the provider counts."""
     counted = TokenUsage(upper_end(estimated_input_tokens), images * MOST_TOKENS_OF_AN_IMAGE)
     return TokenUsage(details={"image": images}), counted
 
@@ -142,7 +142,8 @@ _PROTOCOLS: Mapping[str, frozenset[str]] = {
     "openai_compatible": frozenset({"anthropic", "openai", "gemini"}),
     "gemini": frozenset({"anthropic", "openai", "openai_compatible"}),
 }
-"""For each type of adapter, the names of other protocols. Their options are never sent by it."""
+"""For each type of adapter, the names of the other protocols. An adapter never sends options of another protocol.
+"""
 
 
 def _options_for(
@@ -170,12 +171,12 @@ _SETTINGS = ("generationConfig", "generation_config", "options", "parameters")
 def most_output(
     limit: int, provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
 ) -> int:
-    """The most output tokens that a request with these options may be billed for.
+    """The maximum number of output tokens that a request with these options may be billed for.
 
     Args:
         limit: The request's own limit.
         provider_options: The options of the request, by the names of protocols and adapters.
-        adapter: The name of the adapter that is asked. Options of other protocols are not sent to it.
+        adapter: The name of the adapter. It does not send options of other protocols.
         adapter_type: The type of that adapter; if unknown, all options count.
     """
     for options in _options_for(provider_options, adapter, adapter_type):
@@ -184,7 +185,9 @@ def most_output(
 
 
 def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
-    """Like `most_output`, for the body of a provider's own request. The body may ask for several choices."""
+    """Like `most_output`, for a body that a client wrote for its provider. The body may request several
+    choices.
+    """
     choices = 1
     for fields in (body, *map(body.get, _SETTINGS)):
         if isinstance(fields, Mapping):
@@ -210,9 +213,9 @@ def tiers_of(
     adapter_type: str = "",
     only: str | None = None,
 ) -> tuple[str | None, ...]:
-    """The service tiers that may serve a request with these options, in each geography that they name.
+    """The service tiers that may serve a request with these options, in each geography that the options name.
 
-    The default tier is always included, because a provider may lack capacity in another one. The arguments are
+    The default tier is always included, because the provider may lack capacity in another tier. The arguments are
     those of `most_output`. `only` is the tier of a request that can't choose one, such as ``batch``.
     """
     found: dict[str | None, None] = {only: None}
@@ -229,11 +232,11 @@ _TIERS = ("service_tier", "serviceTier", "speed")
 def tool_fees(
     provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
 ) -> Mapping[str, int] | None:
-    """The most uses of the tools that the provider is asked to run, by the names of their rates.
+    """The maximum number of uses of each of the provider's tools, by the name of its rate.
 
     Args:
         provider_options: The options of the request, by the names of protocols and adapters.
-        adapter: The name of the adapter that is asked. Options of other protocols are not sent to it.
+        adapter: The name of the adapter. It does not send options of other protocols.
         adapter_type: The type of that adapter; if unknown, all options count.
     """
     uses: dict[str, int] = {}

@@ -1,1 +1,1 @@
-"""One call: one request to one model, with all its attempts, and exactly one end."""
+"""A call: one request to one model, with all its attempts and exactly one end."""

@@ -34,14 +34,14 @@ from ..generation.view_events import Finish, ViewEvent
 
 
 class StreamAccumulator:
-    """Collects the events of a stream. After `process(event)` for each, `response()` is what `complete()` would
-    have returned.
+    """Builds a response from the events of a stream. Call `process(event)` for each event. Then `response()`
+    returns the same as `complete()`.
 
-    It reads the events of an adapter's stream, of a turn's log and of `stream()`. Of several messages, it returns
-    the last one.
+    It accepts the events of an adapter's stream, of a turn's log and of `stream()`. If there are several messages,
+    it returns the last one.
 
     Args:
-        request_id: The request id of the response, which no event carries.
+        request_id: The request id of the response, because no event has it.
     """
 
     def __init__(self, *, request_id: str = "") -> None:

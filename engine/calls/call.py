@@ -1,4 +1,4 @@
-"""One call of a conversation: one request to one model, with all its attempts, and exactly one end.
+"""A call of a conversation: one request to one model, with all its attempts and exactly one end.
 
     waiting    for room in budgets and rate limits, and for a slot
     asking     the adapter works, and reports each attempt and each event
@@ -9,8 +9,8 @@ A call may end by a return, an error, a crash of the adapter, a cancellation or 
 case, one `finally` block without an `await` publishes the end. Only the call publishes `llm.call_*` events; the
 adapter's actor reports its attempts to the call.
 
-Readers of a stream see its end only after all published events are safe from a crash of this process. For a caller
-that waits for a whole reply, the turn ensures this.
+A stream's readers get its end only after all published events are safe from a crash of this process. Without a
+stream, the turn ensures this before it returns.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ CANCEL_GRACE_SECONDS = 5.0
 class Call(CallEvents):
     """One call of a conversation. Run it once; `cancel()` may be called anywhere on the same event loop.
 
-    A cancelled call leaves the queue. If the adapter is already working, it is asked to end the call. After a
-    grace period, the call ends without the adapter.
+    A cancelled call that waits leaves the queue. If the adapter is already working, its `cancel` is called. After
+    a grace period, the call ends without the adapter.
     """
 
     # Rarely used attributes are class attributes: Python stores instances with up to thirty attributes compactly.
     left = False
-    """Whether the call has ended while the provider continues the reply in the background."""
+    """Whether the call has ended here while the provider continues the reply in the background."""
     _unlimited = False
     """Whether a client's own body is sent, with a higher output limit than the request's."""
     _cancelled = False
@@ -95,7 +95,6 @@ class Call(CallEvents):
         deadline: float = math.inf,
         drain_seconds: float = 0.0,
     ) -> None:
-        """A call that has not started."""
         super().__init__(context, streamed=streamed)
         assert context.running is not None
         self._running: RunningAdapter = context.running
@@ -119,7 +118,7 @@ class Call(CallEvents):
             self.request = msgspec.structs.replace(request, wire=wire)
         self._queueing: anyio.CancelScope | None = None  # while it waits for a slot
         self._handle: CallHandle[CanonicalResponse] | None = None  # while the adapter works
-        self._end: list[StreamEvent] = []  # of the message, until readers may see it
+        self._end: list[StreamEvent] = []  # the events of the message's end, until readers may see them
 
     def settings(self) -> CallSettings | None:
         return settings_of(self._server, self.request)
@@ -129,7 +128,7 @@ class Call(CallEvents):
         return CallContent(messages=request.messages, system_prompt=request.system_prompt, tools=request.tools)
 
     def cancel(self) -> None:
-        """Ask the call to end; `run()` then raises CancelledError. A second call does nothing."""
+        """Cancel the call; `run()` then raises CancelledError. A second call does nothing."""
         self._cancelled = True
         if self._queueing is not None:
             self._queueing.cancel()
@@ -138,8 +137,8 @@ class Call(CallEvents):
         self._end_in_order()
 
     def leave(self) -> None:
-        """End the call in this process. A reply that the provider continues keeps running; any other call is
-        cancelled.
+        """End the call in this process. If the provider continues the reply in the background, it keeps running;
+        any other call is cancelled.
         """
         handle = self._handle
         if not self.accepted or handle is None:
@@ -150,7 +149,7 @@ class Call(CallEvents):
 
     async def run(self) -> CallOutcome:
         """Make the call. Raises AdapterError, CancelledError or BudgetExceededError."""
-        if not self.request.response_id:  # else the process that requested the reply reserved it
+        if not self.request.response_id:  # otherwise the process that requested the reply has reserved it
             await self.reserve(self._worst_case_in)
         self.accepted = bool(self.request.response_id)
         self.begin()
@@ -194,7 +193,7 @@ class Call(CallEvents):
         asked = worst_case_of_reply(priced, context.estimated_input_tokens, self.most_output, fees)
         if not self._unlimited or not context.runtime.budgets.would_refuse(self.payer, asked):
             return asked
-        # The budget has no room for an unlimited reply. So the canonical request is sent, which has a limit.
+        # The budget has no room for a reply without a limit. So the canonical request is sent, which has a limit.
         self._unlimited = False
         self.request = msgspec.structs.replace(self.request, wire=None)
         self.most_output = self.request.max_output_tokens
@@ -220,7 +219,7 @@ class Call(CallEvents):
         return response
 
     def _account_for_stop(self, end: object) -> None:
-        """Put the usage and cost of the call on a guardrail's error."""
+        """Set the usage and cost of the call on a guardrail's error."""
         stop = None if self._filtering is None else self._filtering.error
         if isinstance(stop, AdapterError) and isinstance(end, AdapterError):
             stop.content, stop.usage, stop.cost = end.content, end.usage, end.cost
@@ -277,7 +276,7 @@ class Call(CallEvents):
             slots.release()
 
     def _end_in_order(self) -> None:
-        """Ask the adapter to end the call. After the grace period the call no longer waits for the adapter."""
+        """Cancel the adapter's call. After the grace period, stop waiting for the adapter."""
         handle = self._handle
         if handle is None or handle.done or self._ending:
             return
@@ -299,8 +298,8 @@ class Call(CallEvents):
         self._log.extend(events)
 
     def _deliver(self, events: Sequence[StreamEvent]) -> None:
-        """Process the events that middleware lets through. A whole reply takes its content from the filter,
-        without a stream.
+        """Process the events that middleware passes on. If the reply is not streamed, its content comes from the
+        filter.
         """
         if self.streamed:
             self._take_in(events)
@@ -339,9 +338,9 @@ class Call(CallEvents):
             self._log.extend(self._end)
 
     def _end_early(self, first_seq: int, error: AdapterError) -> None:
-        """Put usage and content on the error, and publish the message's end, which the adapter did not send."""
+        """Set usage and content on the error, and publish the message's end, which the adapter did not send."""
         accumulator = StreamAccumulator()
-        for event in self._log.snapshot:  # the snapshot has the first part of a large, folded stream
+        for event in self._log.snapshot:  # the snapshot has the start of a large stream, which is folded
             if getattr(event, "message_id", None) == self.request.message_id:
                 accumulator.process(event)
         for event in (*self._log.since(first_seq), *self._end):
@@ -366,7 +365,7 @@ def _marked(response: CanonicalResponse) -> CanonicalResponse:
 
 
 def _most_of_wire(running: RunningAdapter, request: CanonicalRequest, body: JsonObject) -> int:
-    """The maximum output tokens of a client's request. Its own body is sent, which may have no limit."""
+    """The maximum output tokens of a client's request. The client's own body is sent, which may set no limit."""
     limit = request.max_output_tokens
     most = most_output_of_body(body, limit)
     if most == limit and not request.default_output_limit:

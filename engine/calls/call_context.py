@@ -1,4 +1,6 @@
-"""The facts of a call that are fixed before it starts: its place, its payer, and its settings as published."""
+"""The facts of a call that are known before it starts: its place in the tree, its payer, and its published
+settings.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from .outcome import Spending
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a call that are fixed before it starts. The call and its events share them."""
+    """The facts of a call that are known before it starts. The call and its events share them."""
 
     runtime: Runtime
     request_id: str
@@ -40,28 +42,28 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The caller's position in the queue, from `runtime.adapters.arrival`. The lowest number gets a slot first."""
     estimated_input_tokens: int | None = None
     spending: Spending | None = None
-    """The sum to which the call is added."""
+    """The turn's sum, to which the cost of the call is added."""
     key: str | None = None
-    """The name of the key that the caller wants; None leaves it to the adapter."""
+    """The name of the caller's key; None leaves the choice to the adapter."""
     spills_to: tuple[str, ...] = ()
     """The models that may serve instead if this model's rate limits are used up."""
     caller: Caller | None = None
-    """The tool run that started the call's turn. A call without a turn looks it up itself."""
+    """The tool run that started the call's turn. A call without a turn finds it itself."""
     node: TreeNode | None = None
-    """The place of the call's turn in its tree; None for a root without limits that has run no tool."""
+    """The node of the call's turn in its tree; None for a root without limits that has run no tool."""
 
 
 def payer_of(
     model: str, session_id: str | None, tags: dict[str, str] | None, turn_id: str, node: TreeNode | None
 ) -> Payer:
-    """The payer of a call. A call without a turn is a root, with its own id."""
+    """The payer of a call. A call without a turn counts as a root, under its own id."""
     if node is None:
         return Payer(model, session_id or "", tags or {}, turn_id, turn_id)
     return Payer(model, session_id or "", tags or {}, node.turn_id, node.root_turn_id, node.accounts)
 
 
 class Place(TypedDict):
-    """The fields of events that state the place of a call or a turn in the tree."""
+    """The fields of an event that contain the place of a call or turn in the tree."""
 
     parent_call_id: str | None
     parent_tool_use_id: str | None

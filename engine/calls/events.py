@@ -1,4 +1,4 @@
-"""One call of any kind: its waits and its events.
+"""A call of any kind: its waits and its events.
 
 Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then
 publishes a start and exactly one end. Publishing never waits, so a `finally` block may publish.
@@ -65,7 +65,7 @@ from .outcome import (
 
 
 class Served(Protocol):
-    """The fields of a response of any kind that the end of its call records."""
+    """The fields of any response that the event of the call's end contains."""
 
     @property
     def model(self) -> str: ...
@@ -85,22 +85,22 @@ _CREATING_JOBS = frozenset({"video_create", "batch_create"})
 
 class CallEvents:
     operation = "chat"
-    """The kind of call, in OpenTelemetry's word for it."""
+    """The kind of call, as an OpenTelemetry operation name."""
     sends = True
     """Whether an attempt sends a request. False for calls that only record the end of a job."""
     most_output: int | None = 0
-    """The number of tokens that the model may write; None without a limit."""
+    """The maximum number of output tokens; None without a limit."""
     began_us: int | None = None
     """When the call started, in microseconds since the Unix epoch, if another process started it."""
     attempts_before = 0
-    """The number of attempts that another process made before the attempt that is continued."""
+    """The number of attempts that another process made before this one resumed the call."""
     on_accepted: Callable[[bool], object] | None = None
-    """A function that is called when the provider accepts the reply for the background.
+    """A function that is called when the provider accepts a background reply.
 
-    It gets True before that is published, and False when such an attempt has failed and another follows.
+    It receives True before the acceptance is published, and False if that attempt fails and another follows.
     """
     accepted = False
-    """Whether the provider continues the reply without a reader."""
+    """Whether the provider continues the reply even if no process reads it."""
     reserved: Amount | None = None
     """The maximum cost of each attempt, once it is reserved; None without budgets."""
     _resent = False
@@ -207,7 +207,7 @@ class CallEvents:
         return slots
 
     def _record_for_silent(self, running: RunningAdapter) -> None:
-        """Record the start of the first attempt now, if the adapter may not report its attempts."""
+        """If the adapter may not report its attempts, record the start of the first attempt now."""
         actor = running.ref.actor
         if isinstance(actor, AdapterActor) and not getattr(actor.made, "reports_attempts", False):
             self._note_attempt(AttemptStarted(1))
@@ -215,11 +215,10 @@ class CallEvents:
             self.context.runtime.host.secure_now()
 
     async def _patiently(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Wait for a slot, a turn, or room in the budgets."""
+        """Wait for a slot, for rate limits, or for room in the budgets. A subclass may end the wait early."""
         await wait()
 
     def _time_left(self, running: RunningAdapter) -> float:
-        """Seconds that the call has left."""
         return running.entry.config.timeout_seconds
 
     def _new_lease(self, running: RunningAdapter) -> RateLimitLease:
@@ -229,9 +228,9 @@ class CallEvents:
         return limits.lease(running.entry, context.key or "", context.routing.model, context.order, most)
 
     async def _wait_for_turn(self, lease: RateLimitLease, running: RunningAdapter) -> None:
-        """Wait until the rate limits have room, unless another allowed model has room now.
+        """Wait until the rate limits have room.
 
-        Raises RateLimitWaitError if the wait would be too long, or another model is free.
+        Raises RateLimitWaitError if the wait would be too long, or if another allowed model has room now.
         """
         limits, key = self.context.runtime.rate_limits, self.context.key or ""
         if any(limits.is_free(model.partition(":")[0], model, key) for model in self.context.spills_to):
@@ -262,7 +261,7 @@ class CallEvents:
             and self._last_error is not None
             and not self._affords(report.attempt)
         ):
-            self._last_error.retryable = False  # as the budgets have no room for a retry
+            self._last_error.retryable = False  # because the budgets have no room for a retry
             raise self._last_error
         self._note_attempt(report)
         if self.sends and isinstance(report, AttemptStarted):
@@ -275,7 +274,7 @@ class CallEvents:
         return None if self.reserved is None else reservation(self.context.request_id, self._attempt)
 
     def _affords(self, attempt: int) -> bool:
-        """Reserve another attempt. Returns False if a budget has no room."""
+        """Reserve another attempt. Returns whether the budgets have room."""
         if self.reserved is None:
             return True
         name = reservation(self.context.request_id, attempt)
@@ -308,7 +307,7 @@ class CallEvents:
                         self.on_accepted(False)
 
     def _accept(self, report: AttemptAccepted) -> None:
-        """Store the id by which the reply can be continued, so that it survives the end of this process."""
+        """Record the id by which another process can continue the reply."""
         self.accepted = True
         if self.on_accepted is not None:
             self.on_accepted(True)
@@ -379,7 +378,7 @@ class CallEvents:
         )
 
     def publish_end(self, end: CallEnd | AdapterError) -> None:
-        """Publish and settle the end that is missing: an event, or the error of a call that failed."""
+        """Publish and settle the end of the call that is still missing, from an event or an error."""
         if isinstance(end, AdapterError):
             self.account(end)
         terminal = self._failed(end, will_retry=False, delay=0.0) if isinstance(end, AdapterError) else end
@@ -389,11 +388,12 @@ class CallEvents:
         if self._attempt_open:
             self._attempt_open = False
             self._publish(terminal)
-        elif isinstance(terminal, LlmCallFailed):  # cancelled between two attempts: the next one is the last
+        # cancelled between two attempts, so the next attempt is the last one
+        elif isinstance(terminal, LlmCallFailed):
             self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
             terminal = _unsent(terminal)
-            if end is self._last_error:  # Its usage belongs to the attempt before.
+            if end is self._last_error:  # The error's usage is already recorded for the earlier attempt.
                 terminal = msgspec.structs.replace(terminal, usage=None, cost=NOTHING_SENT)
             self._publish(terminal)
         if self._lease is not None:
@@ -403,7 +403,9 @@ class CallEvents:
             self.context.runtime.budgets.forget_turn(self.context.request_id)
 
     def leave_open(self, error: AdapterError) -> None:
-        """Publish no end: the reply continues at its provider, and a later process publishes its end."""
+        """End without publishing an end: the provider continues the reply, and a later process publishes its
+        end.
+        """
         self._attempt_open = False
         if self._lease is not None:
             self._lease.end(error, None)
@@ -440,7 +442,7 @@ class CallEvents:
         return self._attempt_open or (self.asked and not self._attempt)
 
     def account(self, error: AdapterError) -> None:
-        """Put the usage of the call on its error, unless the adapter has done so."""
+        """Set the usage of the call on its error, unless the adapter has set it."""
         if error.usage is None and self.in_progress:
             error.usage = usage_of_failure(error, self.used, received=False)
         # It was waiting for a slot or a new attempt.
@@ -448,7 +450,7 @@ class CallEvents:
             error.usage = NOTHING_USED
 
     def used(self) -> TokenUsage | None:
-        """The usage of the current attempt, if it ended now and the provider has worked on it; None if unknown."""
+        """The usage of the current attempt if it ended now; None if it is unknown."""
         estimate = self.context.estimated_input_tokens
         return None if estimate is None else TokenUsage(estimate, source=UsageSource.ESTIMATED)
 
@@ -485,7 +487,7 @@ class CallEvents:
     def completed(
         self, response: Served, cost: Cost, stop_reason: StopReason, raw_stop_reason: str | None = None
     ) -> LlmCallCompleted:
-        """The end of a call that ended well."""
+        """The event of a call that ended normally."""
         return LlmCallCompleted(
             provider=self.context.routing.provider,
             model=self.context.routing.model,
@@ -529,7 +531,7 @@ class CallEvents:
         return failed.with_reply(error.content) if error.content else failed
 
     def _published(self, text: str) -> str:
-        """The text of an error for publication. Quotes of the request are removed."""
+        """The text of an error for publication, without quotes of the request."""
         return text
 
     def cost_of(self, usage: TokenUsage) -> Cost:
@@ -537,9 +539,9 @@ class CallEvents:
         return NOTHING_SENT if usage is NOTHING_USED else self.price(usage)
 
     def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """The cost of a usage: the provider's own figure, or else by the price at the attempt's start.
+        """The cost of a usage: as reported by the provider, or else by the price at the attempt's start.
 
-        Next to a provider's figure the computed cost is stored, too.
+        If the provider reports a cost, the computed cost is stored, too.
         """
         context = self.context
         prices = context.runtime.prices if self._prices is None else self._prices

@@ -1,4 +1,4 @@
-"""Try the models that may serve a call, in order, each with a borrowed adapter."""
+"""Try the allowed models of a call in order, each with a borrowed adapter."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..runtime.runtime import Runtime
 
 
 class BorrowedAdapters:
-    """Adapters that stay with their borrower from the first use to `end()`.
+    """The adapters that one borrower uses from their first use until `end()`.
 
-    The borrower keeps an adapter also when a reload replaces it for all others.
+    If a reload replaces an adapter, the borrower keeps the old one.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -81,7 +81,7 @@ def examined(
     judge: Callable[[ProviderAdapter, Readiness], Option],
     key: str | None = None,
 ) -> Option:
-    """A model that may serve, with all facts that are known before a request is sent."""
+    """Examine a model that may serve: everything that is known before a request is sent."""
     entry = named.entry
     now_us = runtime.clock.now_us()
     readiness = runtime.availability.readiness(entry.adapter, named.model, now_us)
@@ -106,7 +106,7 @@ async def first_that_works(
     cached_at: str | None = None,
     may_go: Callable[[str, str], Awaitable[bool]] | None = None,
 ) -> T:
-    """The result of the first model that can and does serve. Raises AdapterError or CallboardError."""
+    """Return the result of the first model that can serve and succeeds. Raises AdapterError or CallboardError."""
     failed = {} if failed is None else failed
     failure: CallboardError | None = None
     while True:

@@ -1,4 +1,4 @@
-"""How a call ends: its result, its usage, its cost, and the text of its error.
+"""The end of a call: its result, usage, cost, and the text of its error.
 
 Providers quote refused content in their errors. The exception for the caller has the whole text. The published and
 stored text has an ellipsis in place of each quote.
@@ -36,7 +36,7 @@ NOT_KNOWN = Cost(None, CostSource.UNPRICED, None, "the call ended before its usa
 
 
 class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a call that ended well."""
+    """The outcome of a call that succeeded."""
 
     response: CanonicalResponse
     """The reply."""
@@ -92,12 +92,12 @@ def cost_sum(end: CallEnd) -> CostSum:
 
 
 def cost_without_usage(error: AdapterError) -> Cost:
-    """The cost of a failed attempt without reported usage: zero, or unknown."""
+    """The cost of a failed attempt without reported usage: zero or unknown."""
     return NOT_KNOWN if usage_is_unknown(error.error_class, error.provider_status) else REFUSED
 
 
 def output_is_unknown(end: CallEnd) -> bool:
-    """Whether the output of an attempt is unknown: the attempt failed, and nothing of a reply arrived."""
+    """Whether the output of a failed attempt is unknown: nothing of a reply arrived."""
     if isinstance(end, LlmCallCompleted):
         return False
     if end.usage is None:
@@ -112,7 +112,7 @@ class Spending:
     def __init__(self) -> None:
         self.calls = 0
         self.costs: list[Cost] = []
-        """The costs of all attempts that may have used something."""
+        """The costs of all attempts that may have cost something."""
         self.usages: list[TokenUsage] = []
         self.sum = CostSum()
         """The sum over all attempts that have ended."""
@@ -120,7 +120,8 @@ class Spending:
     @property
     def cost(self) -> Cost:
         """The cost of all attempts. If one cost is unknown, the sum is unknown, because a partial sum would look
-        like the whole."""
+        complete.
+        """
         costs = self.costs
         return costs[0] if len(costs) == 1 else reduce(add, costs) if costs else NOTHING_SPENT
 
@@ -148,20 +149,22 @@ class Spending:
 
 
 WINDOW = 16
-"""The length of a searched piece, in characters. A quote at least one and a half times as long is always found."""
+"""The length of a searched piece, in characters. A quote is always found if it is at least one and a half times as
+long.
+"""
 
 _STEP = WINDOW // 2
 _SHORTEST = 4
 _MOST_TEXTS = 2_000
 _LONGEST_SEARCHED = 400_000
-"""The largest number of characters that are searched, in one text and in all together.
+"""The maximum number of characters that are searched, in each text and in all texts together.
 
 This keeps a failure from blocking the event loop for long.
 """
 
 
 def without_quotes(text: str, said: Iterable[str]) -> str:
-    """A text whose quotations are replaced by an ellipsis."""
+    """Replace the quotations in a text with an ellipsis."""
     left = _LONGEST_SEARCHED
     for source in islice(said, _MOST_TEXTS):
         source = source[:left]

@@ -1,7 +1,7 @@
 """Calls other than conversations: one request and one answer, without streaming.
 
-Embeddings, images and jobs use them. Each is published like every call, and goes to the first model that can and
-does serve it.
+Embeddings, images and jobs use them. Each is published like every call. The first model that can serve it and
+succeeds is used.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Models = str | Sequence[str] | None
 
 
 class CallOptions(TypedDict, total=False):
-    """The options of all calls except conversations. An omitted option uses the adapter's value."""
+    """The options of all calls except conversations. If an option is omitted, the adapter's value applies."""
 
     fallback: Sequence[str] | None
-    """The names of other models, tried in order. Left out, the fallbacks of models.yaml are tried."""
+    """The names of other models, tried in order. If omitted, the fallbacks of models.yaml are tried."""
     key: str | None
     """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name is
     skipped."""
@@ -174,7 +174,7 @@ class PlainCall(CallEvents, Generic[S]):
 
 
 class PlainCalls(Generic[A]):
-    """The calls for one task of a host. Each part is served by the first model that can and does."""
+    """The calls of one operation. Each part is served by the first model that can serve it and succeeds."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class PlainCalls(Generic[A]):
         }
 
     def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:
-        """A model that may serve, with whether it can."""
+        """Examine a model that may serve: whether it can."""
 
         def judge(adapter: ProviderAdapter, readiness: Readiness) -> Option:
             check(self._adapter_of(adapter, named), named)
@@ -253,7 +253,7 @@ class PlainCalls(Generic[A]):
         check: Callable[[A, Named], object],
         call: Callable[[Route, str, str | None], Awaitable[T]],
     ) -> T:
-        """The result of the first model that can and does serve. Middleware is asked before each call.
+        """Return the result of the first model that can serve and succeeds. Middleware is called before each call.
 
         Raises AdapterError, ConfigurationError or CapabilityError.
         """

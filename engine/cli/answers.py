@@ -1,4 +1,4 @@
-"""Answering a question of the command line, from the request to the printed reply."""
+"""Answers a question from the command line: sends the request and prints the reply."""
 
 from __future__ import annotations
 
@@ -49,24 +49,23 @@ if TYPE_CHECKING:
     from ..generation.objects import ObjectSchema
 
 
-# The output of `callboard ask`
-
-# --- Standard output --- It is written in a separate thread, so that neither a full pipe nor a stopped terminal
-# blocks the call. If the reader closes the pipe, the call is cancelled immediately. Thoughts are written to
-# standard error by the same thread, so that a terminal shows both in order.
+# --- Standard output ---
+# A separate thread writes it, so that neither a full pipe nor a stopped terminal blocks the call. If the reader
+# closes the pipe, the call is cancelled immediately. The same thread writes thoughts to standard error, so that a
+# terminal shows both in order.
 
 Output: TypeAlias = Literal["stdout", "stderr"]
 
 
 class ReplyOutput:
-    """The output of a reply, piece by piece.
+    """Prints a reply, piece by piece.
 
     At a terminal, characters that could control it are left out. A file or a pipe gets the text unchanged.
     """
 
     def __init__(self, on_closed: Callable[[], object]) -> None:
         self.closed = False
-        """Whether the reader has closed the output, or it can't be written."""
+        """Whether the reader has closed the output, or the output can't be written."""
         self.last = ""
         """The last character passed to `write`."""
         self._error: OSError | None = None
@@ -94,13 +93,13 @@ class ReplyOutput:
             self._pieces.put(("stderr", begin + sanitize(text)))
 
     def end_thought(self) -> None:
-        """End the line of a thought, if one is being written."""
+        """End the line of a thought, if there is one."""
         if self._thinks:
             self._thinks = False
             self._pieces.put(("stderr", f"{self._undim}\n"))
 
     def end_line(self) -> None:
-        """End the line that is being written, if one is."""
+        """End the current line, if it is not empty."""
         if self.last not in ("", "\n"):
             self.write("\n")
 
@@ -217,7 +216,7 @@ def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, 
 def per_second(tokens: int, pace: Pace, replies: int) -> float | None:
     """The tokens per second after the reply has started.
 
-    None if it can't be measured: the reply arrived in one piece or instantly, or tools ran in the middle of it.
+    None if it can't be measured: the reply arrived in one piece or instantly, or tools ran during it.
     """
     if pace.first is None or replies > 1 or tokens <= 1 or pace.ended <= pace.first:
         return None
@@ -229,18 +228,18 @@ def _cached(usage: TokenUsage) -> str:
 
 
 class Question(NamedTuple):
-    """A question, and the handling of its reply."""
+    """A question, and what to do with its reply."""
 
     content: str | Sequence[ContentBlock]  # the prompt, or blocks
-    model: str | None  # The model; None is that of the continued session.
+    model: str | None  # the model; None uses that of the continued session
     system: str | None  # the system prompt
     options: TurnOptions  # the options of the turn
-    tools: Sequence[str] = ()  # the tools, as words
+    tools: Sequence[str] = ()  # the tools, as words of the command line
     asks_always: bool = False  # whether every tool call needs the user's approval
     schema: JsonObject | None = None  # the schema of the reply
     extract: Which | None = None  # the block of code to write; None for the whole reply
     session_id: str | None = None  # the session to continue or to start under this id; None for a new one
-    must_exist: bool = False  # whether the session must exist already
+    must_exist: bool = False  # whether the session must already exist
     saved: bool = True  # Whether the conversation is saved.
     streamed: bool = True  # whether the reply is streamed
     shows_thoughts: bool = True  # whether a terminal shows the model's reasoning
@@ -252,7 +251,7 @@ class Question(NamedTuple):
 
 
 def name_of(prompt: str, longest: int = 60) -> str | None:
-    """The first words of a prompt, as the name of the conversation that it starts; None if it has none."""
+    """The first words of a prompt, as the name of a new conversation; None if the prompt has no words."""
     words = " ".join(prompt.split())
     return (words if len(words) <= longest else f"{words[:longest].rstrip()}…") or None
 
@@ -273,7 +272,7 @@ class _UnstoredOptions(TypedDict):
 
 
 def answer(question: Question, registry: ModelRegistry) -> int:
-    """Ask, and write the reply. Returns the exit code."""
+    """Ask the question, and write the reply. Returns the exit code."""
     answering = _Answering(question, registry)
     try:
         return anyio.run(answering.run)
@@ -429,7 +428,7 @@ class _Answering:
             self._scope.cancel()
 
     def _stopped(self, error: CancelledError | None = None) -> int:
-        """The exit code of a question that a signal has ended. Its cost is shown."""
+        """The exit code after a signal. Shows the cost of the cancelled call."""
         if self._stopped_by and error is not None:
             arrived = (
                 "the part that arrived is above, and" if self.reply_output.last else "no output arrived; the call"
@@ -443,7 +442,7 @@ async def _is_stored(engine: Engine, session_id: str) -> bool:
 
 
 def replies_of_turn(messages: Sequence[Message]) -> list[MessageMetadata]:
-    """The replies since the last question, each with its usage and cost."""
+    """The metadata of the replies since the last question."""
     found: list[MessageMetadata] = []
     for message in reversed(messages):
         if message.role is Role.USER and not message.steers:
@@ -457,7 +456,7 @@ def replies_of_turn(messages: Sequence[Message]) -> list[MessageMetadata]:
 
 
 def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which | None, *, as_json: bool) -> str:
-    """The text to write for a reply that has ended."""
+    """The text to write for a complete reply."""
     if schema is not None:
         value = _read(reply.text, schema)
         if as_json:
@@ -487,6 +486,6 @@ def _in_lines(value: Json) -> str:
 
 
 def note_text(text: str) -> None:
-    """Write a reply of several lines to stderr, because stdout is only for the requested text."""
+    """Write a reply of several lines to stderr. stdout is only for the requested text."""
     if text:
         sys.stderr.write(sanitize(text).rstrip("\n") + "\n")

@@ -1,4 +1,6 @@
-"""`callboard ask`: one question, from the command line or a pipe. Only the reply is written to standard output."""
+"""`callboard ask`: answer one question from the command line or a pipe. Only the reply is written to standard
+output.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from .sanitize import note
 from .templates import Template
 
 TOOL_ROUNDS = 10
-"""The number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
+"""The maximum number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
 
 KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
-"""The environment variable that turns saving off. A continued conversation is saved nevertheless."""
+"""The environment variable that turns saving off. A conversation that is continued is saved nevertheless."""
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
-    """The question. The command line takes precedence over a template."""
+    """Make the question from the arguments. They take precedence over a template."""
     template = _template(arguments)
     sources = [(source, None) for source in arguments.attachments] + [tuple(each) for each in arguments.typed]
     piped = "" if takes_pipe(sources) else pipe.text()
@@ -159,7 +161,7 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
 
 
 def _is_saved(arguments: argparse.Namespace) -> bool:
-    """Whether the conversation is saved. A continued one always is."""
+    """Whether the conversation is saved. If an earlier conversation is continued, it always is."""
     if arguments.goes_on or arguments.session is not None:
         return not arguments.no_save
     return not (arguments.no_save or os.environ.get(KEEPS_NOTHING))

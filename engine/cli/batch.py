@@ -221,15 +221,15 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: list[dict[str, object]] | None = None  # A whole conversation: objects with `role` and `content`
     system: str | None = None  # the system prompt
-    max_tokens: int | None = None  # the largest number of output tokens
-    temperature: float | None = None  # the temperature of sampling
+    max_tokens: int | None = None  # the maximum number of output tokens
+    temperature: float | None = None  # the sampling temperature
     output_schema: JsonObject | None = None  # A JSON Schema for the reply
     options: dict[str, Json] = msgspec.field(default_factory=dict)
-    """Options for one provider, by the name of a protocol or an adapter."""
+    """Options for one provider, by the name of a protocol or adapter."""
 
 
 def requests_in(lines: Iterable[str], *, model: str, max_tokens: int) -> list[CanonicalRequest]:
-    """The requests of some lines. Empty lines are left out."""
+    """Parse the requests in some lines. Empty lines are ignored."""
     found: list[CanonicalRequest] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
@@ -267,10 +267,10 @@ class ResultLine(msgspec.Struct, omit_defaults=True):
     error_type: str | None = None  # the class of the error
     stop_reason: str | None = None  # why the reply ended
     tool_calls: list[JsonObject] = []
-    """The calls of tools that the reply asks for, each with ``name`` and ``input``."""
+    """The tool calls of the reply, each with ``name`` and ``input``."""
     input_tokens: int | None = None
     output_tokens: int | None = None
-    cost_nano_usd: int | None = None  # the cost in nano-USD; left out if it is unknown
+    cost_nano_usd: int | None = None  # the cost in nano-USD; omitted if it is unknown
     warnings: list[str] = []  # the codes of the warnings
 
 

@@ -1,4 +1,4 @@
-"""`callboard budget`: the accounts of a budget, as a new engine would count them.
+"""`callboard budget`: show the accounts of a budget, as a new engine would count them.
 
 In a cluster it also shows the nodes' slices.
 """
@@ -68,7 +68,7 @@ def _budget(arguments: argparse.Namespace) -> Budget:
 
 
 def _asked(arguments: argparse.Namespace, window: str | None, unlimited: bool) -> Budget:
-    calendar: Any = window  # Budget checks the value
+    calendar: Any = window  # Budget validates the value
     return Budget(
         max_cost_usd=arguments.max_cost_usd,
         max_tokens=2**62 if unlimited else arguments.max_tokens,
@@ -91,7 +91,7 @@ async def _count(budget: Budget, store: Store) -> tuple[list[AccountState], list
 
 
 async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
-    """The grants of a cluster's nodes from this exact budget."""
+    """The grants of a cluster's nodes for this budget."""
     shared = server_store(store)
     if shared is None:
         return []
@@ -101,8 +101,7 @@ async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
     return [each for each in await shared.slices() if each.budget == name]
 
 
-async def _nothing() -> None:
-    """Do nothing: a file can be read without a flush."""
+async def _nothing() -> None: ...
 
 
 def _show(states: list[AccountState]) -> None:
@@ -154,7 +153,7 @@ def _record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
     unlimited = state.left_tokens is not None and state.left_tokens > 2**61
     return {
         "scope": state.scope,
-        "value": state.scope,  # the name of earlier versions
+        "value": state.scope,  # the field's name in earlier versions
         "calls": state.calls,
         "spent_nano_usd": state.spent.money,
         "spent_tokens": state.spent.tokens,
@@ -172,4 +171,4 @@ _FIELDS = (
     *("scope", "value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd"),
     *("unknown_tokens", "left_nano_usd", "left_tokens", "window_ends", "slices"),
 )
-"""The fields of a record, also used for the head of a CSV without rows."""
+"""The fields of a record. They are also the header of a CSV without rows."""

@@ -1,4 +1,4 @@
-"""`callboard chat`: a chat over the same engine that a host embeds.
+"""`callboard chat`: a chat that uses the same engine as a host.
 
 The main thread reads lines, draws, and receives Ctrl-C. The engine has an event loop in a second thread, so
 neither thread waits for the other.
@@ -35,7 +35,7 @@ from .table import cost_text, plural, seconds, sum_text, usd
 
 
 class Chat:
-    """One conversation with a person. Use it only on the main thread."""
+    """A conversation with the user. Use it only on the main thread."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Chat:
     # --- Input ---
 
     def talk(self) -> None:
-        """Run the conversation until the person leaves."""
+        """Run the conversation until the user leaves."""
         if self._session.messages:
             self._say(f"{plural(len(self._session.messages), 'message')} so far")
         self._say(f"{model_text(self._session.model)}. {SHORT_HELP}")
@@ -90,7 +90,7 @@ class Chat:
             yield from model.aliases
 
     def _read(self) -> str | None:
-        """The person's input; None at the end of the input and after Ctrl-C, when the chat ends."""
+        """The user's input; None when the chat ends: at the end of the input and after Ctrl-C."""
         try:
             with self._interrupts.reading():
                 text = self._reader.read()
@@ -160,7 +160,7 @@ class Chat:
     def _list_models(self) -> None:
         registry = self.chat_engine.engine.registry
         current = None
-        # The model of a resumed session may be a choice of the router.
+        # The model of a resumed session may be a `ModelChoice`.
         with contextlib.suppress(ConfigurationError):
             current = registry.resolve(model_text(self._session.model)).model.id
         for model in registry.models.values():
@@ -195,7 +195,7 @@ class Chat:
         self._reply(content)
 
     def _last_of_history(self) -> tuple[int, Sequence[ContentBlock]] | None:
-        """The position and the content of the person's last message, in a continued session."""
+        """The index and the content of the user's last message, in a continued session."""
         messages = self._session.messages
         for place in reversed(range(len(messages))):
             if messages[place].role is Role.USER and not messages[place].steers:
@@ -242,7 +242,7 @@ class Chat:
             self._say(f"{used}, {cost_text(metadata.cost)}, {seconds(metadata.latency_ms)}")
 
     def _say(self, text: str) -> None:
-        """Show a message of the chat itself: dim on a terminal, and on stderr if the conversation is piped."""
+        """Show a message of the chat command: dim on a terminal, and on stderr if the conversation is piped."""
         if self._at_terminal:
             self._screen.console.print(text, style="dim")
         else:
@@ -250,7 +250,7 @@ class Chat:
 
 
 def preview_lines(preview: RequestPreview, messages: int) -> Iterator[str]:
-    """The lines about a request that would be sent."""
+    """The lines that describe a request before it is sent."""
     if preview.refused is not None:
         yield f"{preview.model} can't be used: {preview.refused}"
         return
@@ -267,7 +267,7 @@ def preview_lines(preview: RequestPreview, messages: int) -> Iterator[str]:
 
 
 def _loss_place(loss: RequestLoss, messages: int) -> str:
-    """The lost part, and its place. A warning about a setting names the setting itself."""
+    """The lost part and its place. For a warning about a setting, the setting's name."""
     if loss.message is not None:
         return f"{f'message {loss.message + 1}' if loss.message < messages else 'the next message'}, {loss.what}: "
     if loss.tool is not None:
@@ -276,7 +276,7 @@ def _loss_place(loss: RequestLoss, messages: int) -> str:
 
 
 def replies_text(history: Iterable[Message]) -> str:
-    """The cost of a conversation's replies, and how much of it is known."""
+    """The cost of a conversation's replies, and the number of replies with unknown cost."""
     costs = [_cost_of(message.metadata) for message in history if message.metadata is not None]
     total = reduce(add, costs, CostSum())
     replies = "1 reply" if total.calls == 1 else f"{total.calls:,} replies"
@@ -292,7 +292,7 @@ def _cost_of(reply: MessageMetadata) -> CostSum:
 # --- The command ---
 
 TOOL_ROUNDS = 10
-"""The number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
+"""The maximum number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The lines of a chat: their sources, their meaning, and the history file for the Up key."""
+"""The input of a chat: how lines are read and interpreted, and the history file for the Up key."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..models.catalogue import nearest
 
 
 class SlashCommand(NamedTuple):
-    """A line of a chat that is not a message."""
+    """A line of a chat that is a command and not a message."""
 
     name: str  # the name, without the slash
-    argument: str  # The text behind it.
+    argument: str  # the text after the name
 
 
 HELP: Mapping[str, str] = {
@@ -37,7 +37,7 @@ HELP: Mapping[str, str] = {
     "help": "/help shows this list",
     "quit": "/quit, quit, exit or Ctrl-D leaves",
 }
-"""The effect of each command."""
+"""The help text of each command."""
 
 SHORT_HELP = (
     '/help shows the commands. """ starts and ends a message of several lines. Ctrl-C stops a reply, '
@@ -64,7 +64,7 @@ def unknown(name: str) -> str:
 
 
 def completions(text: str, models: Iterable[str], files: Callable[[str], Sequence[str]]) -> Sequence[str]:
-    """The completions of Tab for the last word of a line."""
+    """The Tab completions for the last word of a line."""
     command, blank, argument = text.partition(" ")
     if not text.startswith("/"):
         return ()
@@ -79,13 +79,13 @@ MARK = '"""'
 
 
 def is_open(text: str) -> bool:
-    """Whether a message has started with three quotation marks and is not at its end."""
+    """Whether a message has started with three quotation marks but has not ended."""
     stripped = text.strip()
     return stripped.startswith(MARK) and not (len(stripped) >= 2 * len(MARK) and stripped.endswith(MARK))
 
 
 def unwrapped(text: str) -> str:
-    """The message without the marks around it and without blanks at its ends."""
+    """The message without the quotation marks around it and without blanks at its ends."""
     stripped = text.strip()
     if stripped.startswith(MARK):
         stripped = stripped.removeprefix(MARK).removesuffix(MARK).strip("\r\n")
@@ -96,7 +96,7 @@ def unwrapped(text: str) -> str:
 
 
 class Reader(Protocol):
-    """Reads the person's input."""
+    """Reads the user's input."""
 
     def read(self) -> str | None:
         """The next message; None at the end of the input."""
@@ -134,9 +134,9 @@ class PlainReader:
 
 
 def edited(text: str = "") -> str:
-    """The text that the person has written in ``$VISUAL`` or ``$EDITOR``."""
+    """The text that the user has written in ``$VISUAL`` or ``$EDITOR``."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory(prefix="callboard-") as folder:  # The folder is private to the person.
+    with tempfile.TemporaryDirectory(prefix="callboard-") as folder:  # only the user can read this folder
         file = Path(folder, "message.md")
         file.write_text(text, encoding="utf-8")
         try:
@@ -157,7 +157,7 @@ def history_path() -> Path:
 
 
 def forget_lines(said: set[str]) -> bool:
-    """Delete the lines of a deleted session. Returns whether there were any."""
+    """Delete a deleted session's lines from the history. Returns whether there were any."""
     path = history_path()
     try:
         lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
@@ -172,7 +172,7 @@ def forget_lines(said: set[str]) -> bool:
 
 
 def _entries(lines: list[str]) -> Iterator[list[str]]:
-    """The entries: a time after ``#``, then each line of the text after ``+``."""
+    """The entries of the history file: a time after ``#``, then each line of the text after ``+``."""
     entry: list[str] = []
     for line in lines:
         if entry and line.startswith("#") and any(each.startswith("+") for each in entry):

@@ -1,4 +1,4 @@
-"""The engine's side of a chat: the session, the reply in progress, how it is shown, and how Ctrl-C cancels it."""
+"""The engine's side of a chat: the session, the reply in progress, its display, and the handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .screen import Screen
 
 
 class Setting(NamedTuple):
-    model: str | None  # The model; None is the default one, or that of the continued session.
+    model: str | None  # the model; None uses the default model, or that of the continued session
     system: str | None  # the system prompt
     key: str | None  # the name of the adapter's key to send
-    resumed: str | None  # the session that goes on; None is a new one
+    resumed: str | None  # the id of the session to continue; None for a new session
     saved: bool  # Whether the chat is saved from the start.
     options: TurnOptions  # the options of each turn
-    tools: Sequence[str] = ()  # the tools, as words
-    asks_always: bool = False  # whether the person is asked about every call of a tool
+    tools: Sequence[str] = ()  # the tools, as words of the command line
+    asks_always: bool = False  # whether the user is asked about every tool call
 
 
 class ChatEngine:
-    """The engine and the session of a chat, all on the event loop and in one task."""
+    """The engine and the session of a chat. Everything runs on the event loop, in one task."""
 
     engine: Engine
     session: Session
@@ -67,7 +67,7 @@ class ChatEngine:
         await self._life.aclose()
 
     async def _generate(self, request: SamplingRequest) -> GenerateResult:
-        """Generate a reply with the chat's model for an MCP server that requests one."""
+        """Generate a reply with the chat's model, for an MCP server that requested it."""
         from ..mcp.requests import sampled_by
 
         return await sampled_by(self.session.model, self.engine)(request)
@@ -100,12 +100,12 @@ class ChatEngine:
         registry.adapter_of(registry.resolve(model).model)
 
     def swap(self, name: str) -> None:
-        """Give the session another model."""
+        """Change the model of the session."""
         self._require(name)
         self.session.model = name
 
     async def preview(self, name: str, content: Sequence[adapters.ContentBlock]) -> RequestPreview:
-        """The request that a model would get for this message."""
+        """The request that would be sent to a model for this message."""
         said = content or "…"
         return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
 
@@ -115,7 +115,7 @@ class ChatEngine:
             self.session = self.session.fork(at=count)
 
     async def save(self) -> None:
-        """Save the conversation so far, and from now on. A second call does nothing."""
+        """Save the conversation so far, and all later messages. A second call does nothing."""
         if self.saved:
             return
         document = self.session.export()
@@ -156,7 +156,7 @@ class ReplyInProgress:
             self._writer.end()
 
     async def cancel(self) -> None:
-        """End the turn; the arrived part is kept."""
+        """Cancel the turn; the part that has arrived is kept."""
         self._cancelled = True
         if self._turn is not None:
             await self._turn.cancel()
@@ -195,7 +195,7 @@ class ReplyWriter:
                 pass
 
     def end(self) -> None:
-        """End the line that is being written, if one is. Idempotent."""
+        """End the current line, if there is one. A second call does nothing."""
         if self._writing is not None:
             self._writing = None
             self._screen.end_reply()

@@ -1,6 +1,6 @@
 """Input at a terminal: messages of several lines, Tab completion, and a saved history.
 
-prompt_toolkit does the editing. It is imported for chats at a terminal only.
+prompt_toolkit provides the editing. It is only imported for a chat at a terminal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from callboard.bus.files import refuse_link
 
 from .chat_input import completions, history_path, is_open
 
-LARGEST_HISTORY = 1_000_000  # bytes, after which it starts again
+LARGEST_HISTORY = 1_000_000  # the size in bytes above which a new history file is started
 
 
 class TerminalReader:
-    """Reads messages at a terminal. Enter sends, except between three quotation marks; Alt-Enter never does."""
+    """Reads messages at a terminal. Enter sends the message, except between three quotation marks; Alt-Enter never
+    sends it.
+    """
 
     def __init__(self, prompt: str, models: Callable[[], Iterable[str]]) -> None:
         self._prompt = prompt

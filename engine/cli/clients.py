@@ -1,7 +1,7 @@
-"""`callboard clients`: the clients of a gateway, with their keys, budgets, models and rates.
+"""`callboard clients`: manage the clients of a gateway, with their keys, budgets, models and rates.
 
-A key is shown once, when it is made. The trace has only its hash. Running gateways notice each change within a
-second.
+A key is shown once, when it is created. The trace stores only its hash. Running gateways detect each change within
+a second.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ClientLine(msgspec.Struct, frozen=True):
     budget_nano_usd: int | None
     window: str | None
     zone: str
-    spent_nano_usd: int | None  # in the current window, including the reservations of calls in progress
+    spent_nano_usd: int | None  # spending in the current window, including reservations of calls in progress
     left_nano_usd: int | None
     models: tuple[str, ...]  # patterns of model names; empty for all
     requests_per_minute: int | None
     tokens_per_minute: int | None
     unpriced: str  # `refuse` or `allow`
-    calls: int  # so far
-    cost_nano_usd: int  # so far
+    calls: int  # the number of calls so far
+    cost_nano_usd: int  # the cost so far, in nano-USD
     created_us: int
     revoked_us: int | None
 
@@ -166,7 +166,7 @@ class _Budget(msgspec.Struct, frozen=True):
 
 
 def budget(text: str) -> _Budget:
-    """An amount in USD, and a window."""
+    """Parse an amount in USD and a window."""
     if text == "none":
         return _Budget(None, None)
     sum_text, slash, window = text.partition("/")
@@ -178,14 +178,14 @@ def budget(text: str) -> _Budget:
 
 
 def grace(text: str) -> int:
-    """Seconds."""
+    """Parse a duration to seconds."""
     if (found := re.fullmatch(r"(\d{1,6})([smhdw])", text)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 15m, 24h or 7d")
     return int(found[1]) * _UNITS[found[2]]
 
 
 def _changed(client: Client, arguments: argparse.Namespace) -> Client:
-    """The client with the settings that were given. Raises ConfigurationError."""
+    """The client with the settings of the arguments. Raises ConfigurationError."""
     given: dict[str, object] = {}
     if (wanted := getattr(arguments, "budget", None)) is not None:
         given |= {"budget_nano_usd": wanted.nano_usd, "window": wanted.window}
@@ -232,7 +232,7 @@ def _change(arguments: argparse.Namespace) -> Client:
     async def work(tables: GatewayTables) -> Client:
         client = _changed(await _known(tables, arguments.name), arguments)
         if not await tables.change_client(client):
-            raise _unknown(arguments.name)  # the client has just been revoked
+            raise _unknown(arguments.name)  # the client was revoked meanwhile
         return client
 
     return _on_tables(arguments, work)
@@ -287,7 +287,7 @@ def list_clients(arguments: argparse.Namespace) -> int:
 
 
 def _on_tables(arguments: argparse.Namespace, work: Callable[[GatewayTables], Awaitable[T]]) -> T:
-    """Run work on the trace, creating it if it doesn't exist. Returns the result."""
+    """Run a function on the gateway's tables, creating the trace if needed. Returns the result."""
     place = named_trace(arguments) or home_folder() / TRACE_NAME
 
     async def run() -> T:

@@ -1,4 +1,4 @@
-"""Texts for a collection: read from lines, CSV, JSON and files, and embedded if they are new."""
+"""Reads texts for a collection from lines, CSV, JSON and files, and embeds new texts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fields(msgspec.Struct, frozen=True):
     """The names of a row's fields for the id and the text."""
 
     id: str = "id"
-    texts: tuple[str, ...] = ()  # the fields of the text, which are joined by line breaks; empty for `text`
+    texts: tuple[str, ...] = ()  # the fields of the text, which are joined with line breaks; empty for `text`
 
 
 def records_in(path: Path, kind: Kind | None, fields: Fields) -> Iterator[Record]:
@@ -119,7 +119,7 @@ def _of_row(row: JsonObject, fields: Fields, where: str) -> Record:
 # --- Embedding and storing ---
 
 AT_ONCE = 256
-"""The number of texts that are embedded and stored together."""
+"""The number of texts that are embedded and stored in one step."""
 
 Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
 
@@ -129,15 +129,15 @@ class TargetCollection(msgspec.Struct, frozen=True):
 
     name: str  # the name of the collection
     model: str  # the model of its vectors, as `provider:name`
-    space: str  # the space in which they can be compared
+    space: str  # the embedding space of its vectors
     dimensions: int | None  # the requested length; None for the model's own
     keep_text: bool = False  # whether the texts are stored, too
 
 
 class Added(msgspec.Struct):
-    """The counts of a finished addition."""
+    """The counts of records that were added."""
 
-    embedded: int = 0  # the texts that were embedded
+    embedded: int = 0  # the number of texts that were embedded
     unchanged: int = 0  # the number of texts that were already in the collection
     results: list[EmbeddingResult] = []  # the results, with tokens and costs
 
@@ -145,7 +145,7 @@ class Added(msgspec.Struct):
 def destination(
     registry: ModelRegistry, known: Collection | None, name: str, model: str | None, dimensions: int | None
 ) -> TargetCollection:
-    """The collection, with its own model. A new collection gets the named model."""
+    """The collection to add to. An existing collection keeps its model; a new one gets the named model."""
     if known is None and model is None:
         raise ConfigurationError(f"collection {name!r} is new: choose its embedding model with --model")
     if known is not None and model is None:
@@ -166,8 +166,8 @@ def destination(
 
 
 async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Record], embed: Embed) -> Added:
-    """Put records into a collection. Texts that it has already are not embedded again."""
-    by_id = {record.id: record for record in records}  # if two records have the same id, the later one counts
+    """Add records to a collection. Texts that are already in the collection are not embedded again."""
+    by_id = {record.id: record for record in records}  # if two records have the same id, the later one is used
     known = file.hashes(into.name)
     same = [record for record in by_id.values() if known.get(record.id) == record.hash]
     file.note(

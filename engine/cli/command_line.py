@@ -1,7 +1,6 @@
-"""From arguments to an exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted.
+"""Runs a command and returns its exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted.
 
-Help is shown before the library is imported: the commands are in a table, and each command imports its modules
-itself.
+Help does not import the library: the commands are in a table, and each command imports its own modules.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class CommandEntry(NamedTuple):
-    """The place of a command's code, and its line in ``--help``."""
+    """The location of a command's code, and its line in ``--help``."""
 
     place: str  # `module:function` of the function that adds the command to a parser, relative to this package
-    help: str  # The effect, in a few words that start with a verb.
+    help: str  # a short description that starts with a verb
 
 
 GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
@@ -89,7 +88,7 @@ COMMANDS: Mapping[str, CommandEntry] = {name: entry for group in GROUPS.values()
 """The commands by name, in the same order."""
 
 PAIR = ("NAME", "VALUE")
-"""The metavar of a flag that takes a name and a value. The parser also takes them as one word, ``NAME=VALUE``."""
+"""The metavar of a flag with a name and a value. The parser also accepts them as one word, ``NAME=VALUE``."""
 
 
 # --- Commands of other packages ---
@@ -100,7 +99,7 @@ GROUP: Final = "callboard.commands"
 
 
 def plugin_names() -> list[str]:
-    """The names of all commands of plugins, whether they can be loaded or not."""
+    """The names of all commands of plugins, including plugins that can't be loaded."""
     from importlib.metadata import entry_points
 
     return sorted(entry_points(group=GROUP).names)
@@ -110,7 +109,7 @@ def plugin_command(name: str) -> AddCommand | None:
     """The function that adds a plugin's command; None if the plugin does not exist, or it can't be loaded."""
     from importlib.metadata import entry_points
 
-    # Checked first, so that a misspelt command does not import the library.
+    # This is checked first, so that a misspelt command does not import the library.
     if not entry_points(group=GROUP, name=name):
         return None
     from callboard.adapters.provider import plugin_named
@@ -129,10 +128,10 @@ def plugin_command(name: str) -> AddCommand | None:
 FAILED = 1
 BADLY_CONFIGURED = 2
 INTERRUPTED = 130
-PIPE_CLOSED = 141  # as after SIGPIPE, so that `callboard traces | head` ends normally
+PIPE_CLOSED = 141  # the exit code after SIGPIPE, so that `callboard traces | head` ends normally
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""The errors of a write to a full or broken disk. An error without a file name concerns stdout."""
+"""The errors for a full or faulty disk. If such an error has no file name, it concerns stdout."""
 
 
 _QUESTION_MARKS = ("?", "？", "؟")
@@ -175,14 +174,14 @@ def _main(words: Sequence[str]) -> int:
 
 
 def _run_bare(arguments: argparse.Namespace) -> int:
-    """Run a command that raises no errors and does not import the library."""
+    """Run a command that does not import the library and raises no errors of Callboard."""
     code: int = arguments.run(arguments)
     sys.stdout.flush()
     return code
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run the command that was requested. Its own errors become exit codes."""
+    """Run the requested command. Its errors are converted to exit codes."""
     from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
     from .screen import configure as configure_logs
@@ -209,9 +208,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _draws(arguments: argparse.Namespace) -> bool:
-    """Whether the command draws a table or a progress bar, as its parser's default `draws` says.
+    """Whether the command draws a table or a progress bar, from the parser default `draws`.
 
-    It is a bool, or a function of the arguments. With --json or --csv a command draws no table.
+    The default is a bool or a function of the arguments. With --json or --csv, a command draws no table.
     """
     draws = getattr(arguments, "draws", False)
     if getattr(arguments, "json", False) or getattr(arguments, "format", "table") != "table":
@@ -220,7 +219,7 @@ def _draws(arguments: argparse.Namespace) -> bool:
 
 
 def _meant(words: Sequence[str]) -> Sequence[str]:
-    """The words with the command that they mean.
+    """Complete the words to a command.
 
     ``callboard help COMMAND`` means ``callboard COMMAND --help``. A question without a command is for ``ask``.
     """
@@ -231,12 +230,12 @@ def _meant(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_question(word: str) -> bool:
-    """Whether a word is a question. No command has a space or a question mark, so a misspelt command is none."""
+    """Whether a word is a question: it has a space or a question mark, which no command has."""
     return not word.startswith("-") and (len(word.split()) > 1 or word.strip().endswith(_QUESTION_MARKS))
 
 
 def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for these words. It is complete for the command of the first word, which may be a plugin's."""
+    """The parser for these words. Only the first word's command, which may be a plugin's, has its options."""
     for word in words[1:2] if words[0] == "--" else words[:1]:
         if word in COMMANDS:
             return build_parser([word])
@@ -248,7 +247,7 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _unknown(word: str, more: Sequence[str]) -> str:
-    """The message for an unknown command that is followed by more words."""
+    """The error text for an unknown command with further words."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, COMMANDS, 1)
@@ -261,7 +260,9 @@ def _unknown(word: str, more: Sequence[str]) -> str:
 def build_parser(
     names: Collection[str] = tuple(COMMANDS), plugins: Collection[AddCommand] = ()
 ) -> argparse.ArgumentParser:
-    """The parser of the command line. Without names, each command has only its line of help."""
+    """The parser of the command line. Only the named commands have their options; others have only their help
+    line.
+    """
     parser: argparse.ArgumentParser = _MainParser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
@@ -320,7 +321,7 @@ class _MainParser(_Parser):
     """The parser of the whole command line. Its help lists the commands in groups."""
 
     def format_help(self) -> str:
-        """The help. Commands of plugins are a group of their own."""
+        """The help text. Commands of plugins are a separate group."""
         lines = {line.dest: line for line in self._command_lines()}
         groups = {title: [lines.pop(name) for name in group if name in lines] for title, group in GROUPS.items()}
         groups["Plugins"] = list(lines.values())
@@ -338,7 +339,7 @@ class _MainParser(_Parser):
         return formatter.format_help()
 
     def _command_lines(self) -> Sequence[argparse.Action]:
-        """argparse's actions of the commands, with their lines of help."""
+        """argparse's actions for the commands, with their help lines."""
         return [
             line
             for action in self._actions
@@ -348,7 +349,7 @@ class _MainParser(_Parser):
 
 
 def _with_pairs(words: Sequence[str], flags: Collection[str]) -> list[str]:
-    """The words with each ``NAME=VALUE`` after one of these flags as two words.
+    """Split each ``NAME=VALUE`` after one of these flags into two words.
 
     ``-o NAME=VALUE``, ``-oNAME=VALUE`` and ``--option=NAME=VALUE`` mean ``-o NAME VALUE``.
     """

@@ -1,4 +1,4 @@
-"""`callboard completion`: a shell's completion script, and the words for its cursor."""
+"""`callboard completion`: print a shell's completion script, or the completions at the cursor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line", help=argparse.SUPPRESS)
     parser.add_argument("--breaks", default="", help=argparse.SUPPRESS)
     parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run, bare=True)  # it runs at each Tab, so it must be fast
+    parser.set_defaults(run=run, bare=True)  # it runs each time Tab is pressed, so it must be fast
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,18 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_words(line: str) -> list[str]:
-    """A line up to the cursor as words. The last is the one being typed, which may be empty."""
+    """Split a line up to the cursor into words. The last one is the word being typed, which may be empty."""
     for end in ("", '"', "'"):
         try:
             words = shlex.split(line + end)
-        except ValueError:  # a quotation mark is still open
+        except ValueError:  # a quotation mark is not closed
             continue
         return words if words and not line[-1:].isspace() else [*words, ""]
     return [""]
 
 
 def without_break(proposed: str, word: str, breaks: str) -> str:
-    """The completions for bash, which starts a new word after a colon or an equals sign."""
+    """Adjust a completion for bash, which starts a new word after a colon or an equals sign."""
     at = max((word.rfind(sign) for sign in ":=" if sign in breaks), default=-1)
     return proposed[at + 1 :]
 
@@ -90,11 +90,11 @@ def _beginning(word: str, known: Sequence[str]) -> list[str]:
 
 
 # --- Finding completions ---
-# The code is pure. It reads words as argparse does: options with their values, commands below commands, and
+# The code is pure. It interprets words as argparse does: options with their values, commands within commands, and
 # positional arguments in order.
 
 Source: TypeAlias = Literal["models", "sessions", "templates", "keys", "collections", "files"]
-"""The sources of values that are not in the parser."""
+"""The sources of values that the parser does not have."""
 
 _BY_OPTION: dict[str, Source] = {
     "--model": "models",
@@ -111,14 +111,14 @@ _FILES = ("FILE", "PATH", "FOLDER")
 
 
 class Completions(NamedTuple):
-    """The possible words at a place."""
+    """The possible words at a position."""
 
-    words: Sequence[str] = ()  # The words of a parser: commands, options, choices.
-    source: Source | None = None  # the source of other values; None if there is none
+    words: Sequence[str] = ()  # the words from the parser: commands, options, choices
+    source: Source | None = None  # the source of further values; None if there is none
 
 
 def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Completions:
-    """The possible words at a place."""
+    """The possible words at a position."""
     place = _Place(parser)
     for said in before:
         place.take(said)
@@ -130,7 +130,7 @@ class _Place:
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
-        self._option: argparse.Action | None = None  # the option that needs a value
+        self._option: argparse.Action | None = None  # the option whose values are expected
         self._values = 0  # the number of the option's values so far
         self._positionals = 0  # the number of positional arguments of this parser so far
         self._only_positionals = False
@@ -202,7 +202,7 @@ class _Place:
 
 
 def _count(action: argparse.Action) -> int:
-    """The number of values of an option; -1 if its values end at the next option."""
+    """The number of values of an option; -1 if the values continue until the next option."""
     if isinstance(action.nargs, int):
         return action.nargs
     return 1 if action.nargs is None else -1
@@ -215,7 +215,7 @@ def _is_shown(action: argparse.Action) -> bool:
 # --- Values ---
 
 MOST_SESSIONS = 100
-"""The number of sessions that are proposed, the latest first."""
+"""The maximum number of sessions that are proposed, the latest first."""
 
 _PLAIN = re.compile(r"[\w.:/@%+,=-]+")
 

@@ -1,4 +1,4 @@
-"""The start of a conversation: its model, its tools, their approval, and the last conversation."""
+"""Sets up a conversation: its model, its tools, their approval, and the last conversation."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ VARIABLE = "CALLBOARD_MODEL"
 
 
 def first_model(registry: ModelRegistry) -> str:
-    """The model of $CALLBOARD_MODEL, else the default one, else the first usable one.
+    """The model of $CALLBOARD_MODEL, or else the default model, or else the first usable model.
 
-    Without a models.yaml that is the latest model of the provider with a key. At a terminal the model is shown,
-    because the user has not chosen it.
+    Without a models.yaml, the first usable model is the latest model of the provider with a key. At a terminal,
+    its name is shown, because the user has not chosen it.
     """
     chosen = os.environ.get(VARIABLE) or registry.default_model
     if chosen:
@@ -73,7 +73,7 @@ def first_model(registry: ModelRegistry) -> str:
 
 
 def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
-    """The best general model of a provider with a known price, or else its latest."""
+    """A provider's best general model with a known price, or else its latest model."""
     return next(
         (
             each
@@ -85,7 +85,7 @@ def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
 
 
 class LastSession(msgspec.Struct, frozen=True):
-    """The last conversation of this person."""
+    """The last conversation of this user."""
 
     session_id: str
     tools: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ def last_session() -> LastSession:
 
 
 def remember(session_id: str, tools: Sequence[str] = ()) -> None:
-    """Store this conversation as the last. Does not fail if the folder can't be written."""
+    """Store this conversation as the last one. If the folder can't be written, nothing happens."""
     with contextlib.suppress(OSError):
         _file().parent.mkdir(parents=True, exist_ok=True)
         write_private(_file(), msgspec.json.encode(LastSession(session_id, tuple(tools))))
@@ -122,11 +122,11 @@ def remember(session_id: str, tools: Sequence[str] = ()) -> None:
 _COMMAND = "mcp:"
 
 MCP_FILE = "mcp-file:"
-"""The prefix of a file of MCP servers among the tools of a conversation."""
+"""The prefix that marks a file of MCP servers among the tools of a conversation."""
 
 
 def add_tools_and_options(parser: argparse.ArgumentParser, *, tools: str, options: str) -> None:
-    """The tools and options of a conversation: -T, --mcp, --approve and -o, with the help of -T and -o."""
+    """Add the options for tools: -T, --mcp, --approve and -o. `tools` and `options` are the help of -T and -o."""
     repeated(parser, "-T", "--tool", dest="tools", metavar="TOOL", help=tools)
     add_mcp_file(parser)
     parser.add_argument("--approve", action="store_true", help="ask before each tool call")
@@ -147,12 +147,12 @@ def add_mcp_file(parser: argparse.ArgumentParser) -> None:
 async def given_tools(
     words: Sequence[str], life: AsyncExitStack, generate: Generate | None = None
 ) -> tuple[ToolLike, ...]:
-    """The tools named on the command line. Tools of MCP servers in a file may change later.
+    """Load the tools that the command line names. Tools of MCP servers in a file may change later.
 
     Args:
         words: The words of the command line.
         life: The stack that stops the servers at the end.
-        generate: A function that generates a reply for a server that requests one, if the user agrees.
+        generate: A function that generates a reply if a server requests one and the user agrees.
     """
     found: list[ToolLike] = []
     for word in words:
@@ -207,7 +207,7 @@ def _of_code(word: str) -> list[ToolLike]:
 
 
 def tools_of(module: ModuleType) -> list[ToolLike]:
-    """The ``@tool`` tools of a module, or if there are none, its own public functions."""
+    """The ``@tool`` tools of a module, or without any, its own public functions."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     made: list[ToolLike] = [value for value in public if isinstance(value, Tool)]
     own = [each for each in public if inspect.isfunction(each) and each.__module__ == module.__name__]
@@ -215,7 +215,7 @@ def tools_of(module: ModuleType) -> list[ToolLike]:
 
 
 def _loaded(path: Path) -> ModuleType:
-    """The module of a file, run under a unique name."""
+    """Run a file as a module with a unique name."""
     name = f"callboard_tools_{path.stem}"
     spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -229,7 +229,7 @@ def _loaded(path: Path) -> ModuleType:
 
 
 def _fault(path: Path, error: Exception) -> str:
-    """The error of a file of tools, with its line."""
+    """The error text for a file of tools, with the line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     at = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     return f"{path}{f':{at}' if at else ''}: {type(error).__name__}: {error}"
@@ -255,7 +255,7 @@ _NOBODY = "it needs an approval, and no terminal is available to ask for it"
 
 
 def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True) -> Approve:
-    """The function that decides about tool calls. Tools that need no approval run without it."""
+    """The function that decides about tool calls. Tools that need no approval run without a question."""
 
     def approve(request: ApprovalRequest) -> Approved | Denied:
         call = f"{request.call.name} {json_text(request.arguments)}"

@@ -1,4 +1,4 @@
-"""`callboard cost`, `stats` and `errors`: the costs, the speed and the failures of recorded calls."""
+"""`callboard cost`, `stats` and `errors`: show the costs, speed and failures of recorded calls."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run_cost(arguments: argparse.Namespace) -> int:
 
 
 async def _read(arguments: argparse.Namespace, store: Store) -> tuple[list[CostRow], list[CostRow]]:
-    """The sums, and the imported part of each by source, unless the sums are grouped by source."""
+    """The sums. Unless they are grouped by source, also the imported part of each sum by source."""
     by: tuple[str, ...] = arguments.by
     under = await price_version(store, arguments.under)
     rows = await store.costs(call_filter(arguments), by, under=under)
@@ -147,7 +147,7 @@ def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
 
 
 def _by_columns(by: Sequence[str], total: str = "") -> list[Column[Any]]:
-    """A column for each field that rows are grouped by."""
+    """A column for each field by which rows are grouped."""
     return [
         Column(name, partial(_key, place), folds=True, footer="" if place else total)
         for place, name in enumerate(by)
@@ -245,13 +245,13 @@ def _print_savings(console: Console, arguments: argparse.Namespace) -> None:
 
 
 async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
-    """The number of calls that budgets refused in the requested time."""
+    """The number of calls that budgets refused in the selected time."""
     where = call_filter(arguments)
     return len(await store.events(topic="budget.refused", since=where.since, until=where.until, limit=None))
 
 
 def _print_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
-    """Report the calls whose tokens are missing in the sums or estimated."""
+    """Print the number of calls whose tokens are missing or estimated in the sums."""
     estimated, unpriced, unknown = (
         sum(getattr(row, name) for row in rows) for name in ("estimated", "unpriced", "unknown")
     )

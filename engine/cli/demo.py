@@ -1,4 +1,4 @@
-"""`callboard demo`: a tour of Callboard in one run, on a local model."""
+"""`callboard demo`: a tour of Callboard on a local model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _remove_trace(trace: Path) -> None:
-    """Remove the trace of an earlier demo. Its name is unique."""
+    """Remove the trace of an earlier demo. Its name is only used by demos."""
     for ending in _BESIDE_THE_TRACE:
         trace.with_name(trace.name + ending).unlink(missing_ok=True)
 
@@ -109,7 +109,7 @@ class Demo:
 
     @asynccontextmanager
     async def _model(self) -> AsyncIterator[None]:
-        """The local model's server, while the demo runs. Without a local model, the cassettes are used."""
+        """Start the local model's server while the demo runs. Without a local model, the cassettes are used."""
         if self._source == "cassettes":
             self._say_cassettes("as requested")
             yield
@@ -135,7 +135,7 @@ class Demo:
         try:
             yield
         finally:
-            # This takes a bounded time: a server that has not stopped after 2 s is killed.
+            # This takes a limited time: a server that has not stopped after 2 s is killed.
             with anyio.CancelScope(shield=True):
                 await claim.release()
 
@@ -149,7 +149,7 @@ class Demo:
 
     @asynccontextmanager
     async def _running_engine(self) -> AsyncIterator[None]:
-        """An engine with a bus that is watched from its first event to its last."""
+        """An engine whose bus is watched from the first event to the last."""
         self._engine = Engine(models=demo_registry(self._source), store=self._trace, prices=self._prices[0])
         self._calls = CallFilter(tags={"demo": self._engine.bus.run_id})
         self._began_ns = self._engine.clock.monotonic_ns()
@@ -334,7 +334,9 @@ _TYPES: Mapping[Source, str] = {
 
 
 def demo_registry(source: Source) -> ModelRegistry:
-    """The four models by alias: on a running server, on the cassettes, or on a server that is recorded."""
+    """The four models by alias: on a running server, on the cassettes, or on a server whose traffic is
+    recorded.
+    """
     adapters: dict[str, AdapterEntry] = {}
     models: dict[str, ModelEntry] = {}
     for name, options in ADAPTERS.items():
@@ -349,7 +351,7 @@ def demo_registry(source: Source) -> ModelRegistry:
 
 
 def shared_server() -> SharedServer:
-    """A claim on the server that all four adapters use."""
+    """A reference to the server that all four adapters use."""
     return LocalServer.shared(LocalServerSettings(choose_model(None)))
 
 
@@ -359,7 +361,7 @@ def _cassette_of(config: AdapterConfig) -> tuple[Path, AdapterConfig]:
 
 
 class ReplayedLocal(LocalAdapter):
-    """The local adapter with a recording in place of the server."""
+    """The local adapter with a recording instead of a server."""
 
     def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         path, config = _cassette_of(config)
@@ -371,15 +373,14 @@ class ReplayedLocal(LocalAdapter):
         options = read_options(config, name)
         self._inner = create_inner(config, options, name=name, clock=clock, transport=transport)
 
-    async def initialize(self) -> None:
-        """Do nothing: there is no server to start."""
+    async def initialize(self) -> None: ...
 
     async def health_check(self) -> AdapterHealth:
         return AdapterHealth(True, "replays a recording")
 
 
 class RecordedLocal(LocalAdapter):
-    """The local adapter, with all its HTTP traffic recorded."""
+    """The local adapter. All its HTTP traffic is recorded."""
 
     def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         path, config = _cassette_of(config)
@@ -388,8 +389,8 @@ class RecordedLocal(LocalAdapter):
 
 
 # --- The demo's prompts ---
-# The committed cassettes are recordings of exactly these. After a change, record again (`callboard demo
-# --record`).
+# The committed cassettes are recordings of exactly these questions. After a change, record again with `callboard
+# demo --record`.
 
 SYSTEM_PROMPT = "You are a helpful assistant. Answer in one short sentence."
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}
@@ -397,7 +398,7 @@ OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}
 
 class Asked(msgspec.Struct, frozen=True):
     model: str  # the alias of the model
-    text: str  # the user's words
+    text: str  # the user's message
 
 
 CONVERSATION = (
@@ -429,7 +430,7 @@ TOOL_TEXT = "What is the weather in Oslo?"  # plain: a question to a model
 
 
 def look_outside(arguments: JsonObject) -> Json:
-    """The demo's tool. It does not look outside."""
+    """The demo's tool. Its result is fixed."""
     return f"{arguments.get('city', 'There')}: 4 degrees, light rain."
 
 
@@ -453,7 +454,7 @@ def demo_prices() -> Path:
 
 
 def cassette(adapter: str) -> Path:
-    """The recorded answers of one of the demo's adapters."""
+    """The path of the recorded answers of one of the demo's adapters."""
     return near(_shipped("cassettes/local", "cassettes") / f"demo-{adapter}.json")
 
 

@@ -40,7 +40,7 @@ class Findings(msgspec.Struct, frozen=True):
     ok: bool  # whether every check is ok
     readable: bool  # whether the configuration can be read
     versions: dict[str, str | None]
-    """The versions of programs and libraries; None for one that is not installed."""
+    """The versions of programs and libraries; None if one is not installed."""
     places: dict[str, str]  # the paths of the files
     checks: tuple[Check, ...]
 
@@ -88,7 +88,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tuple[bool, HealthReport]:
-    """Whether the configuration can be read, and a report of all checks that were possible."""
+    """Make all possible checks. Returns also whether the configuration can be read."""
     store = store_to_write(trace)
     try:
         engine = Engine(models=models, store=store)
@@ -103,7 +103,7 @@ def installation() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of programs and libraries that help to find a fault; None if one is not installed."""
+    """The versions of programs and libraries that help to find a problem; None if one is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "sqlite": sqlite_version()}
     for package in _PACKAGES:
         try:
@@ -137,11 +137,11 @@ def lines_of(findings: Findings, *, signs: tuple[str, str, str]) -> list[tuple[s
 
 
 OLD_DAYS = 45
-"""The age in days at which newer prices are advised."""
+"""The age in days from which the command advises to fetch newer prices."""
 
 
 def check_prices(home: Path, clock: Clock) -> Check:
-    """Check the prices for new calls and the age of the published prices. Old prices are not a fault."""
+    """Check the prices for new calls and the age of the published prices. Old prices are not a failure."""
     try:
         table, published = price_table(home), published_snapshot(home)
     except ConfigurationError as error:
@@ -173,8 +173,8 @@ class PluginLine(msgspec.Struct, frozen=True):
     kind: str  # the kind of the plugin: `adapters`, `tools` or `commands`
     name: str  # its name
     package: str  # the package that offers it, with its version
-    place: str  # the place of its object: `module:name`
-    error: str | None  # the reason why it can't be used; None if it can
+    place: str  # the location of its object: `module:name`
+    error: str | None  # the reason why it can't be used; None if it works
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +197,7 @@ _PLUGINS: list[Column[PluginLine]] = [
 
 def run_plugins(arguments: argparse.Namespace) -> int:
     """List the plugins. A broken plugin is listed with its error."""
-    logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # The list shows the same warnings.
+    logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # the list shows the same warnings
     found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
     return write_rows(
         arguments.format,

@@ -1,4 +1,4 @@
-"""`callboard embed`, `collections` and `similar`: texts as vectors, stored and compared."""
+"""`callboard embed`, `collections` and `similar`: embed texts, store their vectors, and compare them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
 
 
 def _texts(given: list[str], field: str | None, lines: TextIO) -> Iterator[tuple[str, JsonObject]]:
-    """Each text, with the fields that start its line of output."""
+    """Each text, with the fields of its record for the output."""
     if given or field is None:
         for number, text in enumerate(given or (line.rstrip("\n") for line in lines)):
             yield text, {"index": number}
@@ -222,7 +222,7 @@ def add_similar(parser: argparse.ArgumentParser) -> None:
 
 
 def add_to_collection(arguments: argparse.Namespace) -> int:
-    """Embed records into a collection. Texts that were embedded before an error are kept."""
+    """Embed records and add them to a collection. After an error, texts that were already embedded are kept."""
     records = _records(arguments)
     name: str = arguments.collection
 
@@ -249,9 +249,7 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
 
 
 def _is_shown(warning: CallWarning) -> bool:
-    """Whether to report a warning. A dropped input type is not reported, because the command chose it, not the
-    user.
-    """
+    """Whether to show a warning. A dropped input type is not shown, because the command chose it, not the user."""
     return warning.code != WarningCode.PARAMETER_DROPPED or not warning.message.startswith("input_type ")
 
 
@@ -292,7 +290,7 @@ def _text_of(found: Similar) -> str:
 
 
 def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collection) -> bytes:
-    """The vector to compare with: an item's, or that of a text, by the collection's own model."""
+    """The vector to compare with: that of an item, or of a text that the collection's own model embeds."""
     if arguments.id is not None and arguments.content is not None:
         raise ConfigurationError("pass an ID or a text, not both")
     if arguments.id is not None:

@@ -1,4 +1,4 @@
-"""Bus events in a few words each."""
+"""Describes bus events in a few words each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .table import cost_text, plural, seconds, sum_text, usd
 
 
 def describe(envelope: bus.Envelope) -> str:
-    """A short text about an event, without its topic. Empty if the topic is enough."""
+    """A short description of an event, without its topic. Empty if the topic is enough."""
     data = envelope.data
     return _of_call(envelope) or _of_session(data) or _of_job(data) or _of_the_rest(data)
 

@@ -1,4 +1,4 @@
-"""`callboard import`: calls that other programs recorded, in the trace."""
+"""`callboard import`: import calls that other programs recorded into the trace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .table import FittingTable, Format, add_format, figure, plural, usd, write_
 from .upkeep import show_progress
 
 _LISTED = 20
-"""The largest number of unread parts that are shown."""
+"""The maximum number of unreadable parts that are shown."""
 _MODEL = ("model", *ImportedModel.__struct_fields__)
 
 

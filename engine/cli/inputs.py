@@ -1,4 +1,4 @@
-"""The typed parts of a question, as values: the prompt, attachments, options, a schema."""
+"""Converts the typed parts of a question to values: the prompt, attachments, options and a schema."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ class Pipe:
         self._data: bytes | None = None
 
     def read(self) -> bytes:
-        """All bytes of standard input."""
         if self._data is None:
             self._data = sys.stdin.buffer.read() if _is_pipe() else b""
         return self._data
 
     def text(self) -> str:
-        """The whole input as text, without the line break at its end."""
+        """The whole input as text, without a final line break."""
         try:
             return self.read().decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError:
@@ -57,17 +56,17 @@ def _is_pipe() -> bool:
 
 
 def joined(piped: str, said: str) -> str:
-    """The prompt: the pipe's text, then the typed text."""
+    """The prompt: the pipe's text, followed by the typed text."""
     return "\n\n".join(text for text in (piped, said) if text.strip())
 
 
 def attached(sources: Sequence[tuple[str, str | None]], pipe: Pipe) -> list[ContentBlock]:
-    """The blocks of attachments, each given by its source and, if needed, its type."""
+    """Make blocks of attachments. Each attachment has a source, and a type if needed."""
     return [attachment(source, media_type, pipe.read) for source, media_type in sources]
 
 
 def content_of(prompt: str, blocks: Sequence[ContentBlock]) -> str | list[ContentBlock]:
-    """The content to send: the attachments, then the prompt."""
+    """The content to send: the attachments, followed by the prompt."""
     if not prompt.strip() and not blocks:
         raise ConfigurationError(NOTHING)
     if not blocks:
@@ -76,14 +75,14 @@ def content_of(prompt: str, blocks: Sequence[ContentBlock]) -> str | list[Conten
 
 
 def takes_pipe(sources: Sequence[tuple[str, str | None]]) -> bool:
-    """Whether the piped input is an attachment and not a part of the prompt."""
+    """Whether the piped input is an attachment instead of a part of the prompt."""
     return any(source == PIPE for source, _ in sources)
 
 
 # --- Attachments ---
 
 PIPE = "-"
-"""The name of the pipe among attachments."""
+"""The word for piped input among attachments."""
 
 
 def attachment(source: str, media_type: str | None, read_pipe: Callable[[], bytes]) -> ContentBlock:
@@ -97,7 +96,7 @@ def attachment(source: str, media_type: str | None, read_pipe: Callable[[], byte
 
 
 def of_address(url: str, media_type: str | None) -> ContentBlock:
-    """The block for an address. The provider fetches it."""
+    """A block for a URL. The provider fetches it."""
     name = urlsplit(url).path.rpartition("/")[2]
     kind = media_type or guess_type(name)[0]
     if kind is None:
@@ -112,7 +111,7 @@ def of_address(url: str, media_type: str | None) -> ContentBlock:
 
 
 def of_bytes(data: bytes, name: str, media_type: str | None = None) -> ContentBlock:
-    """The block for a file's bytes. Its type is detected from the content first: a PNG named ``x.txt`` is an
+    """A block for a file's bytes. The type is detected from the content first: a PNG named ``x.txt`` is an
     image.
     """
     if not data:
@@ -129,7 +128,7 @@ def of_bytes(data: bytes, name: str, media_type: str | None = None) -> ContentBl
 
 
 def _sniffed(data: bytes, name: str) -> ContentBlock | None:
-    """The content block of bytes whose type is recognised."""
+    """A block for bytes, if their type is detected from the content."""
     for make in (
         lambda: ImageBlock(data=data),
         lambda: AudioBlock(data=data),
@@ -163,8 +162,9 @@ def _as_text(data: bytes) -> str | None:
     return None if "\0" in text else text
 
 
-# --- Options --- The code is pure. An option of a turn is given as in ``-o temperature 0.2``. A provider's own
-# option starts with its name, as in ``-o anthropic.top_k 40``.
+# --- Options ---
+# The code is pure. An option of a turn is written as in ``-o temperature 0.2``. The name of a provider's own
+# option starts with the provider, as in ``-o anthropic.top_k 40``.
 
 KINDS: Mapping[str, object] = {
     "temperature": float,
@@ -189,14 +189,14 @@ KINDS: Mapping[str, object] = {
     "drain_for_usage": float,
     "fallback": list[str],
 }
-"""The options with a value that is a word or a number, and their types."""
+"""The options whose value is a word or a number, with their types."""
 
 
 def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
-    """The options of some names and values. If an option is given twice, the last one counts.
+    """Convert names and values to options. If an option occurs twice, the last value is used.
 
-    A text is read as its option's type. A list is JSON, or a single element. A name with a dot is a provider's own
-    option: its value is JSON, or text.
+    A text is converted to the option's type. A list is JSON, or a single element. A name with a dot is a
+    provider's own option, whose value is JSON or text.
     """
     found: dict[str, object] = {}
     of_providers: dict[str, JsonObject] = {}
@@ -212,7 +212,7 @@ def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
 
 
 def as_json_options(options: TurnOptions) -> JsonObject:
-    """The options as names and values for a file. `options_of` reads them back."""
+    """Convert options to names and values for a file. `options_of` reads them."""
     said = {name: cast("Json", value) for name, value in options.items() if name != "provider_options"}
     for provider, own in (options.get("provider_options") or {}).items():
         said |= {f"{provider}.{name}": value for name, value in cast("JsonObject", own).items()}
@@ -278,7 +278,7 @@ FIELD_TYPES: dict[str, JsonObject] = {
     "date": {"type": "string", "format": "date"},
     "datetime": {"type": "string", "format": "date-time"},
 }
-"""The types that a field may have, by their names."""
+"""The schemas of the field types, by name."""
 
 _FIELD = re.compile(
     r"(?P<name>[A-Za-z_][\w-]*)(?P<optional>\?)?(?:\s+(?P<type>[A-Za-z]+)(?P<list>\[\])?)?\s*(?::\s*(?P<says>.*))?"
@@ -286,7 +286,7 @@ _FIELD = re.compile(
 
 
 def schema_of(given: str) -> JsonObject:
-    """Parse a schema in any of these forms."""
+    """Parse a schema in any supported form."""
     text = given.strip()
     if text.endswith(".json") and "\n" not in text:
         return _of_json(_read_schema(Path(text)), text)

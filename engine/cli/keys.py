@@ -1,7 +1,7 @@
-"""`callboard keys`: API keys in a private file next to models.yaml. The environment takes precedence.
+"""`callboard keys`: manage API keys in a private file next to models.yaml. The environment takes precedence.
 
 A key is typed without echo or read from a pipe. It is never an argument, because other users of the machine can
-see arguments. It is never shown, except by `get` into a pipe.
+see arguments. It is only shown by `get`, and only into a pipe.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def set_one(arguments: argparse.Namespace) -> int:
 
 
 def _read(variable: str) -> str:
-    """A key from the terminal or from a pipe. Raises ConfigurationError, whose text has no part of the key."""
+    """Read a key from the terminal or from a pipe. Raises ConfigurationError without quoting the key."""
     try:
         if sys.stdin.isatty():
             from getpass import getpass
@@ -120,7 +120,7 @@ def list_keys(arguments: argparse.Namespace) -> int:
 
 
 def _lines(stored: Mapping[str, str]) -> Iterator[KeyLine]:
-    """The keys of the file, and the expected or set keys of the environment without a models.yaml."""
+    """The keys of the file, and the keys of the environment that are set or expected without a models.yaml."""
     users: dict[str, list[str]] = {}
     for provider in providers():
         for variable in provider.key_variables:
@@ -174,7 +174,7 @@ def show_path(arguments: argparse.Namespace) -> int:
 
 
 def variable_of(name: str) -> str:
-    """The variable of a provider's key, or a variable's own name."""
+    """The variable for a provider's key. The name of a variable is returned unchanged."""
     known = {provider.name: provider.key_variables[0] for provider in providers() if provider.key_variables}
     if name in known:
         return known[name]

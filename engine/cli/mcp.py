@@ -27,7 +27,7 @@ Generate = Callable[[SamplingRequest], Awaitable[GenerateResult]]
 
 
 async def opened(path: str, life: AsyncExitStack, generate: Generate | None = None) -> McpServers:
-    """The servers of a file, until the end of a conversation. A note names each server that is down."""
+    """The servers of a file, open until the conversation ends. Servers that are down are reported."""
     servers = mcp_servers(
         path,
         auth=McpOAuth(McpTokenFile(home_folder() / "mcp-logins.json"), open_url=_open_page),
@@ -45,7 +45,7 @@ async def opened(path: str, life: AsyncExitStack, generate: Generate | None = No
 
 
 def _is_no_server(record: logging.LogRecord) -> bool:
-    """A log filter that hides lines about the end of a server, because a note reports it."""
+    """A log filter that hides lines about the end of a server, which are reported in another way."""
     return not str(getattr(record, ROOT, {}).get("actor", "")).startswith(ACTOR)
 
 
@@ -58,7 +58,7 @@ def _open_page(url: str) -> None:
 
 
 def ask_user(question: Elicitation) -> ElicitationAnswer:
-    """Ask at the terminal. Without a terminal the question is declined."""
+    """Ask the user at the terminal. Without a terminal, the question is declined."""
     try:
         with open("/dev/tty", "r+", encoding="utf-8", buffering=1) as terminal:
             return answer_at(terminal, question)
@@ -68,7 +68,7 @@ def ask_user(question: Elicitation) -> ElicitationAnswer:
 
 
 def answer_at(terminal: TextIO, question: Elicitation) -> ElicitationAnswer:
-    """The user's answer: a value for each field, or whether to open a page."""
+    """The user's answer: a value for each field, or whether the user agrees to open a page."""
     terminal.write(f"MCP server {one_line(question.server)} asks: {one_line(question.message)}\n")
     if question.url is not None:
         terminal.write(f"It wants you to visit {one_line(question.url)}. Open it? [y/N] ")
@@ -118,7 +118,7 @@ def _choices(schema: dict[str, Any]) -> list[str]:
 
 
 def value_of(word: str, schema: dict[str, Any]) -> object:
-    """A typed word as the value of a field. Raises ValueError with a text for the user."""
+    """Convert a typed word to the value of a field. Raises ValueError with a text for the user."""
     choices = _choices(schema)
     match schema.get("type"):
         case "boolean":

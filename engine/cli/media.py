@@ -101,7 +101,7 @@ def _write_images(result: ImageResult, output: Path) -> None:
 
 
 # --- Videos ---
-# A job continues if the command ends.
+# The provider continues a job if the command ends.
 
 
 def add_video(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +149,7 @@ def run_video(arguments: argparse.Namespace) -> int:
 
 
 class _Waiting:
-    """One command in progress."""
+    """A command that waits for its result."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -200,7 +200,7 @@ class _Waiting:
             raise CallboardError(str(error)) from error
 
     def say_how_to_resume(self) -> None:
-        """If a job exists and continues, write to stderr how to resume it."""
+        """If a job exists and continues, print to stderr how to resume it."""
         handle = self._handle
         if handle is None or handle.status in ("failed", "cancelled"):
             return
@@ -225,7 +225,7 @@ class Bar:
         self._show(job.status.replace("_", " "), job.progress or 0.0, None if job.progress is None else 1.0)
 
     def loaded(self, done: int, total: int | None) -> None:
-        """Show the bytes that have been downloaded."""
+        """Show the number of downloaded bytes."""
         self._show("downloading", done, total)
 
     def _show(self, description: str, completed: float, total: float | None) -> None:

@@ -1,4 +1,4 @@
-"""`callboard models`: the models, their abilities and costs, and whether they can be used here."""
+"""`callboard models`: show models, their abilities and costs, and whether they can be used here."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "struc
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, as --json and --csv print it. None means unknown."""
+    """One model, in the output of --json and --csv. None means unknown."""
 
     id: str  # the model as `provider:name`
     display_name: str | None  # the model's name, for people
     state: str
-    """The state of a model that is configured here. Empty for other models."""
+    """The state of a configured model; empty for other models."""
     context_window: int | None  # the size of the window in tokens
-    max_output: int | None  # the largest number of output tokens
+    max_output: int | None  # the maximum number of output tokens
     supports_tools: bool | None  # whether the model calls tools
     supports_vision: bool | None  # whether the model takes images
-    supports_reasoning: bool | None  # whether the model reasons
-    supports_structured_output: bool | None  # whether the model follows a schema
-    input_cost_per_million: Decimal | None  # USD per million input tokens, exactly
-    output_cost_per_million: Decimal | None  # USD per million output tokens, exactly
+    supports_reasoning: bool | None  # whether the model supports reasoning
+    supports_structured_output: bool | None  # whether the model supports output that follows a schema
+    input_cost_per_million: Decimal | None  # the exact price of a million input tokens in USD
+    output_cost_per_million: Decimal | None  # the exact price of a million output tokens in USD
     aliases: tuple[str, ...]  # other names of the model
     released: str | None  # the day of the release, YYYY-MM-DD
     deprecated: bool  # whether the provider has deprecated the model
@@ -160,7 +160,7 @@ def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
 
 
 def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
-    """The model of a name: as configured here, or else from the known models."""
+    """The model with a name: as configured here, or else from the known models."""
     info, found = get_model_info(name), None
     try:
         entry = registry.resolve(name).model
@@ -197,7 +197,7 @@ def _line(model: ConfiguredModel) -> Line:
     if info is not None:
         facts |= {name: getattr(info, name) for name in _OF_INFO}
     facts |= {field: None if can is None else getattr(can, name) for field, name in _OF_CAPABILITIES.items()}
-    if model.kind != "chat":  # The adapter's other abilities don't apply to this model.
+    if model.kind != "chat":  # the adapter's other capabilities are about chat models
         facts |= dict.fromkeys(_ABILITIES, False)
     facts |= {
         "input_cost_per_million": model.input_cost_per_million,
@@ -241,12 +241,12 @@ def _abilities(line: Line) -> list[str]:
 
 
 def _unknown_capabilities(line: Line) -> list[str]:
-    """Capabilities that are unknown for the model."""
+    """The capabilities that are unknown for the model."""
     return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is None]
 
 
 def _facts_about(line: Line) -> str:
-    """Notes to consider before choosing a model: its state, deprecation and retirement."""
+    """Notes that matter for the choice of a model: its state, deprecation and retirement."""
     parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
     parts += [line.reason] if line.reason else []
     if line.retires is not None:
@@ -282,7 +282,7 @@ UPDATE = "update"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the update to those of `callboard models`."""
+    """Add the options of `callboard models update`."""
     update = parser.add_argument_group("callboard models update")
     add_update_options(update, UPSTREAM, "the shipped list")
 
@@ -291,7 +291,7 @@ def run_update(arguments: argparse.Namespace) -> int:
     home, tell = (
         home_folder(),
         echo if arguments.format == "table" else note,
-    )  # JSON and CSV have no place for this line.
+    )  # this line has no place in JSON and CSV
     path = home / FILE_NAME
     if arguments.shipped:
         path.unlink(missing_ok=True)
@@ -311,7 +311,7 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 
 def read_source(data: bytes, source: str) -> KnownModels:
-    """The models of a Callboard file, or of LiteLLM's list after a conversion."""
+    """Read the models from a Callboard file, or convert LiteLLM's list."""
     value = parse(data, source)
     if isinstance(value, dict) and "format" in value:
         return decode(data, source)

@@ -1,4 +1,4 @@
-"""The options that commands share, and their values: the trace, its calls, the model, the engine."""
+"""The options that several commands have, and their values: the trace, its calls, the model, the engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_models_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """``-m`` or ``--model``, by any of its names."""
+    """Add ``-m`` or ``--model``, which accepts any name of a model."""
     default = "" if required else " (default: the configured one)"
     parser.add_argument(
         "-m", "--model", required=required, metavar="NAME", help=f"the model, by any of its names{default}"
@@ -49,17 +49,19 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
-    """``--key``, the name of the key to send."""
+    """Add ``--key``, the name of the key to send."""
     parser.add_argument("--key", metavar="NAME", help="use the key with this name (default: the adapter's own)")
 
 
 def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
-    """An option that may be given more than once; its value is a list."""
+    """Add an option that may occur several times. Its value is a list."""
     parser.add_argument(*flags, action="append", default=[], **how)
 
 
 def add_address(parser: argparse.ArgumentParser, port: int, *, network: str, hosts: str) -> None:
-    """The address of a server: --port, --bind, --allow-network and --host, with the help of the last two."""
+    """Add the options for a server's address: --port, --bind, --allow-network and --host. `network` and `hosts`
+    are the help of the last two.
+    """
     parser.add_argument(
         "--port",
         type=int,
@@ -81,7 +83,7 @@ def add_action(
     help: str,
     description: str = "",
 ) -> argparse.ArgumentParser:
-    """A command below a command, such as ``keys set``. Its description defaults to `help`."""
+    """Add a command within a command, such as ``keys set``. Its description defaults to `help`."""
     parser = inner.add_parser(name, help=help, description=description or f"{help}.")
     parser.set_defaults(run=run)
     return parser
@@ -94,7 +96,7 @@ the machine can see arguments.
 
 
 def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/trace.db, else the demo's") -> None:
-    """``--db`` and ``--store``, the trace."""
+    """Add ``--db`` and ``--store``, which select the trace."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--db", type=trace_file, metavar="PATH", help=f"read this trace file (default: {default})")
     which.add_argument(
@@ -107,7 +109,7 @@ def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/t
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    """The options for the trace, and for the selection of its calls."""
+    """Add the options that select the trace and calls in it."""
     from callboard.tracestore.call_columns import CallStatus
 
     add_trace(parser)
@@ -149,7 +151,7 @@ def add_tag(parser: argparse.ArgumentParser, help: str = "show only calls with t
 
 
 def call_filter(arguments: argparse.Namespace) -> CallFilter:
-    """The filter for calls from the options of `add_filters`."""
+    """Make the call filter from the options of `add_filters`."""
     from callboard.tracestore import CallFilter
 
     return CallFilter(
@@ -172,7 +174,7 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
 
 
 def named_trace(arguments: argparse.Namespace) -> TracePlace | None:
-    """The trace that ``--db``, ``--store`` or else CALLBOARD_STORE names."""
+    """The trace that ``--db``, ``--store`` or CALLBOARD_STORE selects; None if none does."""
     named: TracePlace | None = arguments.db or arguments.store
     return named if named is not None else store_of_environment()
 
@@ -186,7 +188,7 @@ def store_of_environment() -> StoreAddress | None:
 
 
 def chosen_trace(arguments: argparse.Namespace) -> TracePlace:
-    """The trace that was named, or else the default file."""
+    """The selected trace, or else the default file."""
     if (named := named_trace(arguments)) is not None:
         return named
     found = default_trace()
@@ -205,7 +207,7 @@ def trace_file(text: str) -> Path:
 
 
 def store_address(text: str) -> StoreAddress:
-    """The address of a trace on a server."""
+    """Parse the address of a trace on a server."""
     try:
         return StoreAddress(text)
     except ConfigurationError as error:
@@ -213,7 +215,7 @@ def store_address(text: str) -> StoreAddress:
 
 
 def positive(text: str) -> int:
-    """A number of at least 1."""
+    """Parse a number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -221,7 +223,7 @@ def positive(text: str) -> int:
 
 
 def moment(text: str) -> datetime:
-    """A day or a time, local if it has no zone; or a time ago: 90m, 24h, 7d, 2w."""
+    """Parse a day or a time, local if it has no zone, or a time before now: 90m, 24h, 7d, 2w."""
     try:
         return read_moment(text)
     except ValueError as error:
@@ -229,7 +231,7 @@ def moment(text: str) -> datetime:
 
 
 def tag(text: str) -> tuple[str, str]:
-    """A tag such as team=search, as its key and value."""
+    """Parse a tag such as team=search. Returns its key and value."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not a tag such as team=search")
@@ -237,7 +239,7 @@ def tag(text: str) -> tuple[str, str]:
 
 
 def amount(text: str) -> int:
-    """An amount in USD, as nano-USD."""
+    """Parse an amount in USD. Returns nano-USD."""
     try:
         nano = Decimal(text.removeprefix("$")) * NANO
     except InvalidOperation:
@@ -255,7 +257,7 @@ DEMO_TRACE_NAME = "demo-trace.db"
 
 @contextmanager
 def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None]:
-    """Convert an OSError to an error of Callboard that names the place."""
+    """Convert an OSError to an error of Callboard that includes the place."""
     try:
         yield
     except OSError as error:
@@ -263,7 +265,7 @@ def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None
 
 
 def default_trace() -> Path:
-    """The default trace file: the engine's own, or the demo's if it is the only one."""
+    """The default trace file: the engine's, or else the demo's if only that exists."""
     own, demo = home_folder() / TRACE_NAME, demo_trace()
     return demo if demo.exists() and not own.exists() else own
 
@@ -273,7 +275,7 @@ def demo_trace() -> Path:
 
 
 def command_name() -> str:
-    """The name by which this command was called, for hints about further commands."""
+    """The name by which this command was called, for hints about other commands."""
     called = Path(sys.argv[0])
     if called.name != "callboard":
         return "python -m callboard"
@@ -286,12 +288,12 @@ def short(path: Path) -> str:
 
 
 def option_of(trace: TracePlace) -> str:
-    """The option that names a trace, as the user would type it here. It has no password."""
+    """The option that selects a trace, as the user would type it. It contains no password."""
     return f"--db {short(trace)}" if isinstance(trace, Path) else f"--store {shlex.quote(str(trace))}"
 
 
 def near(path: Path) -> Path:
-    """The path, relative if it is below the working directory."""
+    """The path, relative if it is within the working directory."""
     shorter = os.path.relpath(path)
     return path if shorter.startswith("..") else Path(shorter)
 
@@ -305,7 +307,7 @@ def from_trace(
     *,
     opened: Callable[[TracePlace], Store] | None = None,
 ) -> T:
-    """Run a query on the chosen trace, and return its result."""
+    """Run a query on the selected trace, and return its result."""
 
     from ..stores import store_to_read
 
@@ -320,7 +322,7 @@ def from_trace(
 
 
 async def price_version(store: Store, under: str | None) -> str | None:
-    """The full price version that starts with ``--under``; None without the option."""
+    """The full version of a price table from the start in ``--under``; None without the option."""
     if under is None:
         return None
     known = [table.version for table in await store.price_tables()]
@@ -342,7 +344,7 @@ def on_engine(
     *,
     make: Callable[[], Engine] | None = None,
 ) -> T:
-    """Run work on an engine with the configuration of ``--models-file``, and return its result."""
+    """Run a function on an engine with the configuration of ``--models-file``, and return its result."""
     from .. import Engine, load_registry
 
     registry = load_registry(arguments.models_file)

@@ -1,4 +1,4 @@
-"""`callboard prices`: the prices of models, the reason for each, and updates of published prices."""
+"""`callboard prices`: show the prices of models and their source, and update published prices."""
 
 from __future__ import annotations
 
@@ -195,14 +195,14 @@ def run_use(arguments: argparse.Namespace) -> int:
 
 
 def _checked(file: Path) -> bytes:
-    """The content of a file, after checking that it is a valid price file."""
+    """Read a file after checking that it is a valid price file."""
     PriceTable.from_yaml(file)
     with failing_as(ConfigurationError, file):
         return file.read_bytes()
 
 
 def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:
-    """A snapshot, or genai-prices' data converted into one."""
+    """Read a snapshot, or convert genai-prices' data to a snapshot."""
     value = parse(data, source)
     if isinstance(value, dict) and "format" in value:
         return price_snapshot.decode(data, source)
@@ -231,7 +231,7 @@ def _table(arguments: argparse.Namespace) -> PriceTable:
 
 
 def _names(name: str) -> tuple[str, str | None]:
-    """The full ``provider:name``, and the provider with its published prices."""
+    """The full ``provider:name``, and the provider whose published prices apply."""
     registry = load_registry(None)
     try:
         entry = registry.resolve(name).model
@@ -244,7 +244,7 @@ def _names(name: str) -> tuple[str, str | None]:
 
 
 def _price_it(model: str) -> str:
-    """The advice for a model without a price."""
+    """Advice about a model without a price."""
     adapter = model.partition(":")[0]
     return (
         f"If a provider's published prices apply, set adapters.{adapter}.prices_as in models.yaml, or pass "
@@ -301,7 +301,7 @@ def _conditions(row: PriceRow) -> str:
 
 
 def _rates(row: PriceRow) -> str:
-    """The rates of a row as text, in US dollars per million."""
+    """The rates of a row as text, in US dollars per million units."""
     rates = {name: getattr(row, name) for name in BUCKETS} | row.extra
     parts = [f"{name} {_dollars(rate)}" for name, rate in rates.items() if rate is not None]
     if row.per_request:
@@ -314,14 +314,15 @@ def _dollars(pico_usd: int) -> str:
     return text
 
 
-# --- Updates --- The updates of models and prices share their options, the shown difference, and the download. A
-# source is a file or an https URL. It is read only on request, with limits on size and time.
+# --- Updates ---
+# The updates of models and prices share their options, the shown difference, and the download. A source is a file
+# or an https URL. It is only read on request, with limits on size and time.
 
 SECONDS = 60.0
-"""The time limit of a download."""
+"""The time limit of a download, in seconds."""
 
 MOST_SHOWN = 20
-"""The largest number of lines of one kind in a difference."""
+"""The maximum number of lines of one kind in a difference."""
 
 
 def add_update_options(parser: argparse._ActionsContainer, upstream: str, shipped: str) -> None:
@@ -333,7 +334,7 @@ def add_update_options(parser: argparse._ActionsContainer, upstream: str, shippe
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object], facts: Callable[[str], str]) -> list[str]:
-    """A line for each new, removed or changed name; at most `MOST_SHOWN` lines of each kind."""
+    """List each new, removed and changed name; at most `MOST_SHOWN` lines of each kind."""
     kinds = {
         "new": sorted(new.keys() - old.keys()),
         "gone": sorted(old.keys() - new.keys()),
@@ -348,7 +349,7 @@ def differences(old: Mapping[str, object], new: Mapping[str, object], facts: Cal
 
 
 def download(source: str, most_bytes: int) -> bytes:
-    """The bytes of a path or of an https URL."""
+    """Read the bytes of a path or of an https URL."""
     if "://" not in source:
         return _read(Path(source), most_bytes)
     if not source.startswith("https://"):

@@ -1,6 +1,6 @@
-"""`callboard record`: the requests and answers of a provider, byte for byte, as a cassette.
+"""`callboard record`: record the requests and answers of a provider, byte for byte, in a cassette.
 
-The adapter of the model is wrapped into the adapter of type ``cassette``, which later replays the file.
+The adapter of type ``cassette`` wraps the model's adapter, and later replays the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Record a scenario. An error of the provider becomes a part of the cassette."""
+    """Record a scenario. An error of the provider is recorded, too."""
     file: Path = arguments.output
     if file.exists() and not arguments.replace:
         raise CallboardError(f"{file} already exists. To overwrite it, use --replace")
@@ -86,7 +86,7 @@ def recording(registry: ModelRegistry, entry: AdapterEntry, file: Path) -> Model
 
 
 def in_yaml(entry: AdapterEntry, file: Path) -> str:
-    """The adapter that replays a recording, as a line for models.yaml."""
+    """The line for models.yaml with the adapter that replays a recording."""
     options: JsonObject = {"type": entry.type, "file": str(file)}
     if entry.config.options:
         options["options"] = dict(entry.config.options)
@@ -97,7 +97,7 @@ def in_yaml(entry: AdapterEntry, file: Path) -> str:
 
 
 async def _ask(session: Session, prompts: Sequence[str], screen: Screen, whole: bool) -> bool:
-    """Ask the questions in order, and show the replies. Stops at the first failure, and returns False."""
+    """Send the prompts in order, and show the replies. After a failure, stop and return False."""
     for prompt in prompts:
         writer = ReplyWriter(screen, "")
         try:

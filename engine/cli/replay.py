@@ -85,7 +85,7 @@ def _source(store: Store, arguments: argparse.Namespace) -> StoredEvents:
 
 
 class _Lines:
-    """Events as lines for people: the time, the topic, and a few words."""
+    """Prints events as lines for people: the time, the topic, and a few words."""
 
     def __init__(self, trace: TracePlace) -> None:
         self._trace = trace
@@ -98,7 +98,7 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        echo(line.rstrip())  # flushed line by line, so that a paced replay can be watched
+        echo(line.rstrip())  # flushed after each line, so that a paced replay can be watched
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No matching events"
@@ -107,7 +107,7 @@ class _Lines:
 
 
 class _JsonLines:
-    """Events as JSON lines, for programs."""
+    """Prints events as JSON lines, for programs."""
 
     def show(self, envelope: Envelope) -> None:
         write_json(repair_json(encode_line(envelope)).decode().rstrip("\n"))
@@ -118,7 +118,7 @@ class _JsonLines:
 
 
 def speed(text: str) -> float | None:
-    """A factor; None for 0, which is as fast as possible."""
+    """Parse a speed factor; None for 0, which means as fast as possible."""
     number = _number(text)
     return number or None
 

@@ -45,7 +45,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "Recalculate the cost of recorded calls with a price table, and make the result their current "
         "cost. Events and the costs at call time do not change, so you can undo it."
     )
-    # Written by hand, because argparse would not break the line within a group.
+    # This is written by hand, because argparse would not break the line within a group.
     parser.usage = (
         "%(prog)s\n       [--prices FILE | --use VERSION | --undo | --history | --resume [N]]\n       [OPTIONS]"
     )
@@ -95,7 +95,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def discount(text: str) -> tuple[str, str]:
-    """A factor such as anthropic:*=0.8, as its name and its number."""
+    """Parse a factor such as anthropic:*=0.8. Returns its name and its number."""
     name, equals, factor = text.rpartition("=")
     if not (name and equals and factor):
         raise argparse.ArgumentTypeError(f"{text!r} is not a factor such as anthropic:*=0.8")
@@ -146,8 +146,8 @@ def _require_source(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_trials(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for trial options without new prices, because restoring stored costs computes
-    nothing.
+    """Raise ConfigurationError for options of a dry run without new prices, because restoring stored costs
+    computes nothing.
     """
     given = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
     chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
@@ -166,7 +166,7 @@ def _only_looks(arguments: argparse.Namespace) -> bool:
 
 @contextmanager
 def shown_progress() -> Iterator[OnProgress | None]:
-    """A progress bar on stderr, if stderr is a terminal. It does not appear for a trace of a single chunk."""
+    """A progress bar on stderr, if stderr is a terminal. It is not shown for a trace of a single chunk."""
     with progress_bar() as bar:
         if bar is None:
             yield None
@@ -203,7 +203,7 @@ def _write_page(
 
 
 def _in_words(where: CallFilter) -> str:
-    """The text of a filter, for people. Empty for a filter that lets every call pass."""
+    """Describe a filter as text; empty if the filter matches every call."""
     words = []
     for name, value in msgspec.to_builtins(where).items():
         match name, value:
@@ -248,7 +248,7 @@ def _prices(arguments: argparse.Namespace) -> PriceTable:
 async def _reprice(
     trace: TracePlace, arguments: argparse.Namespace, progress: OnProgress | None
 ) -> tuple[RepriceReport, PriceTable, str]:
-    """The report, its price table, and a description of the previous prices."""
+    """Reprice. Returns the report, its price table, and a description of the previous prices."""
     async with await _opened(trace, arguments) as store:
         if arguments.resume is not None:
             number = None if arguments.resume == LATEST else arguments.resume
@@ -294,7 +294,7 @@ def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
 
 
 def _notes(report: RepriceReport) -> list[str]:
-    """The calls that the sums leave out."""
+    """The number of calls that the sums leave out, with the reasons."""
     notes = []
     if report.newly_priced:
         notes.append(f"{plural(report.newly_priced, 'call')} without a price until now, not included in sums.")
@@ -360,7 +360,7 @@ def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
 
 
 def _print_note(what: str, arguments: argparse.Namespace) -> None:
-    """Report the result on stdout, or on stderr if stdout gets rows for a program."""
+    """Report the result on stdout, or on stderr if stdout has rows for a program."""
     if arguments.format == "table":
         make_console().print(what, soft_wrap=True)
     else:

@@ -1,4 +1,4 @@
-"""A repricing as a table, as rows for programs, and as one HTML page without other files."""
+"""Shows a repricing as a table, as rows for programs, or as a single HTML page."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def sum(self) -> CostSum:
-        """The cost of all its calls after the repricing."""
+        """The cost of all calls of the line after the repricing."""
         sums = self.sums
         calls = sums.calls + sums.unknown
         return CostSum(sums.all_after_nano_usd, calls, sums.estimated, sums.unpriced, sums.unknown)
 
     @property
     def comparable(self) -> bool:
-        """Whether there is a call with a cost before and after."""
+        """Whether any call has a cost before and after."""
         return self.sums.compared > 0 or self.calls == 0
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """A text about the calls that neither sum includes."""
+        """Describe the calls that neither sum includes."""
         sums = self.sums
         never = sums.unpriced - sums.no_longer_priced
         said = (
@@ -71,7 +71,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def lines_of(report: RepriceReport, by: By) -> list[Line]:
-    """The report by ``model``, ``day`` or ``session``."""
+    """The lines of the report by ``model``, ``day`` or ``session``."""
     match by:
         case "model":
             return [Line(row.model, row) for row in report.models]
@@ -93,8 +93,8 @@ def record_columns(by: By) -> list[str]:
 def records(report: RepriceReport, by: By) -> list[dict[str, Any]]:
     """The lines for a program.
 
-    before_nano_usd and after_nano_usd are sums over the `compared` calls, which have a cost on both sides. Without
-    such calls the difference is None.
+    before_nano_usd and after_nano_usd are sums over the `compared` calls, which have a cost before and after.
+    Without such calls, the difference is None.
     """
     return [_record(by, line) for line in lines_of(report, by)]
 
@@ -109,9 +109,9 @@ def _record(by: By, line: Line) -> dict[str, Any]:
 
 
 def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable[Line]:
-    """One line for each model, day or session, and the sums below.
+    """A table with a line for each model, day or session, and the sums below.
 
-    The sums are over the calls with a cost before and after. If there are other calls, a last column counts them.
+    The sums include the calls with a cost before and after. If there are other calls, a last column counts them.
     """
     everything = total(report)
     columns: list[Column[Line]] = [
@@ -138,8 +138,8 @@ def _of_comparable(heading: str, text: Callable[[Line], str], everything: Line) 
 
 
 # --- The page ---
-# Amounts in its tables are exact: they show all digits, and each sum is the sum of the shown amounts. Amounts at
-# the charts are rounded.
+# Amounts in the page's tables are exact: they show all digits, and each sum is the sum of the shown amounts.
+# Amounts in charts are rounded.
 
 _SESSIONS = 50
 _DAYS_IN_CHART = 92
@@ -150,10 +150,10 @@ _HEADINGS = ("Calls", "Before", "After", "Difference", "", "Beside")
 class Origin(msgspec.Struct, frozen=True):
     """The texts on a page about the origin of its data."""
 
-    before: str  # the prices of the costs before
+    before: str  # the prices before the repricing
     calls: str  # the calls that were repriced
     source: str  # the trace file
-    now: datetime  # the time at which the page was made
+    now: datetime  # the time when the page was made
 
 
 def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
@@ -206,7 +206,7 @@ def _document(title: str, body: str) -> str:
 
 
 def _facts(report: RepriceReport, days: Sequence[Line], origin: Origin) -> str:
-    """The compared calls, in four lines."""
+    """Describe the compared calls in four lines."""
     after = f"{report.label or 'prices'}, version {report.version}"
     facts = (
         ("Calls", f"{plural(report.calls, 'call')}{_period(days)}: {origin.calls}"),
@@ -231,7 +231,7 @@ def _last_days(days: Sequence[Line]) -> str:
 
 
 def _change(line: Line, digits: int) -> tuple[str, str]:
-    """The difference, and the change in per cent."""
+    """The difference, and the relative change in per cent."""
     if not line.comparable:
         return "not comparable", ""
     change = line.after - line.before
@@ -259,7 +259,9 @@ def _totals(line: Line) -> str:
 
 
 def _footnotes(report: RepriceReport) -> str:
-    """The notes below the sums: the calls that neither sum includes, their models, and the number of estimates."""
+    """The notes below the sums: the calls that neither sum includes, their models, and the number of estimated
+    costs.
+    """
     everything, notes = total(report), []
     if everything.beside:
         compared = plural(everything.sums.compared, "call")
@@ -320,8 +322,8 @@ def _sources(report: RepriceReport, table: PriceTable) -> str:
 
 
 # --- The charts ---
-# There are bars by model and columns by day, before and after in US dollars. They are boxes with a width or a
-# height in per cent, not a drawing: text keeps its size on a phone and on paper, and long names break.
+# There are bars by model and columns by day, before and after in US dollars. They are HTML boxes with a width or a
+# height in per cent. So text keeps its size on a phone and on paper, and long names break.
 
 _TICKS = 5
 
@@ -366,7 +368,7 @@ def columns(rows: Sequence[Line]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text from other sources for a page, without its markup and without characters that reverse its order."""
+    """Escape text from other sources for a page. Characters that reverse the text order are removed."""
     return escape(one_line(text))
 
 
@@ -407,6 +409,6 @@ def _figure(parts: Sequence[str], label: str, step: str) -> str:
 
 
 def _part(amount: int, whole: int) -> str:
-    """A part of a whole in per cent, with two decimals, limited to 0 to 100 %."""
+    """A part of a whole in per cent with two decimals, limited to the range from 0 to 100 %."""
     hundredths = max(0, min(amount, whole)) * 10_000 // whole
     return f"{hundredths // 100}.{hundredths % 100:02}%"

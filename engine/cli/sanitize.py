@@ -1,8 +1,8 @@
-"""Output of untrusted text, without characters that could control a terminal or reverse a line.
+"""Prints untrusted text without characters that could control a terminal or reverse a line.
 
 Names, tags, errors, file names and replies are untrusted. Control characters other than line feed and tab are left
-out. So are invisible characters that change the direction of text, break its lines or hide in it. The joiners that
-scripts and emoji need stay. Halves of surrogate pairs, which no terminal can show, become U+FFFD.
+out. Invisible characters that change the direction of text, break lines or hide text are also left out. Joiners
+that scripts and emoji need are kept. Halves of surrogate pairs, which no terminal can show, become U+FFFD.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ESCAPED = {code: _json_escape(code) for code in _LEFT_OUT if code >= 0x7F}
 
 
 def sanitize(text: str) -> str:
-    """The text without characters that are unsafe at a terminal. Line breaks and tabs stay."""
+    """Remove the characters that are unsafe at a terminal. Line breaks and tabs are kept."""
     return text.translate(_HARMLESS)
 
 
@@ -41,7 +41,7 @@ def one_line(text: str) -> str:
 
 
 def sanitize_json(text: str) -> str:
-    """The same JSON, with escapes in place of the characters that `sanitize` leaves out."""
+    """Escape the characters in JSON that `sanitize` removes."""
     return text.translate(_ESCAPED)
 
 

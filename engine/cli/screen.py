@@ -1,4 +1,4 @@
-"""Writing to the terminal: errors in one line, log lines, progress, and replies as they arrive."""
+"""Writes to the terminal: errors in one line, log lines, progress, and replies as they arrive."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LABEL_WIDTH = 17
-PIPE_WIDTH = 1000  # wide enough, so that output for programs has no line breaks
+PIPE_WIDTH = 1000  # wide enough that output for programs has no line breaks
 _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 @cache
 def console_class() -> type[Console]:
-    """rich's console, for text from any source. Tables clean their own cells."""
+    """rich's console class, for text from any source. Tables sanitize their own cells."""
     from rich.console import Console
 
     class SanitizedConsole(Console):
@@ -59,7 +59,7 @@ def require_rich() -> None:
 
 
 def make_console(*, plain: bool = False) -> Console:
-    """A console on stdout. It is plain text on request, or if stdout is not a terminal."""
+    """A console on stdout. It writes plain text on request, or if stdout is not a terminal."""
     require_rich()
     harmless_console = console_class()
     if plain:
@@ -76,13 +76,13 @@ def color_system() -> Literal["auto"] | None:
 
 
 def print_error(text: str) -> None:
-    """Write one line to stderr. At a terminal it is broken between words."""
+    """Write one line to stderr. At a terminal, it is wrapped at words."""
     for line in folded(f"callboard: {' '.join(text.split())}", sys.stderr).splitlines():
         note(line)
 
 
 def folded(line: str, out: TextIO, indent: int = 0) -> str:
-    """The line, broken between words for a terminal of its width. For other output the line is unchanged."""
+    """Wrap a line at words for a terminal's width. For other output, the line is unchanged."""
     if not out.isatty():
         return line
     width = shutil.get_terminal_size().columns
@@ -98,7 +98,7 @@ def folded(line: str, out: TextIO, indent: int = 0) -> str:
 
 
 class Flow:
-    """Breaks streamed text into indented lines, as the text arrives."""
+    """Wraps streamed text into indented lines as the text arrives."""
 
     def __init__(self, indent: int, width: int | None, column: int = 0) -> None:
         self._indent = " " * indent
@@ -129,27 +129,25 @@ class Flow:
 
 
 class Screen:
-    """The output of a command. Methods may be called from any thread, unless they state a thread."""
+    """Writes the output of a command. Any thread may call its methods, unless a method names a thread."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._flow: Flow | None = None  # the flow of the reply that is being written
-        self._held: list[Callable[[], None]] = []  # lines that arrived while the reply was being written
+        self._flow: Flow | None = None  # the wrapper of the current reply
+        self._held: list[Callable[[], None]] = []  # lines that arrived during the current reply
         self._status: Status | None = None
 
     def show(self, *renderables: RenderableType, style: str | None = None) -> None:
-        """Show a line, a table or anything else that rich draws. While a reply is being written, it waits for the
-        end.
-        """
+        """Show a line, a table or anything else that rich draws. During a reply, it is shown after the reply."""
         self._actions.put(lambda: self._draw(lambda: self.console.print(*renderables, style=style)))
 
     def line(self, text: str = "", style: str | None = None, *, whole: bool = False) -> None:
-        """Write one line. It is cut to the terminal's width, unless it must be `whole`."""
+        """Write one line. It is cut to the terminal's width, unless `whole` is True."""
         self._actions.put(lambda: self._draw(lambda: self._print_line(text, style, whole)))
 
     def begin_reply(self, label: str, style: str | None = None) -> None:
-        """Start a reply with its label. Then `text` adds to it, and `end_reply` ends it."""
+        """Start a reply with its label. `text` adds to it, and `end_reply` ends it."""
         self._actions.put(lambda: self._begin(label, style))
 
     def text(self, piece: str) -> None:
@@ -166,7 +164,7 @@ class Screen:
         self._actions.put(self._idle)
 
     async def drawn(self) -> None:
-        """Wait until everything so far is on the screen. Use it only on an event loop."""
+        """Wait until all output so far is on the screen. Use it only on an event loop."""
         done = anyio.Event()
         token = anyio.lowlevel.current_token()
 
@@ -179,14 +177,16 @@ class Screen:
     # --- The main thread ---
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run an async function on a separate event loop, and draw its output until it is done."""
+        """Run an async function on a separate event loop, and draw the output until the function is done."""
         from anyio.from_thread import start_blocking_portal
 
         with start_blocking_portal("asyncio") as portal:
             return self.serve(portal.start_task_soon(function))
 
     def serve(self, future: Future[T]) -> T:
-        """Draw until a task of an event loop is done, on the main thread. Returns its result."""
+        """Draw the output until a task of an event loop is done. Call it on the main thread. Returns the task's
+        result.
+        """
         future.add_done_callback(lambda _: self._actions.put(None))
         with shown_by(self._log):
             try:
@@ -274,7 +274,7 @@ _sinks: list[Sink] = [note]
 
 
 def configure() -> None:
-    """Set up logging for the whole process, which belongs to the command."""
+    """Configure logging for the whole process."""
     root = logging.getLogger()
     if not any(isinstance(there, _Lines) for there in root.handlers):
         root.addHandler(_Lines(logging.WARNING))
@@ -299,7 +299,7 @@ class _Lines(logging.Handler):
         try:
             text = f"{record.levelname.lower()}: {record.name.removeprefix('callboard.')}: {record.getMessage()}"
             _sinks[-1](text)
-        except Exception:  # stderr is closed, or the arguments don't fit the format; the command continues
+        except Exception:  # stderr is closed, or the arguments don't fit the format; the command must continue
             self.handleError(record)
 
 
@@ -321,14 +321,14 @@ def exit_code(error: errors.AdapterError) -> int:
 
 
 def error_text(error: errors.AdapterError) -> str:
-    """The error in one line, and what to do."""
+    """The error in one line, with advice."""
     whose = f" of {error.provider}" if error.provider else ""
     hint = advice(error)
     return f"{type(error).__name__}{whose}: {error}{f' ({hint})' if hint else ''}"
 
 
 def advice(error: errors.AdapterError) -> str:
-    """Advice about a failure; empty if the error itself has the best advice."""
+    """Advice about a failure; empty if the error's own text has better advice."""
     match error:
         case errors.AccessDeniedError():
             return "the key is valid but lacks permission: use another with --key, or request the permission"
@@ -353,7 +353,7 @@ def advice(error: errors.AdapterError) -> str:
 
 
 def _new_key(provider: str | None) -> str:
-    """The text about how to set another key for an adapter."""
+    """Advice to set another key for an adapter."""
     from callboard.adapters.provider import providers
 
     variables = next((each.key_variables for each in providers() if each.name == provider), ())

@@ -1,4 +1,4 @@
-"""`callboard serve`: the gateway, with the live view next to it."""
+"""`callboard serve`: serve the gateway, and the live view next to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PORT = 8375
 
 LOCAL_MODEL = "local-tools"
-"""The model of every name if no provider is configured. Its tool calls are emulated."""
+"""The model for every name if no provider is configured. Its tool calls are emulated."""
 
 VIEW_PATH = "/callboard"
 _VIEW = b"/callboard/"
@@ -144,7 +144,7 @@ def _store(place: TracePlace | None) -> Any:
 
 
 def served_models(registry: ModelRegistry) -> ModelRegistry:
-    """The models to serve: the configured ones, or the local model for every name if there are none."""
+    """The registry to serve: the configured models, or without any, the local model for every name."""
     if registry.source != FROM_ENVIRONMENT or registry.default_provider is not None:
         return registry
     return registry.with_client_names({"*": [LOCAL_MODEL]})
@@ -190,7 +190,7 @@ class CombinedApplication:
 
 
 def greeting(address: str, registry: ModelRegistry, *, keyless: bool) -> Iterator[str]:
-    """How to use the gateway, from each client."""
+    """Instructions to use the gateway from each client."""
     base = address.rstrip("/")
     key = "any" if keyless else "KEY"
     yield f"Serving the gateway until Ctrl-C: {base}"
@@ -207,7 +207,7 @@ def greeting(address: str, registry: ModelRegistry, *, keyless: bool) -> Iterato
 
 
 def client_lines(base: str, key: str) -> Iterator[tuple[str, str]]:
-    """Each client, and how to point it at an address."""
+    """Each client with its settings for an address and key."""
     yield "Claude Code", f"ANTHROPIC_BASE_URL={base} ANTHROPIC_API_KEY={key} claude"
     provider = f'{{name="Callboard",base_url="{base}/v1",wire_api="responses",env_key="CALLBOARD_KEY"}}'
     yield (

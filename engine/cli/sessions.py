@@ -1,4 +1,4 @@
-"""`callboard sessions` and `callboard logs`: the sessions of a trace, and their messages."""
+"""`callboard sessions` and `callboard logs`: show the sessions of a trace, and their messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_sessions(arguments: argparse.Namespace) -> int:
     if arguments.session is None and (arguments.delete or arguments.export is not None):
         raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
     trace = chosen_trace(arguments)
-    tell = note if arguments.json else echo  # Next to a program's rows.
+    tell = note if arguments.json else echo  # stdout has the rows for a program
     if arguments.export is not None:
         document = document_of(anyio.run(_saved, trace, arguments.session))
         try:
@@ -127,7 +127,7 @@ def show_sessions(trace: TracePlace, rows: list[SessionRow]) -> None:
 
 
 def transcript(saved: SavedSession, *, as_json: bool) -> None:
-    """Write everything that is stored of a session, the oldest first. Missing parts are reported on stderr."""
+    """Write everything that is stored about a session, the oldest first. Missing parts are reported on stderr."""
     if as_json:
         for message in saved.messages:
             write_json(as_json_line(message))
@@ -191,7 +191,7 @@ def _of_block(block: adapters.ContentBlock) -> str:
 
 
 def sessions_table(rows: Sequence[SessionRow]) -> FittingTable[SessionRow]:
-    """One line for each session. The number of messages counts only stored ones."""
+    """A table with a line for each session. The number of messages includes only stored ones."""
     columns: list[Column[SessionRow]] = [
         Column("last", lambda row: moment_text(row.last_us)),
         Column("session", lambda row: row.session_id if row.name is None else (row.session_id, row.name)),
@@ -214,7 +214,7 @@ def session_sum(row: SessionRow) -> CostSum:
 # --- Logs ---
 
 _LONGEST = 2000
-"""The number of characters of a message that are shown without a search."""
+"""The maximum number of characters of a message that are shown without a search."""
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -246,7 +246,8 @@ def run_logs(arguments: argparse.Namespace) -> int:
     async def read(store: Store) -> list[FoundMessage]:
         return await store.search(where)
 
-    # A search keeps its index up, and so it writes; but it makes no trace where there is none.
+    # A search updates the trace's index, so it needs a store that can be written. If there is no trace, none is
+    # created.
     found = from_trace(arguments, read, opened=None if where.text is None else store_to_write)
     if arguments.json:
         for message in found:
@@ -261,7 +262,7 @@ def run_logs(arguments: argparse.Namespace) -> int:
 
 
 def show_messages(found: list[FoundMessage], terms: tuple[Term, ...]) -> None:
-    """Write messages in their order. With search terms, only the part of each message around them."""
+    """Print messages in order. With search terms, only the part around the terms of each message."""
     console = make_console()
     for message in found:
         head = f"{moment_text(message.ts_us)}  {message.session_id}  {message.role or 'unreadable'}"

@@ -1,8 +1,8 @@
-"""Rows as a table that fits the terminal, as JSON lines, or as CSV.
+"""Prints rows as a table that fits the terminal, as JSON lines, or as CSV.
 
-Amounts are whole numbers of nano-USD. People open CSV in a spreadsheet, so CSV also has each amount in USD, as an
-exact decimal. A nested value has one column for each field (`usage.input_tokens`), and a missing value is empty.
-Characters that could control a terminal are escaped in JSON. They are left out in CSV, which has no escapes.
+Amounts are integers in nano-USD. CSV also has each amount in USD as an exact decimal, for spreadsheets. A nested
+value has one column for each field (`usage.input_tokens`), and a missing value is empty. Characters that could
+control a terminal are escaped in JSON. They are left out in CSV, which has no escapes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NANO = "nano_usd"
 
 
 def add_format(parser: argparse.ArgumentParser, what: str) -> None:
-    """The options --json and --csv. `what` ends the sentence "one JSON object a line"."""
+    """Add the options --json and --csv. `what` completes the sentence "Print one JSON object a line"."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--json", action="store_const", dest="format", const="json", help=f"print one JSON object a line {what}"
@@ -47,7 +47,7 @@ def add_format(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> None:
-    """Write structs of one kind to stdout. CSV always has a column for each field, even without rows."""
+    """Write structs of one type to stdout. CSV always has a column for each field, even without rows."""
     if form == "json":
         for row in rows:
             write_json(json_text(row))
@@ -56,7 +56,7 @@ def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struc
 
 
 def write_records(form: Format, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
-    """Write records of the same fields to stdout."""
+    """Write records with the same fields to stdout."""
     if form == "json":
         for record in records:
             write_json(json_text(record))
@@ -65,7 +65,7 @@ def write_records(form: Format, columns: Sequence[str], records: Iterable[Mappin
 
 
 def json_text(value: object) -> str:
-    """A value as JSON. Half surrogate pairs, for example in a provider's error text, become U+FFFD."""
+    """Encode a value as JSON. Half surrogate pairs, for example in a provider's error text, become U+FFFD."""
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -83,7 +83,7 @@ def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> N
 
 
 def with_usd(record: Mapping[str, Any], columns: Iterable[str] | None = None) -> dict[str, Any]:
-    """A record that also has each amount in USD, as an exact decimal text."""
+    """Add each amount in USD to a record, as an exact decimal text."""
     usd = {
         column.replace(_NANO, "usd"): None if record[column] is None else f"{Decimal(record[column]).scaleb(-9):f}"
         for column in (record if columns is None else columns)
@@ -93,7 +93,7 @@ def with_usd(record: Mapping[str, Any], columns: Iterable[str] | None = None) ->
 
 
 def flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """A record with nested fields as ``a.b``. Lists, and objects with free keys, stay as JSON."""
+    """A record with nested fields as ``a.b``. Lists, and objects with arbitrary keys, are kept as JSON."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping) and name not in _AS_JSON:
@@ -109,7 +109,7 @@ _AS_JSON = ("tags", "routing", "raw")
 
 
 def _csv_cell(value: object) -> object:
-    # A spreadsheet treats a cell that starts like a formula as one. An apostrophe makes it text.
+    # A spreadsheet would run a cell that starts like a formula. An apostrophe makes it text.
     if not isinstance(value, str):
         return value
     text = sanitize(value)
@@ -133,18 +133,18 @@ def _flat_fields(kind: type[msgspec.Struct]) -> list[str]:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct type of a field, which may also allow None; otherwise None."""
+    """The struct type of a field, which may also allow None; None for other fields."""
     for part in (kind, *getattr(kind, "__args__", ())):
         if isinstance(part, type) and issubclass(part, msgspec.Struct):
             return part
     return None
 
 
-# --- Tables --- If columns were squeezed, words would be broken into letters. If the table were too wide, numbers
-# would be broken. So the least important columns are left out, in the command's order, and a line below names
-# them.
+# --- Tables ---
+# In narrow columns, words would break into letters, and in a table that is too wide, numbers would break. So if
+# there is not enough room, the least important columns are left out, and a line below the table names them.
 
-FOLDED_WIDTH = 24  # the smallest width of a column that may fold, at which names are still readable
+FOLDED_WIDTH = 24  # the minimum width of a column that may wrap, so that names remain readable
 
 _GAP = 2
 
@@ -152,19 +152,21 @@ R = TypeVar("R")
 
 
 class Column(NamedTuple, Generic[R]):
-    """One column of a table: its heading, and the cell of each row."""
+    """A column of a table: its heading, and a function for the cell of each row."""
 
     heading: str
     cell: Callable[[R], str | Sequence[str]]  # the text of a row: one line, or several lines
-    folds: bool = False  # whether it may be broken over several lines
+    folds: bool = False  # whether the cell may wrap over several lines
     may_go: int = 0
-    """0 for a column that is always shown. If there is no room, the greatest number is dropped first."""
+    """0 for a column that is always shown. If there is no room, the column with the highest number is dropped
+    first.
+    """
     right: bool = False
     footer: str = ""  # the text below the column, shown if the table has several rows
 
 
 def figure(heading: str, cell: Callable[[R], str], *, may_go: int = 0, footer: str = "") -> Column[R]:
-    """A column that is aligned to the right."""
+    """A right-aligned column for numbers."""
     return Column(heading, cell, may_go=may_go, right=True, footer=footer)
 
 
@@ -250,9 +252,10 @@ def write_rows(
     below: str = "",
     whole: bool = False,
 ) -> int:
-    """Write rows in the chosen form. A program gets all their fields, and a person the columns.
+    """Write rows in the chosen format: all fields for a program, or `columns` for a person.
 
-    `empty` replaces a table without rows, and `below` follows it. A terminal breaks them, unless they are `whole`.
+    `empty` is printed instead of a table without rows, and `below` after the table. At a terminal, these texts are
+    wrapped, unless `whole` is True.
     """
     if form != "table":
         write(form, kind, rows)
@@ -267,7 +270,7 @@ def write_rows(
     return 0
 
 
-# Amounts, counts, durations and times as text.
+# Format amounts, counts, durations and times as text.
 
 
 def seconds(milliseconds: int | None) -> str:
@@ -282,7 +285,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def rate(part: float | None) -> str:
-    """A part of a whole in per cent; a dash if there is no whole."""
+    """A fraction in per cent; a dash if it is None."""
     return "-" if part is None else f"{part * 100:.1f}%"
 
 
@@ -304,7 +307,7 @@ NANO = 1_000_000_000
 
 
 def usd(nano_usd: int) -> str:
-    """An amount with digits that suit its size: a call's to the nano-dollar, a month's to the cent."""
+    """An amount with digits that suit its size: small amounts to the nano-dollar, large ones to the cent."""
     size = abs(nano_usd)
     if size == 0:
         return "$0"
@@ -314,7 +317,7 @@ def usd(nano_usd: int) -> str:
 
 
 def rounded(nano_usd: int) -> str:
-    """A rounded amount: to the cent from one dollar up, and with the digits that matter below."""
+    """A rounded amount: to the cent from one dollar up, and with significant digits below."""
     if abs(nano_usd) < NANO:
         return usd(nano_usd)
     cents = Decimal(abs(nano_usd)).scaleb(-9).quantize(Decimal("0.01"), ROUND_HALF_UP)
@@ -322,7 +325,7 @@ def rounded(nano_usd: int) -> str:
 
 
 def exact(nano_usd: int, places: int = 2) -> str:
-    """An amount with all digits, and at least `places` decimals. The minus sign is typographic, for print."""
+    """An amount with all digits, and at least `places` decimals. The minus sign is the typographic one."""
     whole, _, part = f"{Decimal(abs(nano_usd)).scaleb(-9):.9f}".partition(".")
     return f"{'−' if nano_usd < 0 else ''}${int(whole):,}.{part.rstrip('0').ljust(places, '0')}"
 
@@ -358,7 +361,7 @@ def percent(before: int, after: int) -> str:
 
 
 def sum_text(total: CostSum) -> str:
-    """A sum, with the number of calls that no amount includes."""
+    """A sum, with the number of calls whose cost it does not include."""
     if total.calls and total.unpriced == total.calls:
         return "unpriced"
     if total.calls and total.unknown == total.calls:
@@ -367,13 +370,13 @@ def sum_text(total: CostSum) -> str:
 
 
 def beside(total: CostSum) -> list[str]:
-    """The number of calls that no amount includes, and the reasons."""
+    """The number of calls whose cost no amount includes, with the reasons."""
     kinds = ((total.unpriced, "unpriced"), (total.unknown, "unknown"))
     return [f"{count:,} {kind}" for count, kind in kinds if count]
 
 
 def print_incomplete(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
-    """Report the calls that a sum lacks and the estimates in it, one line each."""
+    """Print the number of calls that a sum does not include, and of estimates in it, one line each."""
     if total.unpriced:
         console.print(f"{plural(total.unpriced, 'call')} {unpriced}, not included in sums.", style="yellow")
     if total.unknown:

@@ -1,7 +1,7 @@
-"""`callboard templates`: prompts with parameters, one YAML file each, which `callboard ask -t NAME` fills.
+"""`callboard templates`: manage prompts with parameters. Each is a YAML file. `callboard ask -t NAME` fills it.
 
 A parameter is `$name` or `${name}` in `system` and `prompt`; `$$` is a dollar sign. The caller's text replaces
-`$input`, or follows the prompt. Values are inserted once: a value that looks like a parameter is not changed.
+`$input`, or follows the prompt. Parameters within an inserted value are not replaced.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ INPUT = "input"
 
 
 class Filled(NamedTuple):
-    """A template with a value in place of each parameter."""
+    """A template with a value for each parameter."""
 
-    prompt: str  # the text to ask
+    prompt: str  # the text of the question
     system: str | None  # the system prompt; None if the template has none
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A template, as in its file. All parts may be left out."""
+    """A template, as in its file. All fields may be omitted."""
 
     name: str = ""
-    description: str | None = None  # A sentence for `callboard templates list`
+    description: str | None = None  # a sentence for `callboard templates list`
     system: str | None = None  # the system prompt, with parameters
-    prompt: str | None = None  # The prompt, with parameters; None uses only the caller's text.
-    model: str | None = None  # the model to ask, by any of its names
+    prompt: str | None = None  # the prompt, with parameters; None uses only the caller's text
+    model: str | None = None  # the model, by any of its names
     defaults: Mapping[str, str | int | float] = {}  # default values of parameters
     options: Mapping[str, Json] = {}  # options of the call, such as `temperature`
     schema: str | JsonObject | None = None
     """The schema of the reply: a JSON Schema, or its short form such as ``name, age int``."""
     tools: tuple[str, ...] = ()  # the names of tools that the model may call
     extract: Literal["first", "last"] | None = None
-    """The block of code that is the answer: the ``first`` or the ``last`` one. None means the whole reply."""
+    """The code block to return as the answer: ``first`` or ``last``. None returns the whole reply."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(dict.fromkeys(name for name in found if name != INPUT))
 
     def check(self) -> None:
-        """Check the rules that the types don't express."""
+        """Check the rules that types can't express."""
         for field, text in (("system", self.system), ("prompt", self.prompt)):
             if text is not None and not Pattern(text).is_valid():
                 raise ConfigurationError(
@@ -75,7 +75,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigurationError(f"defaults.{name}: system and prompt have no ${name}")
 
     def filled(self, input: str, parameters: Mapping[str, str]) -> Filled:
-        """The texts with a value in place of each parameter."""
+        """The texts of the template with a value for each parameter."""
         self._check_values(parameters)
         values = {**{name: str(value) for name, value in self.defaults.items()}, **parameters, INPUT: input}
         system = None if self.system is None else Pattern(self.system).substitute(values)
@@ -111,7 +111,7 @@ _SUFFIX = ".yaml"
 
 
 def folder() -> Path:
-    """The folder, which may not exist."""
+    """The folder of templates, which may not exist."""
     return home_folder() / "templates"
 
 
@@ -148,7 +148,7 @@ def load(name: str) -> Template:
 
 
 def read(name: str, text: str) -> Template:
-    """The template in the text of a file."""
+    """Parse a template."""
     document = read_yaml(text, "the template")
     if isinstance(document, str):  # the file contains only a text
         document = {"prompt": document}
@@ -161,7 +161,7 @@ def read(name: str, text: str) -> Template:
 
 
 def save(template: Template, *, replace: bool = False) -> Path:
-    """Write a template into the folder, under its name. Returns the path of its file."""
+    """Save a template under its name. Returns the path of the file."""
     path = path_of(template.name)
     template.check()
     if path.exists() and not replace:
@@ -171,7 +171,7 @@ def save(template: Template, *, replace: bool = False) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of the folder, which is created if needed."""
+    """Write a file in the folder. The folder is created if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, text.encode())
@@ -208,7 +208,7 @@ defaults:
 # tools: [NAME]
 # extract: first
 """
-"""The first content of a template from `edit`."""
+"""The initial content of a template in `edit`."""
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -216,10 +216,10 @@ class Listed(msgspec.Struct, frozen=True):
 
     name: str  # the name of the template
     path: str  # the path of its file
-    parameters: tuple[str, ...] = ()  # the names of its parameters, `input` left out
-    model: str | None = None  # the model that it asks; None is the default one
-    description: str | None = None  # The sentence that describes it.
-    error: str | None = None  # the fault of its file; None if there is none
+    parameters: tuple[str, ...] = ()  # the names of its parameters, without `input`
+    model: str | None = None  # the template's model; None uses the default
+    description: str | None = None  # the description of the template
+    error: str | None = None  # the problem with its file; None if there is none
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

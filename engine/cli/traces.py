@@ -1,4 +1,4 @@
-"""`callboard traces`, `export` and `sql`: the recorded calls, newest first, as files, and by any query."""
+"""`callboard traces`, `export` and `sql`: list recorded calls, export them, and query them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 ATTEMPTS_PER_CALL = 4
-"""The number of attempts to read for each requested call. Calls have fewer attempts, except during outages."""
+"""The number of attempts to read for each requested call. Calls have fewer attempts, except in outages."""
 
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def run_traces(arguments: argparse.Namespace) -> int:
     if arguments.tree:
         return run_tree(arguments)
     rows = from_trace(arguments, lambda store: store.calls(where, limit * ATTEMPTS_PER_CALL))
-    # With a filter for a status, skip attempts after which the call continued.
+    # With a filter for a status, attempts that were followed by another attempt are skipped.
     rows = [row for row in rows if where.status is None or not row.will_retry]
     if arguments.format != "table":
         write(arguments.format, CallRow, rows[: arguments.limit])
@@ -73,7 +73,7 @@ def run_traces(arguments: argparse.Namespace) -> int:
 
 
 def run_tree(arguments: argparse.Namespace) -> int:
-    """Show the trees of the selected calls, at most as many trees as calls."""
+    """Show the trees of the selected calls."""
     where, limit = call_filter(arguments), arguments.limit
 
     async def read(store: Store) -> list[TurnTree]:
@@ -127,7 +127,7 @@ class CallSummary(msgspec.Struct, frozen=True):
 
 
 def summarise(rows: Iterable[CallRow]) -> list[CallSummary]:
-    """Attempts, the newest first, as calls in the same order."""
+    """Group attempts into calls. Both are in order, the newest first."""
     attempts: dict[str, list[CallRow]] = {}
     for row in rows:
         attempts.setdefault(row.request_id, []).append(row)
@@ -147,7 +147,7 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
 
 
 def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable[CallSummary]:
-    """A table with one line for each call. With many calls it shows the time and id, otherwise a number."""
+    """A table with a line for each call. `when` shows the time and the id instead of a number."""
     numbers = {call.last.call_id: str(place) for place, call in enumerate(calls, 1)}
     head: list[Column[CallSummary]] = [figure("call", lambda call: numbers[call.last.call_id])]
     if when:
@@ -224,7 +224,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 
 def _stdout(format: Format) -> IO[bytes]:
-    """Standard output. At a terminal it shows text, and Parquet is refused."""
+    """Standard output for binary data. At a terminal, text is shown, and Parquet is refused."""
     if not sys.stdout.isatty():
         return sys.stdout.buffer
     if format == "parquet":
@@ -233,7 +233,7 @@ def _stdout(format: Format) -> IO[bytes]:
 
 
 class _Terminal(io.RawIOBase):
-    """A binary stream that shows UTF-8 text on the terminal."""
+    """A binary stream that prints UTF-8 text at a terminal."""
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
@@ -317,8 +317,8 @@ class SchemaColumn(msgspec.Struct, frozen=True):
 
     table: str
     column: str
-    in_python: str  # the name that it has in Python, and in the JSON of `callboard traces --json`
-    meaning: str  # Its content.
+    in_python: str  # the field's name in Python, and in the JSON of `callboard traces --json`
+    meaning: str  # the column's content
 
 
 def show_schema(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`callboard prune`, `backup`, `upgrade` and `ship`: keep a trace file small, safe, current, and copied."""
+"""`callboard prune`, `backup`, `upgrade` and `ship`: prune, back up, upgrade and ship a trace file."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def prune(arguments: argparse.Namespace) -> int:
 
 
 async def kept_back(trace: TracePlace) -> list[str]:
-    """The rows that are kept at any age, because a shared store still lacks them."""
+    """The rows that are kept at any age, because a shared store does not have them yet."""
     if not isinstance(trace, Path):
         return []
     from callboard.tracestore.shipping.marks import backlogs
@@ -147,7 +147,7 @@ def upgrade(arguments: argparse.Namespace) -> int:
 
 async def _upgrade(trace: Path) -> bool:
     """Upgrade a trace file. Returns whether it had an older version."""
-    with contextlib.suppress(StoreError):  # the next step reports all other faults of the store
+    with contextlib.suppress(StoreError):  # the next step reports all other problems of the store
         async with store_to_read(trace):
             return False
     async with await existing_store(trace):
@@ -155,7 +155,7 @@ async def _upgrade(trace: Path) -> bool:
 
 
 def show_progress(text: str) -> None:
-    """Show a line of progress on a terminal. The next one replaces it."""
+    """Show a line of progress on a terminal. The next line replaces it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}\r")
         sys.stderr.flush()
@@ -166,14 +166,14 @@ def _mb(count: int) -> str:
 
 
 def age(text: str) -> int:
-    """Seconds."""
+    """Parse an age to seconds."""
     if (found := re.fullmatch(r"(\d{1,6})([hdw])", text)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no age such as 90d, 12h or 8w")
     return int(found[1]) * _UNITS[found[2]]
 
 
 def size(text: str) -> int:
-    """Bytes."""
+    """Parse a size to bytes."""
     if (found := re.fullmatch(r"(\d{1,12})([KMG]?)B?", text, re.IGNORECASE)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500M or 2G")
     return int(found[1]) * _SIZES[found[2].upper()]
@@ -242,7 +242,7 @@ def _forget(trace: Path, target: StoreAddress) -> bool:
 
 
 async def _ship(trace: Path, target: StoreAddress, once: bool) -> int:
-    """Ship a trace file, and the files that dead processes left next to it."""
+    """Ship a trace file, and files that dead processes left next to it."""
     from callboard.tracestore import TraceShipper
     from callboard.tracestore.shipping.marks import take_over
 

@@ -1,4 +1,4 @@
-"""`callboard web`: the live view in a browser, for its own engine or for another trace."""
+"""`callboard web`: serve the live view for a new engine or for an existing trace."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
 
 
 def listening(arguments: argparse.Namespace) -> tuple[socket.socket, str]:
-    """A socket that listens on the address that was requested, and its URL. Raises ConfigurationError."""
+    """A socket that listens on the requested address, and its URL. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
     try:
         listener = socket.create_server((arguments.bind, arguments.port), family=family)
@@ -128,8 +128,8 @@ async def serve_until_interrupt(
 ) -> None:
     """Serve an ASGI application until Ctrl-C.
 
-    `on_shutdown` is called first when the server stops. It ends the streams that would not end by themselves.
-    `options` are uvicorn's.
+    `on_shutdown` is called first when the server stops. It must end streams that would not end by themselves.
+    `options` are passed to uvicorn.
     """
     import uvicorn
 

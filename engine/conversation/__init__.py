@@ -1,1 +1,1 @@
-"""One turn: the messages to a model, its reply, and the tool rounds between."""
+"""A turn: the messages to a model, its replies, and the tool rounds between them."""

@@ -4,10 +4,10 @@ The history is never changed. A `Context` returns the first message of the histo
 replace the part before it. A policy is called before each reply, and again if the prompt was too long. It may cut
 only before a user message, because providers reject a tool's result without its call.
 
-If a provider rejects reasoning that is bound to changed messages, the request is sent again without it (see
-`adapters.http.repair`). Later turns leave that reasoning out. A model that accepts schemas always gets the schema.
-If a call can be forced, the model gets a tool whose arguments are the reply, unless the caller has tools or wants
-reasoning. All others get the schema in the system text.
+Some providers reject reasoning if the messages before it were changed. Then the request is sent again without the
+reasoning (see `adapters.http.repair`), and later turns leave it out. To get a reply that follows a schema, a model
+that accepts schemas gets the schema. Other models get a forced tool call whose arguments are the reply. If calls
+can't be forced, or the caller has tools or wants reasoning, the schema is added to the system text.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class RefusedReasoning:
 
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
-"""``native``: only the model itself may enforce the schema. ``auto``: a tool or an instruction replaces this if
-needed.
+"""``native``: only the model itself may enforce the schema. ``auto``: if the model can't, a forced tool call or an
+instruction is used.
 """
 
 ANSWER_TOOL = "answer"
@@ -122,7 +122,7 @@ def _warning(code: WarningCode, what: str) -> CallWarning:
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
-    """Replace the forced tool call in a response by its arguments, as text."""
+    """Replace the forced tool call of a response with its arguments, as text."""
     content: list[ContentBlock] = []
     for block in response.content:
         if isinstance(block, ToolUseBlock) and block.name == ANSWER_TOOL:
@@ -146,12 +146,12 @@ class Context(msgspec.Struct, frozen=True):
     """The part of a conversation that is sent: the `preface`, and then the messages from `start` on."""
 
     start: int = 0
-    """The place of the first message that is sent."""
+    """The index of the first message that is sent."""
     preface: tuple[Message, ...] = ()
-    """The messages that are sent in place of those before `start`."""
+    """The messages that are sent instead of those before `start`."""
 
     def of(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages that are sent of a conversation."""
+        """Return the messages of a conversation that are sent."""
         return (*self.preface, *messages[self.start :])
 
 
@@ -162,18 +162,19 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation that a policy gets."""
 
     messages: tuple[Message, ...]
-    """All messages, with those of the present turn."""
+    """All messages, including those of the current turn."""
     context: Context
     """The current context."""
     too_long: bool
     """Whether the last prompt was too long."""
     limit: int | None
-    """The number of tokens that a prompt may have; None if the model's window is unknown."""
+    """The maximum number of tokens of a prompt; None if the model's window is unknown."""
     estimate: Callable[[Sequence[Message]], int]
     """A function that estimates the tokens of messages, with the session's tools and system prompt."""
     ask: Callable[[str], Awaitable[str]]
-    """A function that sends a prompt to the model and returns its text. The call is traced and belongs to the
-    turn's cost."""
+    """A function that sends a prompt to the model and returns the reply's text. The call is traced, and its cost
+    is included in the turn's cost.
+    """
 
     @property
     def sent(self) -> tuple[Message, ...]:
@@ -204,7 +205,7 @@ class ContextPolicy(Protocol):
 
 
 class LastTurns:
-    """Sends the last turns, the present turn included.
+    """Sends the last turns, including the current one.
 
     Args:
         turns: The number of turns, at least 1.
@@ -262,11 +263,11 @@ class Summarise:
     """Summarises the older turns if the prompt is too long, and sends the summary instead of them.
 
     The session's own model writes the summary. If the older turns fill more than half of the model's window, this
-    takes several calls. The calls are traced and belong to the turn's cost.
+    takes several calls. The calls are traced, and their cost is included in the turn's cost.
 
     Args:
-        keep_turns: The number of last turns that are sent unchanged, at least 1.
-        instructions: The prompt for a summary, with ``{text}`` at the place of the transcript.
+        keep_turns: The number of most recent turns that are sent unchanged, at least 1.
+        instructions: The prompt for a summary. ``{text}`` is replaced by the transcript.
 
     Raises:
         ValueError: `keep_turns` is below 1, or the instructions lack ``{text}``.
@@ -300,15 +301,15 @@ class Summarise:
 
 
 def room(conversation: Conversation) -> int:
-    """The number of tokens that a prompt may have. If the window is unknown, it is the size of the prompt that was
-    too large.
+    """The maximum number of tokens of a prompt. If the window is unknown, the size of the prompt that was too
+    long.
     """
     sent = conversation.estimate(conversation.sent)
     return sent if conversation.limit is None else min(conversation.limit, sent)
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """A conversation as text: the messages, the calls of tools, and their results."""
+    """A conversation as text: messages, tool calls and tool results."""
     lines: list[str] = []
     for message in messages:
         for block in message.content:

@@ -1,4 +1,4 @@
-"""The options of a turn: their declaration, the merging of levels, and their storage while a turn waits.
+"""The options of a turn: their types, how levels are merged, and how they are stored while a turn waits.
 
 `TurnOptions` is a TypedDict, so editors and type checkers show each argument. `merged` combines the levels: the
 defaults here, the session's options, the turn's options. If an option is None, the level below applies.
@@ -35,7 +35,7 @@ plain function must not block.
 
 
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits of a call, in seconds; None means the engine's."""
+    """Time limits in seconds; None uses the engine's limit."""
 
     total: float | None = None
     """For the whole turn, with all steps and tools."""
@@ -44,7 +44,7 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(TypedDict, total=False):
-    """The options that each request of a turn carries unchanged.
+    """The options that each request of a turn contains unchanged.
 
     They have the names and meanings of the fields of `CanonicalRequest`. If a model does not support an option,
     the request is sent without it, and the reply has a warning.
@@ -53,13 +53,12 @@ class RequestOptions(TypedDict, total=False):
     temperature: float | None
     """The sampling temperature."""
     top_p: float | None
-    """The nucleus sampling."""
+    """The probability mass for nucleus sampling."""
     frequency_penalty: float | None
-    """The penalty on frequent tokens."""
+    """The penalty on tokens by their frequency in the text so far."""
     presence_penalty: float | None
-    """The penalty on tokens that are present."""
+    """The penalty on tokens that occur in the text so far."""
     seed: int | None
-    """The seed of the sampling."""
     verbosity: str | None
     """The length of the reply: ``low``, ``medium`` or ``high``."""
     user: str | None
@@ -69,7 +68,7 @@ class RequestOptions(TypedDict, total=False):
     tool_choice: ToolChoice | None
     """Whether the model may, must or must not call tools; None leaves it to the provider."""
     parallel_tool_calls: bool | None
-    """Whether the model may ask for several tool calls in one reply."""
+    """Whether the model may call several tools in one reply."""
     reasoning_effort: str | None
     """The effort for reasoning, from ``none`` to ``max``."""
     key: str | None
@@ -88,77 +87,85 @@ class RequestOptions(TypedDict, total=False):
     """Whether a stream that breaks off in its text is continued by another attempt, if the model accepts the start
     of a reply. Both attempts are billed."""
     include_raw: bool | None
-    """Whether each reply also has the provider's raw reply, in `CanonicalResponse.raw` and in the `metadata` of
-    its message."""
+    """Whether the provider's raw reply is kept, in `CanonicalResponse.raw` and in the `metadata` of its message.
+    """
     drain_for_usage: float | None
-    """Seconds for which a cancelled stream is read further for its usage, in place of the adapter's value."""
+    """Seconds for which a cancelled stream is still read to get its usage. Overrides the adapter's value."""
 
 
 class TurnOptions(RequestOptions, total=False):
-    """The options of a turn, as keyword arguments or as a dict that is given with ``**``.
+    """The options of a turn, as keyword arguments or as a dict that is passed with ``**``.
 
     If an option is missing or None, the first of these values applies: the session's, the model's in models.yaml,
-    the provider's default. Exceptions are noted at the option.
+    the provider's default. Exceptions are described at each option.
     """
 
     max_output_tokens: int | None
-    """The largest number of tokens of each reply, reasoning included."""
+    """The maximum number of tokens of each reply, including reasoning."""
     stop_sequences: Sequence[str]
     """Texts that end the reply."""
     schema_mode: SchemaMode
-    """How the reply is made to follow `output_schema`. ``native``, the default: by the model itself, or else
-    CapabilityError is raised. ``auto``: a model that takes no schema gets a forced tool call, which is returned as
-    text, or an instruction. Only `generate_object` checks the reply."""
+    """How to make the reply follow `output_schema`. ``native``, the default: the model itself enforces it, and a
+    model that can't raises CapabilityError. ``auto``: a model that can't gets a forced tool call, which is
+    returned as text, or an instruction. Only `generate_object` checks the reply.
+    """
     retry_empty: int | None
-    """The number of times that an empty reply is requested again; by default 0. A reply is empty if it ended well
-    without a text and without a call. Each repeat is a separate call, which is billed and recorded."""
+    """The maximum number of times that an empty reply is requested again; by default 0. A reply is empty if it
+    ended normally without text and without a tool call. Each repetition is a separate call, which is billed and
+    recorded.
+    """
     max_tool_rounds: int
-    """The number of times that tools are run before the turn ends; by default 1. With 0 no tool is run."""
+    """The maximum number of rounds of tools in the turn; by default 1. With 0, no tool runs."""
     stop_when: StopWhen | None
-    """A condition that ends the turn earlier."""
+    """A condition that ends the turn after a round of tools."""
     approve: Approve | None
     """A function that decides about each call of a tool before it runs."""
     repair_tool_call: RepairToolCall | None
     """A function that repairs invalid arguments of a tool call."""
     timeout: float | TimeoutConfig | None
-    """Seconds for the whole turn, or a `TimeoutConfig`; None means the engine's `Timeouts.turn`."""
+    """Seconds for the whole turn, or a `TimeoutConfig`; None uses the engine's `Timeouts.turn`."""
     call_timeout: float | None
-    """Seconds for each call with its attempts; None means the adapter's. It is `TimeoutConfig.per_step`."""
+    """Seconds for each call with its attempts; None uses the adapter's limit. The same as
+    `TimeoutConfig.per_step`.
+    """
     tags: Mapping[str, str] | None
     """Tags of the turn's calls, for the trace; never sent. They are added to the session's tags, and override
     them."""
     fallback: Sequence[str] | None
-    """The names of the models to try when the first one fails. None uses the session's fallbacks, unless the turn
-    has its own model, and then those of models.yaml. An empty sequence means no fallback."""
+    """The names of the models to try when the first one fails. None uses the session's fallbacks; if the turn has
+    its own model, those of models.yaml. An empty sequence means no fallback.
+    """
     requires: Requirements | None
     """The abilities that the model must have, in addition to those of the session and the request."""
     limits: TurnLimits | None
-    """The limits of the turn together with all turns and calls that its tools start."""
+    """The limits of the turn, including all turns and calls that its tools start."""
     context: ContextPolicy | None
-    """The policy for the part of a long conversation that is sent; without one, all of it is sent."""
+    """The policy that decides which part of a long conversation is sent; without one, all of it is sent."""
     signal: AbortSignal | None
-    """A signal that ends the turn when it is aborted, from any thread. The turn then raises CancelledError."""
+    """A signal that cancels the turn, from any thread. The turn then raises CancelledError."""
 
 
 class SessionOptions(TypedDict, total=False):
     """The options of a session's turns. An option that a turn sets itself replaces the session's."""
 
     fallback: Sequence[str] | None
-    """The models to try when the first one fails; None leaves it to models.yaml."""
+    """The models to try when the first one fails; None uses those of models.yaml."""
     approve: Approve | None
     """A function that decides about each call of a tool before it runs. It is not stored."""
     context: ContextPolicy | None
-    """The policy for a history that has grown too long, see `engine.conversation.context`; None always sends all
-    of it. It is not stored."""
+    """The policy that decides which part of a long history is sent, see `engine.conversation.context`; None always
+    sends all of it. It is not stored.
+    """
     key: str | None
-    """The name of the adapter's key with which the calls are sent, see `AdapterConfig.keys`; None leaves it to the
-    adapter. It is not stored."""
+    """The name of the adapter's key for the calls, see `AdapterConfig.keys`; None leaves the choice to the
+    adapter. It is not stored.
+    """
     temperature: float | None
     """The sampling temperature."""
     max_output_tokens: int | None
-    """The largest number of tokens of each reply."""
+    """The maximum number of tokens of each reply."""
     max_tool_rounds: int | None
-    """The number of times that tools are run in a turn; by default 1."""
+    """The maximum number of rounds of tools in a turn; by default 1."""
 
 
 DEFAULTS: TurnOptions = {"schema_mode": "native", "max_tool_rounds": 1}
@@ -179,13 +186,12 @@ _ADVICE = {
 
 
 def merged(*levels: TurnOptions) -> TurnOptions:
-    """The options of several levels as one."""
     said = {name: value for level in levels for name, value in level.items() if value is not None}
     return cast("TurnOptions", said)
 
 
 def for_requests(*levels: TurnOptions) -> RequestOptions:
-    """The merged options of several levels, limited to the options that each request contains unchanged."""
+    """Merge several levels, and return only the options that each request contains unchanged."""
     said = {
         name: value
         for level in levels
@@ -210,7 +216,7 @@ def options_of_request(request: CanonicalRequest) -> TurnOptions:
 def options_among(
     given: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
 ) -> TurnOptions:
-    """The options among the arguments of a call."""
+    """Split the options of a turn from the arguments of a call. Raises TypeError for an unknown argument."""
     given = with_new_names(given, TIME_LIMITS) if given.keys() & TIME_LIMITS.keys() else given
     for name in given:
         if name in advice or not (name in _ALL or name in others):
@@ -225,7 +231,7 @@ def options_among(
 
 
 def session_options(given: SessionOptions) -> TurnOptions:
-    """The options of a session's turns, as `merged` gives them. Raises TypeError or ValueError."""
+    """Merge the options of a session's turns. Raises TypeError or ValueError."""
     for name in given.keys() - _OF_SESSIONS:
         hint = "pass it with each turn" if name in _ALL else _hint(name, _OF_SESSIONS, {})
         raise TypeError(f"{name}= is not an argument of a session: {hint}")
@@ -257,7 +263,7 @@ _log = Log("engine.sessions")
 
 
 _IN_MEMORY = frozenset({"key", "approve", "repair_tool_call", "stop_when", "context", "signal"})
-"""Options that are never stored: a key, because it opens an account, and live objects."""
+"""Options that are never stored: a key, because it gives access to an account, and live objects."""
 
 _STRUCTS: dict[str, Any] = {
     "tool_choice": ToolChoice,
@@ -265,16 +271,16 @@ _STRUCTS: dict[str, Any] = {
     "requires": Requirements,
     "limits": TurnLimits,
 }
-"""Options that are read back as a Struct. All others are JSON values."""
+"""Options that are decoded to a Struct when they are read. All others are JSON values."""
 
 
 class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a turn, in the form in which they are stored while the turn waits."""
+    """The options of a turn that waits for an answer, as they are stored."""
 
     model: Model | None = None
-    """The model of the turn alone; None means the session's."""
+    """The model of this turn; None uses the session's."""
     options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
-    """The options of the turn alone."""
+    """The options that the turn itself set."""
     lost: frozenset[str] = frozenset()
     """The names of the turn's own options that were not stored."""
     lost_of_session: frozenset[str] = frozenset()
@@ -342,7 +348,6 @@ class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING = StoredTurnOptions()
-"""A turn without options of its own."""
 
 
 def stored_turn_options(stored: JsonObject | None) -> StoredTurnOptions:
@@ -380,7 +385,7 @@ def _as_json(value: object) -> Json | msgspec.UnsetType:
 
 
 def _waits(request: ApprovalRequest) -> Pending:
-    """An approve hook that makes every call wait. It replaces the hook of a continued turn, which could not be
+    """An approve hook that makes every call wait. A continued turn uses it instead of its own hook, which can't be
     stored.
     """
     return Pending()

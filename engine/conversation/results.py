@@ -1,4 +1,4 @@
-"""The results of a turn: its replies, its steps, and all of them together."""
+"""The results of a turn: `Reply`, `StepResult` and `GenerateResult`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _money(cost: Cost) -> JsonObject:
 def in_plain_values(result: Reply | GenerateResult, usage: TokenUsage, cost: Cost) -> JsonObject:
     """A result as a dict that any JSON library can write. Money is exact text.
 
-    `reasoning` and `tool_calls` are the earlier names of `thinking` and `tool_uses`. They stay, because hosts
+    `reasoning` and `tool_calls` are the earlier names of `thinking` and `tool_uses`. They are kept, because hosts
     store such dicts.
     """
     calls: list[Json] = [
@@ -96,10 +96,10 @@ def in_markdown(text: str, model: str, usage: TokenUsage, cost: Cost) -> str:
 
 
 class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
-    """A message of the assistant with its model, usage, cost and other data of its call. `Session.send` returns
+    """A message of the assistant with the model, usage, cost and other data of its call. `Session.send` returns
     it.
 
-    It equals a Message with the same fields, such as the one in a resumed session.
+    It is equal to a Message with the same fields, such as the message in a resumed session.
     """
 
     metadata: MessageMetadata
@@ -157,9 +157,9 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         Args:
             status: How the turn ended.
             undelivered: The steering messages that did not reach the model.
-            usage: The tokens of all steps of the turn; None leaves those of this reply.
-            cost: The cost of all calls of the turn; None leaves that of this reply.
-            tree: The cost and the tokens of the turn with its descendants; None leaves those of this reply.
+            usage: The tokens of all steps of the turn; None means those of this reply.
+            cost: The cost of all calls of the turn; None means that of this reply.
+            tree: The cost and the tokens of the turn with its descendants; None means those of this reply.
         """
         noted = self.__dict__
         noted["_status"] = status
@@ -206,8 +206,8 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def tree_cost(self) -> CostSum:
-        """The cost of the turn with all turns and calls that its tools made, and the number of attempts that are
-        estimated, unpriced or unknown.
+        """The cost of the turn, including all turns and calls that its tools made. It also counts the attempts
+        whose cost is estimated, unpriced or unknown.
 
         For a message of a resumed session, the cost of its call.
         """
@@ -268,11 +268,11 @@ class StepResult(ShortRepr, frozen=True, kw_only=True):
     message: Reply
     """The reply as in the history, with its metadata."""
     response: CanonicalResponse
-    """The reply as the adapter gave it."""
+    """The reply as the adapter returned it."""
     cost: Cost
     """The cost of the reply."""
     tool_results: tuple[ToolResultBlock, ...] = ()
-    """The answers of the tools in the order of their calls; empty if no tool was run."""
+    """The results of the tools in the order of their calls; empty if no tool was run."""
 
     @property
     def text(self) -> str:
@@ -291,7 +291,7 @@ class StepResult(ShortRepr, frozen=True, kw_only=True):
 
     @property
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
-        """The tool calls that the reply asks for, in order."""
+        """The tool calls of the reply, in order."""
         return self.response.tool_uses
 
     @property
@@ -338,22 +338,22 @@ class StepResult(ShortRepr, frozen=True, kw_only=True):
 
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `generate`. All properties except the totals and `warnings` are those of the last step."""
+    """The result of `generate`. All properties except the totals and `warnings` are about the last step."""
 
     steps: tuple[StepResult, ...]
     """The steps of the turn, at least one."""
     messages: tuple[Message, ...]
-    """The given conversation, and all messages that were added to it."""
+    """The conversation that was passed, and all messages that were added to it."""
     status: TurnStatus
     """How the turn ended: a value of `TurnStatus`."""
     total_cost: Cost
     """The cost of all calls and attempts, including failed ones; unknown if any of them is unknown."""
     cost_sum: CostSum = CostSum()
-    """The known part of that cost, and the number of attempts that are estimated, unpriced or unknown."""
+    """The known part of `total_cost`, and the number of attempts whose cost is estimated, unpriced or unknown."""
     tree_cost: CostSum = CostSum()
-    """The same as `cost_sum`, with all turns and calls that the turn's tools made."""
+    """Like `cost_sum`, but including all turns and calls that the turn's tools made."""
     tree_usage: TokenUsage = NOTHING_USED
-    """The tokens of all attempts, with those of all turns and calls that the turn's tools made."""
+    """The tokens of all attempts, including all turns and calls that the turn's tools made."""
     undelivered: tuple[Message, ...] = ()
     """The steering messages that had not reached the model when the turn ended."""
 
@@ -416,7 +416,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tool_results(self) -> tuple[ToolResultBlock, ...]:
-        """The answers of the tools of the last step."""
+        """The results of the tools of the last step."""
         return self.steps[-1].tool_results
 
     @property
@@ -431,12 +431,12 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens of the last reply; `total_usage` has the tokens of all."""
+        """The tokens of the last reply; `total_usage` has the tokens of all replies."""
         return self.steps[-1].usage
 
     @property
     def cost(self) -> Cost:
-        """The cost of the last reply; `total_cost` is the cost of all."""
+        """The cost of the last reply; `total_cost` has the cost of all calls."""
         return self.steps[-1].cost
 
     @property
@@ -456,7 +456,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def response(self) -> CanonicalResponse:
-        """The last reply as the adapter gave it."""
+        """The last reply as the adapter returned it."""
         return self.steps[-1].response
 
     @property

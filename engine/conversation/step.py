@@ -48,7 +48,7 @@ def request_for(
 ) -> CanonicalRequest:
     options, option, entry = turn.options, route.option, route.option.named.entry
     capabilities, given = option.capabilities, option.input
-    assert capabilities is not None  # a chosen option always has capabilities
+    assert capabilities is not None  # a model that may be chosen always has capabilities
     assert given is not None
     choice = given.forced
     if first and choice is None:
@@ -116,7 +116,7 @@ def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOpt
 def carried_over(
     original: CanonicalRequest, changed: CanonicalRequest, fitted: CanonicalRequest
 ) -> CanonicalRequest:
-    """A request fitted to another model, with all other changes of middleware applied again."""
+    """A request fitted to another model, with the other changes of middleware applied again."""
     changes = {
         name: getattr(changed, name)
         for name in CanonicalRequest.__struct_fields__
@@ -141,7 +141,7 @@ def _asks_otherwise(original: CanonicalRequest, changed: CanonicalRequest) -> bo
 
 
 class _HeldReply:
-    """Holds a provider's whole reply back until it is certain that the middleware does not change it."""
+    """Holds back the provider's raw bytes until it is certain that middleware does not change the reply."""
 
     def __init__(self, request: CanonicalRequest) -> None:
         assert request.wire is not None
@@ -164,14 +164,14 @@ _log = Log("engine.step")
 
 
 class Step:
-    """One reply. Run it once.
+    """The part of a turn that gets one reply. Run it once.
 
     Args:
         turn: The turn.
         models: The models that may serve.
         messages: The messages that are sent.
-        first_ids: The ids that the caller wants for the first call.
-        first: Whether the turn has no reply yet.
+        first_ids: The ids for the first call, if the caller chose them.
+        first: Whether this is the turn's first reply.
         caused_by: The id of the call that led to this step.
     """
 
@@ -189,7 +189,7 @@ class Step:
         self.partial: Reply | None = None
         """The part of a reply that had arrived when its call failed."""
         self.left = False
-        """Whether the call has ended while the provider continues the reply in the background."""
+        """Whether the call has ended here while the provider continues the reply in the background."""
         self._turn = turn
         self._models = models
         self._messages = messages
@@ -218,7 +218,7 @@ class Step:
         return self._turn.log.next_seq != self._first_seq
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
-        """Request a reply of a model. An empty reply is requested again, up to `retry_empty` times.
+        """Request a reply from a model. An empty reply is requested again, up to `retry_empty` times.
 
         Each request is a separate call with its own message.
         """
@@ -234,9 +234,7 @@ class Step:
                 outcome = await chain.around(request, partial(self._send_for, request, route))
                 if held is not None and self._outcome is not None:
                     held.release(self._outcome, outcome)
-                if (
-                    not self._sent
-                ):  # A middleware answered without a call, so the ids of the reply mean nothing here.
+                if not self._sent:  # Middleware answered without a call, so the reply's ids are not ids of a call.
                     response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
                     outcome = CallOutcome(response=response, cost=outcome.cost)
             else:
@@ -269,7 +267,7 @@ class Step:
         return request
 
     async def _send_for(self, original: CanonicalRequest, route: Route, request: CanonicalRequest) -> CallOutcome:
-        """Make the call that middleware requests in place of the original call."""
+        """Make the call that middleware requested instead of the original one."""
         if self._delivered:
             raise CallboardError(
                 "a part of the reply has already been delivered, so middleware can't request another one"
@@ -353,7 +351,7 @@ class Step:
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:
-    """The outcome. If the reply did not end well, its tool calls are marked as incomplete."""
+    """The outcome. If the reply did not end normally, its tool calls are marked as incomplete."""
     response = outcome.response
     content = with_whole_calls(response.content, response.stop_reason)
     if content is response.content:

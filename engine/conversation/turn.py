@@ -1,17 +1,17 @@
-"""One turn: the messages to a model, the tool rounds, and the final reply.
+"""A turn: the messages to a model, the tool rounds, and the final reply.
 
 The session manager starts a task for each turn. A turn has these phases, in this order:
 
     queued     it waits for the earlier turns of its session
     admitted   the trace writer is not too far behind, and the session belongs to this engine
-    replying   the model is called; a reply that paused is continued
+    replying   the model is called; a paused reply is continued
     tools      the tool calls of the reply run; then the model is called again
     steered    the host's new messages are added; if there are any, the model is called again
     over       its status is published, its events are stored, and its stream ends
 
-The turn's new messages enter the history together, when the assistant's first content exists. A turn that fails
-before that leaves the history unchanged. If a reply is cancelled or broken, its partial content is kept with its
-stop reason. A call without a session is a turn in a conversation of its own.
+The turn's new messages enter the history together with the assistant's first content. If the turn fails before
+that, the history is unchanged. If a reply is cancelled or broken, its partial content is kept with its stop
+reason. A call without a session is a turn in a new conversation.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from .turn_models import ADVICE, TurnModels, within_window
 from .turn_tools import TurnTools
 
 MAX_WAITING_TURNS = 16
-"""The number of turns that may wait for one session, besides the turn that runs."""
+"""The number of turns of one session that may wait, not counting the turn that runs."""
 
 MAX_PAUSES = 8
 """The number of times that a paused reply (`pause_turn`) is continued."""
@@ -93,16 +93,16 @@ class Turn(TurnContext):
         runtime: The parts of the engine.
         state: The conversation.
         new: The messages of the turn, at least one, unless it has answers.
-        model: The model; None is the conversation's.
+        model: The model; None uses the conversation's.
         options: The turn's own options.
         streamed: Whether the replies are streamed.
-        first_ids: The ids that the caller wants for the first call.
-        max_pauses: The number of times that a paused reply is continued.
+        first_ids: The ids for the first call, if the caller chose them.
+        max_pauses: The maximum number of times that a paused reply is continued.
         answers: The answers to open calls by their ids. They continue an earlier turn.
         takes_up: The background reply of an earlier turn, which this turn resumes.
         asked: The model and the options of the earlier turn, if this one continues it; None uses `model` and
             `options`.
-        caller: The run of a tool that starts the turn; None looks for it here.
+        caller: The tool run that starts the turn; None uses the tool run of the current task, if any.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Turn(TurnContext):
         return message
 
     def followed_by(self, *new: Message) -> Turn:
-        """The next turn of the same conversation, with the same options and within the same time.
+        """The next turn of the same conversation, with the same options and the same deadline.
 
         If the reply was empty, the messages of this turn did not enter the history. They are sent again.
         """
@@ -200,7 +200,7 @@ class Turn(TurnContext):
         return self._step.call if self._step is not None else None
 
     def enter_queue(self) -> None:
-        """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
+        """Enter the session's queue, and open the stream. Raises SessionBusy."""
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
@@ -250,7 +250,7 @@ class Turn(TurnContext):
             self.scope.cut()
         elif why == CLOSED:
             call.leave()
-        else:  # the call ends itself, or is abandoned after a grace period; then the turn ends
+        else:  # the call ends itself, or is abandoned after a grace period; the turn ends after that
             call.cancel()
         return True
 
@@ -286,7 +286,7 @@ class Turn(TurnContext):
             try:
                 await self.runtime.host.secure(self.id, last=True)
                 if self.takes_up is not None and self.runtime.budgets:
-                    # On failure, the reservation counts until the next start.
+                    # If this fails, the reservation counts until the next start.
                     with contextlib.suppress(StoreError):
                         await self.runtime.budgets.recount(all_of_them=True)
                 if self.state.commits:
@@ -379,7 +379,7 @@ class Turn(TurnContext):
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
             paused = response.stop_reason is StopReason.PAUSE_TURN and not message.tool_uses
             if paused and pauses < self._max_pauses:
-                held = True  # a paused reply is continued unchanged
+                held = True  # a paused reply is sent back unchanged
                 pauses += 1
                 self._finish_step()
                 continue
@@ -390,11 +390,12 @@ class Turn(TurnContext):
             if status == "completed":
                 tools.leave(message.tool_uses)
             if status is None:
-                # Tools are the host's own code, so everything before them must be safe.
+                # A tool runs the host's own code, which may end this process. So all earlier events must be safe
+                # first.
                 await self.runtime.host.secure(self.id)
                 await self._right.require()
                 made = await tools.run(message, response.stop_reason, self.messages)
-                if self.scope.cancelled:  # For example, a tool has cancelled the turn.
+                if self.scope.cancelled:  # for example because a tool has cancelled the turn
                     tools.leave(made.waiting)
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
@@ -473,8 +474,8 @@ class Turn(TurnContext):
         )
 
     async def _ask(self, text: str) -> str:
-        """Make a helper call for the conversation, such as a summary, and return its text. Its cost is the
-        turn's.
+        """Make a helper call for the conversation, such as a summary, and return its text. The turn's cost
+        includes it.
         """
         state = self.state
         fallback: TurnOptions = {"fallback": state.options.get("fallback")}
@@ -523,7 +524,7 @@ class Turn(TurnContext):
     # --- The end ---
 
     def _end(self, error: BaseException | None) -> None:
-        """Publish how the turn ended. It has no `await`, so nothing can run in the middle."""
+        """Publish how the turn ended. There is no `await` here, so no other task runs in between."""
         self._over = True
         self.runtime.in_flight.remove(self)
         if error is not None:

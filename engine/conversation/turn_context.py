@@ -48,7 +48,7 @@ from .options import TurnOptions
 
 
 class FirstIds(NamedTuple):
-    """The ids that a caller wants for the first call of a turn. An empty id is made up."""
+    """The ids for the first call of a turn, if the caller chose them. For an empty id, a new one is made."""
 
     request_id: str
     message_id: str
@@ -65,15 +65,15 @@ class TurnContext:
         state: The conversation.
         options: The turn's options, all levels merged.
         streamed: Whether the replies are streamed.
-        caller: The run of a tool that starts the turn; None looks for it here.
+        caller: The tool run that starts the turn; None uses the tool run of the current task, if any.
     """
 
     log: StreamLog[TurnEvent]
-    """The turn's stream. It exists from the moment at which the turn is queued."""
+    """The turn's stream. It exists from the moment when the turn is queued."""
     takes_up: OpenReply | None = None
     """The background reply that the turn resumes instead of requesting a new one."""
     given: CanonicalRequest | None = None
-    """The request that the caller gave; None if it gave messages and options."""
+    """The caller's request; None if the caller passed messages and options."""
     on_accepted: Callable[[bool], object] | None = None
     """Called when a provider continues a reply in the background, as in `CallEvents`.
 
@@ -100,19 +100,19 @@ class TurnContext:
         self.spending = Spending()
         """The tokens and costs of the turn's calls so far."""
         self.route: Route | None = None
-        """The route of the turn's last call."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
-        """The run of a tool that has started the turn; None for a root."""
+        """The tool run that started the turn; None for a root."""
         if self.caller is not None and self.caller.carried:
             runtime.cluster.reach(self.caller)
         own = {**state.tags, **(options.get("tags") or {})}
         self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
-        """The tags of the turn's calls. The turn's own override the session's, which override the calling turn's.
+        """The tags of the turn's calls. The turn's own tags override the session's, which override those of the
+        calling turn.
         """
         limits = options.get("limits")
         self.node: TreeNode | None = None
-        """The turn's place in its tree; None for a root without limits that has run no tool."""
+        """The turn's node in its tree; None for a root without limits that has run no tool."""
         if self.caller is not None or limits is not None:
             self.node = TreeNode(self.id, self.caller, limits)
             seconds = self.node.seconds(seconds)
@@ -120,7 +120,9 @@ class TurnContext:
 
     @property
     def of_client(self) -> bool:
-        """Whether a gateway's client wrote the request, for a model whose limits it may not know."""
+        """Whether a gateway's client wrote the request. The client may not know the limits of the model that
+        serves it.
+        """
         return self.given is not None and self.given.wire is not None
 
     @property
@@ -143,11 +145,11 @@ class TurnContext:
 
     @property
     def children(self) -> tuple[ChildTurn, ...]:
-        """The turns that the tools of this turn have started, in their order."""
+        """The turns that the tools of this turn have started, in order."""
         return () if self.node is None else tuple(self.node.children)
 
     def in_tree(self) -> TreeNode:
-        """Return the turn's place in its tree, creating it if needed."""
+        """Return the turn's node in its tree, and create it if needed."""
         if self.node is None:
             self.node = TreeNode(self.id)
         self.node.deadline = self.scope.deadline
@@ -225,10 +227,10 @@ def provider_waits(reply: Message) -> bool:
 
 
 class TurnHistory:
-    """The conversation as one turn sees it and adds to it.
+    """The conversation as one turn reads it and extends it.
 
-    It must not refer to the turn, because that would be a reference cycle: a dropped session must be freed
-    immediately, not by the garbage collector.
+    It must not refer to the turn. The reference cycle would delay freeing a dropped session until the garbage
+    collector runs.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
@@ -254,7 +256,7 @@ class TurnHistory:
         ]
 
     def await_reply(self, messages: Sequence[Message]) -> None:
-        """Add messages that enter the history with the next reply."""
+        """Add messages that enter the history together with the next reply."""
         self.pending.extend(messages)
 
     def add(self, message: Message) -> None:
@@ -274,7 +276,7 @@ class TurnHistory:
     def keep_ahead(self, accepted: bool) -> None:
         """Store the pending messages early, for a reply that is resumed later.
 
-        If the provider didn't accept the reply, they are removed again.
+        If `accepted` is False, they are removed again.
         """
         if not self._state.id:
             return
@@ -286,7 +288,7 @@ class TurnHistory:
         self._kept_ahead = len(self.pending)
 
     def forget_ahead(self) -> None:
-        """Remove stored messages that did not become history."""
+        """Remove the messages that were stored early and did not enter the history."""
         if self._kept_ahead:
             self._kept_ahead = 0
             self._runtime.sessions.publish_setup(self._state)

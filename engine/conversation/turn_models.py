@@ -50,13 +50,13 @@ from .turn_context import TurnContext
 T = TypeVar("T")
 
 MAX_TRIES = 4
-"""The number of attempts of a policy to make a prompt short enough."""
+"""The maximum number of times that a policy may shorten a prompt."""
 
 ADVICE = (
     "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
     "or Summarise of engine.context. Or choose a model with a larger window"
 )
-"""The advice for a prompt that is too long, if there is no policy."""
+"""The advice if a prompt is too long and there is no policy."""
 
 
 async def within_window(
@@ -105,7 +105,7 @@ class TurnModels:
 
     Args:
         turn: The turn.
-        model: The model, or the models, that the turn asks for.
+        model: The model or models of the turn.
         said: The messages that the turn adds.
 
     Raises:
@@ -130,11 +130,11 @@ class TurnModels:
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
-        """Add steering messages: the turn's models must support their content, too."""
+        """Add steering messages, so that models are checked for their content, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
     def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
-        """Offer other tools from the next step on."""
+        """Offer these tools from the next step on."""
         self._asked = msgspec.structs.replace(self._asked, tools=tools)
 
     def first_that_works(
@@ -156,14 +156,14 @@ class TurnModels:
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:
-        """The route to a model that middleware asks for. Raises CallboardError."""
+        """The route to a model that middleware requested. Raises CallboardError."""
         plan = expand(self.registry, model, ())
         return choose(plan, [self._examine(named, messages) for named in plan.named])
 
     def measure(self) -> tuple[int | None, Callable[[Sequence[Message]], int]]:
         """The largest prompt in tokens, or None, and a function that estimates the tokens of messages.
 
-        Both are those of the model that has answered in this turn, or else of the first model.
+        Both are for the model that has answered in this turn, or else for the first model.
         """
         named = next((each for each in self.plan.named if each.model == self.answered_by), self.plan.named[0])
         entry, asked = named.entry, self._asked
@@ -259,7 +259,7 @@ class TurnModels:
         )
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
-        """The largest output that fits into the budgets, and the refusal if only a cheaper model fits."""
+        """The maximum output that fits into the budgets, and the refusal if only a cheaper model fits."""
         turn = self._turn
         budgets = turn.runtime.budgets
         payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)

@@ -1,4 +1,4 @@
-"""The tools of one turn: which calls of a reply are run, by which rules, and how they are reported."""
+"""The tools of one turn: the calls of a reply that are run, the rules for them, and their events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TurnTools:
 
     Args:
         turn: The turn. Each tool is published on its stream and on the bus.
-        keep: A function that gets the results, even those of a cancelled round.
+        keep: A function that receives the results, even those of a cancelled round.
     """
 
     def __init__(self, turn: TurnContext, keep: Keep) -> None:
@@ -49,9 +49,9 @@ class TurnTools:
         """The agent that takes over the conversation, after a call of `handoff` has run."""
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
-        """The status of the turn if none of the reply's calls is run; None if they are run.
+        """The status with which the turn ends instead of running the reply's calls; None if they are run.
 
-        The calls of a reply that did not end well are not run. There is one exception: a reply that used all its
+        If a reply did not end normally, its calls are not run. There is one exception: a reply that used all its
         tokens. The model gets a result that explains this and may call again.
         """
         calls = reply.tool_uses
@@ -94,7 +94,7 @@ class TurnTools:
         return handoff_in(last_reply(history), self._turn.state.tools, ran | results_in(history).keys())
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Add a result to each of these calls: it was not run, because the turn has ended."""
+        """Add a result to each of these calls: the call was not run, because the turn has ended."""
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
@@ -109,7 +109,7 @@ class TurnTools:
             raise CallboardError(f"stop_when failed: {type(error).__name__}: {error}") from error
 
     async def take(self, answers: Mapping[str, Answer], history: tuple[Message, ...]) -> ToolRound:
-        """Process the host's answers to open calls, and run the calls that it approved. Raises CallboardError."""
+        """Process the host's answers to open calls, and run the approved calls. Raises CallboardError."""
         calls = open_calls(history)
         sorted_out = answers_to(history, answers, self._turn.state.tools)
         results = dict(sorted_out.results)
@@ -153,7 +153,7 @@ class TurnTools:
         return made
 
     def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
-        """The context of a tool's run, for calls that the tool makes."""
+        """The context of a tool run, for turns and calls that the tool starts."""
         turn = self._turn
         asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
         return Caller(

@@ -1,4 +1,4 @@
-"""Tools for other agents: `agent_tool` gives one a task, `handoff` gives it the conversation."""
+"""Tools for other agents: `agent_tool` passes a task to an agent, `handoff` passes the conversation."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ..tree import current_tool
 from .functions import default_engine
 
 AGENT_SECONDS = 600.0
-"""Seconds for one call of an agent, which takes longer than other tools."""
+"""Seconds for one call of an agent. An agent takes longer than other tools."""
 
 AGENT_ROUNDS = 10
-"""The number of times that an agent runs its tools, unless `max_tool_rounds` is given."""
+"""The default of `max_tool_rounds` for an agent."""
 
 TRANSFER = "transfer_to_"
 """The prefix of the names of handoffs."""
@@ -55,29 +55,29 @@ def agent_tool(
     engine: Engine | None = None,
     **options: Unpack[TurnOptions],
 ) -> Tool:
-    """A tool that gives a task to another agent and returns the agent's answer.
+    """Make a tool that passes a task to another agent and returns the agent's answer.
 
-    Each call runs its own session as a child of the turn that calls the tool. It has that turn's tags and limits,
-    and ends with it. If the engine captures content, the session is stored. It is deleted with the session of the
-    parent. When a call is run again after its process was killed, the agent's session continues: an answer that
-    existed is returned, and tools that ran are not run again.
+    Each call of the tool runs a new session as a child of the turn that calls the tool. The session has that
+    turn's tags and limits, and ends with it. If the engine captures content, the session is stored, and it is
+    deleted together with the parent's session. When a call is run again after its process was killed, the agent's
+    session continues: an existing answer is returned, and tools that ran are not run again.
 
     Args:
         name: The tool's name.
         model: The agent's model, by any of its names.
         system_prompt: The agent's system prompt.
         tools: The agent's tools, which may be agents, too.
-        description: The tool's description for the calling model; None makes one of the name.
-        output: A type or a JSON Schema for the answer, which is then JSON; None leaves it a text.
-        engine: The engine to use outside of a turn; None is `default_engine()`.
-        options: The options of the agent's turns. `limits` hold for each call with its own descendants, besides
-            those of the turns above. `timeout` is 600 seconds by default, and `max_tool_rounds` 10.
+        description: The tool's description for the calling model; by default, it is made from the name.
+        output: A type or a JSON Schema for the answer, which is then JSON; with None, the answer is text.
+        engine: The engine to use outside of a turn; None uses `default_engine()`.
+        options: The options of the agent's turns. `limits` apply to each call with its descendants, in addition to
+            the limits of the turns above. `timeout` is 600 seconds by default, and `max_tool_rounds` 10.
 
     Raises:
         ConfigurationError: Two tools have one name.
         SchemaError: `output` is neither a schema nor a type with one.
     """
-    collected(tools)  # a wrong tool is reported here, and not in the first call
+    collected(tools)  # an invalid tool is reported here, and not in the first call
     schema = None if output is None else ObjectSchema[object](output)
     defaults: TurnOptions = {"max_tool_rounds": AGENT_ROUNDS, "timeout": AGENT_SECONDS}
     asked = merged(defaults, options_among(options, advice={}))
@@ -107,7 +107,7 @@ def agent_tool(
 async def _session(
     engine: Engine | None, model: Model, system_prompt: str | None, tools: Sequence[ToolLike]
 ) -> Session:
-    """The agent's session for the call of the tool that runs here."""
+    """The agent's session for the tool call that runs here."""
     caller = current_tool.get()
     if caller is None or not isinstance(caller.runtime, Runtime):
         used = engine or default_engine()
@@ -146,21 +146,23 @@ def handoff(
     tools: Sequence[ToolLike] = (),
     description: str | None = None,
 ) -> Tool:
-    """A tool with which a model gives the conversation to another agent.
+    """Make a tool with which a model passes the conversation to another agent.
 
-    The turn continues with the other agent's model, system prompt and tools. It sees the history, fitted to its
-    model. The limits and the tool rounds of the turn go on. A session stays with the other agent in later turns.
-    If a reply calls several handoffs, the first one counts, and the others get an error.
+    The turn continues with the other agent's model, system prompt and tools. The other agent gets the history,
+    fitted to its model. The limits of the turn and its number of tool rounds still apply. In later turns, the
+    session also uses the other agent. If a reply calls several handoffs, the first one counts, and the others get
+    an error.
 
     Args:
         to: The other agent's name. The tool is called ``transfer_to_NAME``.
         model: The other agent's model, by any of its names.
         system_prompt: Its system prompt.
-        tools: Its tools. A handoff back is one of them.
-        description: The tool's description for the model; None makes one of the name.
+        tools: Its tools. For a handoff back, add one with `handoff`.
+        description: The tool's description for the model; by default, it is made from the name.
 
     Raises:
-        ConfigurationError: Two tools have one name, or the name has a character that no tool's name has.
+        ConfigurationError: Two tools have one name, or the name has a character that is not allowed in a tool's
+            name.
     """
     if not to.replace("_", "").replace("-", "").isalnum():
         raise ConfigurationError(f"to={to!r}: an agent's name has letters, digits, _ and - only")
@@ -174,7 +176,7 @@ def handoff(
             raise ToolError(f"The conversation goes to {first.removeprefix(TRANSFER)}, so it can't go to {to}.")
         caller = current_tool.get()
         if caller is not None and isinstance(caller.runtime, Runtime):
-            expand(caller.runtime.registry, model, None)  # a model that does not exist is the tool's error
+            expand(caller.runtime.registry, model, None)  # an unknown model raises the tool's error here
         return f"The conversation is with {to} now."
 
     definition = ToolDefinition(f"{TRANSFER}{to}", about, schema)

@@ -22,11 +22,12 @@ from ..stores import StoreAddress, TracePlace, existing_store, is_address, store
 from .sync import run_sync
 
 Moment: TypeAlias = str | datetime | timedelta
-"""A moment: an aware datetime; a time ago, as a timedelta or as ``"90m"``, ``"24h"``, ``"7d"``, ``"2w"``; or a
-local ``"2026-07-01"`` or ``"2026-07-01T12:00"``."""
+"""A point in time: an aware datetime; a time before now, as a timedelta or as ``"90m"``, ``"24h"``, ``"7d"``,
+``"2w"``; or a local time such as ``"2026-07-01"`` or ``"2026-07-01T12:00"``.
+"""
 
 Trace: TypeAlias = Store | Path | str
-"""A trace: an open store, the path of a trace file, or an address as ``postgresql://USER@HOST/DATABASE``."""
+"""A trace: an open store, the path of a trace file, or an address such as ``postgresql://USER@HOST/DATABASE``."""
 
 EVERY_CALL = CallFilter()
 
@@ -46,10 +47,10 @@ async def costs(
         by: The dimension or dimensions to group by: day (UTC), provider, model, session_id, turn_id, root, status,
             served_model, error_class, stop_reason, operation, key, or ``tag:KEY``. ``()`` gives one total.
         since: The earliest start of a call.
-        until: The moment before which a call started.
+        until: The time before which a call started.
         where: Further conditions that the calls must meet.
-        under: The price version for the costs; None is the current one.
-        trace: The trace; None is $CALLBOARD_HOME/trace.db, else ~/.callboard/trace.db.
+        under: The price version for the costs; None uses the current costs.
+        trace: The trace; None uses $CALLBOARD_HOME/trace.db, or ~/.callboard/trace.db without that variable.
 
     Raises:
         StoreError: There is no trace, or it can't be read.
@@ -87,16 +88,16 @@ async def reprice(
 ) -> RepriceReport:
     """Recalculate the costs of stored calls with other prices.
 
-    Unless `dry_run` is set, these are the current costs from then on. The prices of new calls stay as they are.
-    `callboard reprice --undo` reverts the repricing.
+    Unless `dry_run` is set, the result becomes the current cost of each call. The prices of new calls do not
+    change. `callboard reprice --undo` reverts the repricing.
 
     Args:
-        prices: A table, or the path of a price file with its newest table. None means the table that a new engine
-            would use.
-        discount: Factors on these prices by ``provider:name``, with ``*``, as `PriceTable.discounted` takes them:
-            ``{"anthropic:*": "0.8"}`` is 20 % off.
+        prices: A table, or the path of a price file, whose newest table is used. None uses the table of a new
+            engine.
+        discount: Factors for these prices by ``provider:name``, where ``*`` matches any text: ``{"anthropic:*":
+            "0.8"}`` is 20 % off. See `PriceTable.discounted`.
         since: The earliest start of a call.
-        until: The moment before which a call started.
+        until: The time before which a call started.
         where: Further conditions that the calls must meet.
         dry_run: Whether to report only.
         trace: The trace, as in `costs`.
@@ -132,7 +133,7 @@ def reprice_sync(
 
 
 def _within(where: CallFilter, since: Moment | None, until: Moment | None) -> CallFilter:
-    """The filter, between two moments."""
+    """The filter, limited to a period."""
     named = {"since": since, "until": until}
     moments = {name: _moment(moment) for name, moment in named.items() if moment is not None}
     return msgspec.structs.replace(where, **moments)
@@ -158,7 +159,7 @@ def _place(trace: Path | str | None) -> TracePlace:
 
 
 async def _settled(place: TracePlace) -> TracePlace:
-    """The address of a trace. All ended calls of this process are in it."""
+    """The address of a trace, after all ended calls of this process were written to it."""
     if isinstance(place, Path):
         await engines().flush(place)
     return place

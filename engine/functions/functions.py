@@ -1,4 +1,4 @@
-"""The functions for most programs. Each calls the engine method of the same name."""
+"""The functions for most programs. Each calls the engine's method of the same name."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _of_loops: dict[asyncio.AbstractEventLoop, Engine] = {}
 
 
 def default_engine() -> Engine:
-    """The engine that `generate` and the like use without ``engine=``: the one of `set_default_engine`, else the
-    running loop's own, like `Engine.from_env()`.
+    """The engine that `generate` and similar functions use without ``engine=``: the engine of
+    `set_default_engine`, or else the running loop's own engine, made with `Engine.from_env()`.
 
     Raises:
         CallboardError: No event loop runs here.
@@ -57,14 +57,14 @@ def set_default_engine(engine: Engine | None) -> None:
     """Use an engine as the default of the whole process. The caller closes it.
 
     Args:
-        engine: The engine; None restores one for each loop.
+        engine: The engine; None restores a separate engine for each loop.
     """
     global _chosen
     _chosen = engine
 
 
 def engine_on(host: SyncHost, engine: Engine | None) -> Engine:
-    """The engine that a sync function uses, which is closed when the program ends. Called on the host's loop."""
+    """The engine that a sync function uses. It is closed when the program ends. Called on the host's loop."""
     used = engine or default_engine()
     host.keep(used._runtime.host)
     return used
@@ -77,22 +77,22 @@ async def generate(
     engine: Engine | None = None,
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
-    """Ask a model, run the tools that it calls, and return when it has answered.
+    """Call a model, run the tools that it calls, and return the answer.
 
-    Cancelling the task that waits here cancels the call. An exception has the content that had arrived (`content`,
-    `usage`) and the finished part of the turn (`.turn`, with its `steps`, `cost` and `messages`).
+    If the task that awaits this is cancelled, the call is cancelled. An exception has the partial reply
+    (`content`, `usage`) and the finished part of the turn (`.turn`, with `steps`, `cost` and `messages`).
 
     Args:
         model: Any of a model's names, several names in order, a `ModelChoice`, or None for the configured default.
-        prompt: Text or content blocks. A whole conversation is given as ``messages=[...]`` instead.
-        engine: The engine to use; None is `default_engine()`.
+        prompt: Text or content blocks. For a whole conversation, pass ``messages=[...]`` instead.
+        engine: The engine to use; None uses `default_engine()`.
         arguments: The fields of `Arguments` (system_prompt, tools, tags, provider, timeout) and of `TurnOptions`
             (max_output_tokens, max_tool_rounds, signal and so on).
 
     Raises:
-        AdapterError: A call failed; it has many classes.
+        AdapterError: A call failed. Its subclasses have the reason.
         ConfigurationError: The configuration, the model or an option is wrong.
-        CallboardError: The arguments don't go together.
+        CallboardError: The arguments can't be combined.
         TypeError: The argument does not exist, or has a wrong type.
     """
     return await (engine or default_engine()).generate(model, prompt, **arguments)
@@ -115,8 +115,8 @@ def stream(
         model: As in `generate`.
         prompt: As in `generate`.
         engine: As in `generate`.
-        on_usage: A function that gets the usage so far while the result is iterated: every few deltas, and
-            after every step.
+        on_usage: A function that receives the usage so far, every few deltas and after every step. It is called
+            only while the result is iterated.
         arguments: As in `generate`.
     """
     return (engine or default_engine()).stream(model, prompt, on_usage=on_usage, **arguments)
@@ -131,18 +131,18 @@ def generate_sync(
 ) -> GenerateResult:
     """Run `generate` without an event loop. Ctrl-C cancels the call.
 
-    One thread of the process does the work, and async tools run on its loop, too. Its engine is closed when the
-    program ends. In a thread with a running event loop the function works with a RuntimeWarning, because it blocks
-    that loop. The exceptions of `generate` are raised here, too.
+    One thread of the process does the work. Async tools also run on its loop. Its engine is closed when the
+    program ends. In a thread with a running event loop, the function works, but warns with RuntimeWarning, because
+    it blocks that loop. The exceptions of `generate` are raised here, too.
 
     Args:
         model: As in `generate`.
         prompt: As in `generate`.
-        engine: An engine that is used by the sync functions only; None is `default_engine()` of their thread.
+        engine: An engine that only the sync functions use; None uses the `default_engine()` of their thread.
         arguments: As in `generate`.
 
     Raises:
-        WrongLoop: The engine belongs to another loop, or an async tool calls this and would wait for itself.
+        WrongLoop: The engine belongs to another loop, or an async tool calls this, which would be a deadlock.
     """
     from .sync import sync_host
 
@@ -162,7 +162,7 @@ def stream_sync(
     on_usage: OnUsage | None = None,
     **arguments: Unpack[Arguments],
 ) -> SyncStreamResult:
-    """`stream` for code without an event loop; see `generate_sync` and `SyncStreamResult`.
+    """Run `stream` without an event loop; see `generate_sync` and `SyncStreamResult`.
 
     `on_usage` is called in the thread ``callboard-sync``.
     """
@@ -188,12 +188,12 @@ async def embed(
     engine: Engine | None = None,
     **options: Unpack[EmbeddingOptions],
 ) -> EmbeddingResult:
-    """The vectors of any number of texts: `Engine.embed` on the given engine.
+    """Return the vectors of any number of texts, see `Engine.embed`.
 
     Args:
         texts: The texts, or one text. A list of integers is a text's tokens. Few providers accept them.
-        model: Any of a model's names, or several names of the same model; None is the configured default.
-        engine: The engine to use; None is `default_engine()`.
+        model: Any of a model's names, or several names of the same model; None uses the configured default.
+        engine: The engine to use; None uses `default_engine()`.
         options: The fields of `EmbeddingOptions`, such as ``on_progress``.
 
     Raises:
@@ -211,7 +211,7 @@ def embed_sync(
     engine: Engine | None = None,
     **options: Unpack[EmbeddingOptions],
 ) -> EmbeddingResult:
-    """`embed` for code without an event loop; see `generate_sync`.
+    """Run `embed` without an event loop; see `generate_sync`.
 
     `on_progress` is called in the thread ``callboard-sync``.
 

@@ -93,11 +93,11 @@ async def generate_object(
     engine: Engine | None = None,
     **arguments: Unpack[ObjectArguments],
 ) -> ObjectResult[Any]:
-    """Ask a model for data: `result.output` is an instance of the schema's type, or plain JSON for a JSON Schema.
+    """Get a reply as data: `result.output` is an instance of the schema's type, or plain JSON for a JSON Schema.
 
     A provider that accepts schemas enforces the schema. Any other model must call a tool with the object as
-    arguments, or gets the schema as an instruction; `result.warnings` reports this. The reply is always checked
-    here, too. The exceptions of `generate` are raised here, too.
+    arguments, or gets the schema as an instruction; `result.warnings` reports this. In every case, the reply is
+    checked against the schema. The exceptions of `generate` are raised here, too.
 
     Args:
         model: As in `generate`.
@@ -200,7 +200,7 @@ def generate_object_sync(
     engine: Engine | None = None,
     **arguments: Unpack[ObjectArguments],
 ) -> ObjectResult[Any]:
-    """`generate_object` for code without an event loop; see `generate_sync`."""
+    """Run `generate_object` without an event loop; see `generate_sync`."""
     host = sync_host()
 
     async def ask() -> ObjectResult[Any]:
@@ -250,7 +250,7 @@ def stream_object_sync(
     engine: Engine | None = None,
     **arguments: Unpack[ObjectArguments],
 ) -> SyncObjectStream[Any]:
-    """`stream_object` for code without an event loop; see `generate_sync`."""
+    """Run `stream_object` without an event loop; see `generate_sync`."""
     host = sync_host()
 
     async def ask() -> ObjectStream[Any]:

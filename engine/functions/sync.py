@@ -6,9 +6,9 @@
                                          engines closed, loop closed ◀────── stop()
 
 The first call starts the thread. It is not a daemon, so the interpreter waits for it, and it must end by itself. A
-daemon thread waits for the main thread to end, and then for the other threads that use sync functions. Then it
-makes the loop close its engines. None of these steps may start a thread, because the interpreter no longer allows
-it.
+daemon thread, ``callboard-sync-watch``, waits for the main thread to end, and then for the other threads that use
+sync functions. Then it makes the loop close its engines. None of these steps may start a thread, because the
+interpreter does not allow that at its end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ CANCEL_SECONDS = 10.0
 """Seconds that an interrupted caller waits for its call to end."""
 
 CLOSE_SECONDS = 30.0
-"""Seconds that an engine may take to close when the program ends. More than its own limit, `Timeouts.shutdown`."""
+"""Seconds that an engine may take to close when the program ends. The engine's own limit, `Timeouts.shutdown`, is
+shorter.
+"""
 
 _SAME_NAME = "await the async function instead, which has the same name without _sync"
 
@@ -70,7 +72,7 @@ class EngineLife(Closing, Protocol):
 
 
 class _Call(Generic[T]):
-    """One coroutine on the host's loop, and the thread that waits for it."""
+    """One coroutine on the host's loop, for the thread that waits for its result."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], running: set[asyncio.Task[object]]) -> None:
         self._make = make
@@ -124,7 +126,9 @@ class _Call(Generic[T]):
 
 
 class SyncHost:
-    """The thread of the sync functions, see the module's text. `sync_host()` gives the process's own."""
+    """The thread of the sync functions, see the module's docstring. `sync_host()` returns the host of this
+    process.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -148,7 +152,7 @@ class SyncHost:
     def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "", instead: str = _SAME_NAME) -> T:
         """Run a coroutine on the host's loop, and return its result.
 
-        An interrupt cancels it. Its exceptions are raised here.
+        An interrupt cancels the coroutine. Its exceptions are raised here.
         """
         self._check_thread(name, instead)
         call = _Call(make, self._calls)
@@ -169,12 +173,14 @@ class SyncHost:
         return call.result()
 
     def keep(self, engine: EngineLife) -> None:
-        """Run an engine here, and close it at the end, after everything else has ended. Called on the loop."""
+        """Run an engine here, and close it at the end of the program, after all objects of `close_at_end`. Called
+        on the loop.
+        """
         engine.require_loop(_OTHER_LOOP)
         self._engines.add(engine)
 
     def close_at_end(self, what: Closing) -> None:
-        """At the end, close an object before the engines, if it still exists."""
+        """Close an object at the end of the program, before the engines, if it still exists."""
         self._closing.add(what)
 
     def _check_thread(self, name: str, instead: str) -> None:
@@ -234,7 +240,7 @@ class SyncHost:
             return [thread for thread in self._callers if thread.is_alive() and not thread.daemon]
 
     def stop(self) -> None:
-        """Cancel running work, close the engines, end the loop and the thread. Called from another thread; a
+        """Cancel running work, close the engines, and end the loop and the thread. Another thread calls it. A
         second call does nothing.
         """
         with self._lock:
@@ -269,7 +275,7 @@ def sync_host() -> SyncHost:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the thread of the sync functions, which has their engines.
+    """Run a coroutine on the thread of the sync functions, on which their engines run.
 
     Use it for methods without a sync version: ``run_sync(session.send("Hi"))``. Ctrl-C cancels the coroutine. Its
     exceptions are raised here.
@@ -281,7 +287,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         Its result.
 
     Raises:
-        WrongLoop: It is called on that thread.
+        WrongLoop: This was called on that thread.
         CallboardError: The program is ending.
     """
 
@@ -291,7 +297,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return sync_host().run(awaited, name="run_sync()", instead="await it")
     finally:
-        coroutine.close()  # Does nothing, unless it never ran.
+        coroutine.close()  # Does nothing if the coroutine has run.
 
 
 def _forget_after_fork() -> None:
@@ -304,12 +310,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-# `stream_sync`
-
-
 class _Stream(Protocol):
-    """A stream of the sync thread."""
-
     @property
     def stream_id(self) -> str: ...
     @property
@@ -336,7 +337,7 @@ class SyncStream:
 
     Args:
         host: The sync thread.
-        stream: The stream there.
+        stream: The stream on that thread.
     """
 
     def __init__(self, host: SyncHost, stream: _Stream) -> None:
@@ -345,7 +346,7 @@ class SyncStream:
 
     @property
     def stream_id(self) -> str:
-        """The id that `Engine.attach` takes, for further readers."""
+        """The stream's id for `Engine.attach`."""
         return self._held.stream_id
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
@@ -388,7 +389,7 @@ class SyncStream:
         return self._look(lambda stream: stream.status)
 
     def _look(self, look: Callable[[_Stream], T]) -> T:
-        """A property of the stream, read on its own loop."""
+        """Read a property of the stream on the stream's own loop."""
 
         async def asked() -> T:
             return look(self._held)
@@ -396,7 +397,7 @@ class SyncStream:
         return self._host.run(asked)
 
     def _through(self, pieces: AsyncIterator[P]) -> Iterator[P]:
-        """The items of an async iterator that runs on the stream's own loop."""
+        """Iterate over an async iterator that runs on the stream's own loop."""
 
         async def following() -> tuple[P] | None:
             async for piece in pieces:
@@ -411,7 +412,7 @@ class SyncStream:
             raise
 
     def cancel(self) -> bool:
-        """Cancel the call. Any thread may do that.
+        """Cancel the call. Any thread may call this.
 
         Returns:
             False if the call has ended.
@@ -419,7 +420,7 @@ class SyncStream:
         return self._host.run(self._held.cancel)
 
     def close(self) -> None:
-        """Cancel running work, and wait until it has ended. A second call does nothing."""
+        """Cancel the turn if it is in progress, and wait until it has ended. A second call does nothing."""
         self._host.run(self._held.aclose)
 
     def __enter__(self) -> Self:
@@ -432,7 +433,7 @@ class SyncStream:
 
 
 class SyncTextPieces:
-    """The text of a `SyncStreamResult`. It shares the position of the stream."""
+    """The text of a `SyncStreamResult`. It shares the stream's position."""
 
     def __init__(self, stream: SyncStreamResult) -> None:
         self._stream = stream
@@ -519,6 +520,6 @@ class SyncStreamResult(SyncStream):
         return self._host.run(self._stream.result)
 
     def close(self) -> None:
-        """Cancel running work, and wait until it has ended. A second call does nothing."""
+        """Cancel the turn if it is in progress, and wait until it has ended. A second call does nothing."""
         self._taken, self._index = [], 0
         super().close()

@@ -52,12 +52,12 @@ class Address(NamedTuple):
     """The meaning of a request's method and path."""
 
     wire: str
-    """The name of the wire; empty if only the headers show it."""
+    """The name of the wire; empty if the headers determine it."""
     purpose: Purpose
     name: str = ""
     """The model or the id in the path."""
     action: str = ""
-    """The method of Gemini's API in the path."""
+    """The method in the path of Gemini's API."""
 
 
 FIXED: Mapping[tuple[str, str], Address] = {
@@ -98,13 +98,15 @@ _MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 
 
 def find(request: Incoming) -> Address:
-    """What a request asks for. Raises BadRequest if the gateway has no such address, or not for this method."""
+    """Find the address of a request. Raises BadRequest if the gateway has no such address, or if the address does
+    not allow the method.
+    """
     path = request.path.rstrip("/")
     found = find_path(request, path, request.method)
     if found is not None:
         return found
     address = f"{request.method} {request.path[:200]}"
-    names_action = request.method == "POST" and _GEMINI.fullmatch(path)  # which is no model's name
+    names_action = request.method == "POST" and _GEMINI.fullmatch(path)  # an action is not the name of a model
     if not names_action and (allowed := methods_of(request, path)):
         message = f"{address} is not allowed. Use {' or '.join(allowed)}"
         raise BadRequest(message, kind="wrong_method", allow=allowed)
@@ -121,11 +123,11 @@ def methods_of(request: Incoming, path: str) -> tuple[str, ...]:
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 OPEN = frozenset({"", "/health"})
-"""The addresses without a wire, which need no key."""
+"""The addresses that belong to no wire and need no key."""
 
 
 def find_path(request: Incoming, path: str, method: str) -> Address | None:
-    """What a request would ask for with this path and method."""
+    """The address for this path and method; None if there is none."""
     if method == "HEAD":
         method = "GET"
     fixed = FIXED.get((method, path))
@@ -144,7 +146,7 @@ def find_path(request: Incoming, path: str, method: str) -> Address | None:
 
 
 def hint_at(request: Incoming) -> str:
-    """What a client with a wrong base URL may have meant; empty if nothing is like it."""
+    """A hint for a client with a wrong base URL; empty if the path is similar to no address."""
     path = request.path.rstrip("/")
     once = re.sub("//+", "/", path)
     for meant in (once, f"/v1{once}", once.removeprefix("/v1"), f"/v1beta{once}"):
@@ -233,7 +235,7 @@ async def check_media(addresses: Iterable[str], *, resolve: bool) -> None:
 
 
 def _name_in(url: str) -> str | None:
-    """The name of the host; None for an IP address, and for an address in the provider's own form.
+    """The host's name; None for an IP address or an address in the provider's own form.
 
     Raises BadRequest if the text shows that the address is not public.
     """
@@ -246,7 +248,7 @@ def _name_in(url: str) -> str | None:
         raise _refused(url, "files of the server can't be named")
     if parts.scheme not in ("http", "https"):
         return None
-    if not host or re.search(r"[\\\x00-\x20]", url):  # parsers disagree on these
+    if not host or re.search(r"[\\\x00-\x20]", url):  # URL parsers interpret such addresses differently
         raise _refused(url, "it is not a valid address")
     if ":" in host or _NUMBERS.fullmatch(host):
         if not is_public(_plain(host)):

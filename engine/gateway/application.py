@@ -1,6 +1,6 @@
 """The gateway as an ASGI application: its routes, its clients' keys, and its limits.
 
-It is plain ASGI, so it needs no web framework and can be mounted in any.
+It is plain ASGI, so it needs no web framework and can be mounted in any framework.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
 
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
-"""The hosts that a gateway without keys always accepts."""
+"""The hosts that a keyless gateway always accepts."""
 
 CHARACTERS_OF_TOKEN = 4
-"""The assumed characters for one token, to count texts to embed in a client's rate."""
+"""The assumed number of characters for each token, to count texts to embed towards a client's rate."""
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is cached."""
@@ -102,9 +102,9 @@ class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """The client's name for the model."""
     served_by: str = ""
-    """The ``provider:name`` of the model that served it."""
+    """``provider:name`` of the model that served it."""
     nano_usd: int | None = None
-    """The cost; None if there is none, or it is unknown."""
+    """The cost; None if there was no call or the cost is unknown."""
     request_id: str = ""
     """The id of its call in the trace."""
 
@@ -115,12 +115,12 @@ class Call(NamedTuple):
     request: Incoming
     wire: ClientWire
     client: Client | None
-    """The client; None for a gateway without keys."""
+    """The client; None in a gateway without keys."""
     address: Address
 
     @property
     def client_name(self) -> str:
-        """The client's name; empty for a gateway without keys."""
+        """The client's name; empty in a gateway without keys."""
         return "" if self.client is None else self.client.name
 
 
@@ -199,7 +199,7 @@ class Gateway:
             )
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Start the engine. Its owner closes it."""
+        """Start the engine. The owner of the engine closes it."""
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
@@ -233,7 +233,7 @@ class Gateway:
             pass
         except Exception as error:
             failure = getattr(error, "failure", None) or failure_of(error)
-            if request.status:  # an error of the gateway during the answer; it is logged
+            if request.status:  # an error in the gateway after it started to answer; it is logged
                 request.abort()
                 return
             status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
@@ -242,7 +242,7 @@ class Gateway:
     async def _refuse(
         self, request: Incoming, wire: ClientWire, failure: Failure, status: int | None = None
     ) -> None:
-        """Answer a request that leads to no call."""
+        """Answer a request that is refused before a call."""
         request_id = self.engine.clock.new_id("req")
         headers = id_headers(request_id)
         if not request.is_read:
@@ -258,7 +258,7 @@ class Gateway:
     # --- Clients ---
 
     def _check_origin(self, request: Incoming) -> None:
-        """Refuse requests from web pages in a browser, because no key protects a gateway on this machine."""
+        """Refuse requests from web pages, because no key protects a keyless gateway."""
         if not self._keyless:
             return
         host = request.headers.get("host", "")
@@ -270,7 +270,7 @@ class Gateway:
             raise BadRequest("the request comes from a page of another origin", kind="permission")
 
     async def _authenticate(self, request: Incoming) -> Client | None:
-        """The client of a request. In a gateway without keys, None, unless the request has a client's key."""
+        """The client of a request. In a keyless gateway, it is None, unless the request has a client's key."""
         key = key_of(request)
         if self._keyless and not (key or "").startswith(KEY_PREFIX):
             return None
@@ -286,7 +286,8 @@ class Gateway:
             model=call.address.name or None,
             stream=call.address.action == "streamGenerateContent",
         )
-        if call.address.action == "streamGenerateContent":  # an array, unless the client asks for events
+        # the reply is an array, unless the client requests events
+        if call.address.action == "streamGenerateContent":
             query = call.request.query
             alt = query.get("$alt") or query.get("alt") or "json"
             client_request = msgspec.structs.replace(
@@ -314,7 +315,7 @@ class Gateway:
     async def _exchange(
         self, call: Call, client_request: ClientRequest, earlier: EarlierConversation | None = None
     ) -> AsyncIterator[Exchange]:
-        """The exchange for a request that the client may make. Raises ClientRefused or BadRequest."""
+        """The exchange for a request, if the client is allowed to make it. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
         if client is None:
             yield await self._new_exchange(call, client_request, earlier)
@@ -352,7 +353,7 @@ class Gateway:
         return exchange
 
     def _has_own_server(self, model: str) -> bool:
-        """Whether a server of this model may be in a private network, because it is not the vendor's."""
+        """Whether a model may have a server in a private network, because the server is not the vendor's."""
         runtime = self.engine._runtime
         for name in models_of(runtime, model):
             entry = runtime.registry.resolve(name).model
@@ -375,7 +376,7 @@ class Gateway:
         if call.wire.name == "gemini" and isinstance(inner := body.get("generateContentRequest"), dict):
             body = inner
         if call.wire.name == "messages":
-            body = {"max_tokens": 1, **body}  # required, but not used for a count
+            body = {"max_tokens": 1, **body}  # the field is required, but a token count does not use it
         client_request = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
         if call.client is not None:
             self.clients.require_model(call.client, client_request.model)
@@ -429,7 +430,9 @@ class Gateway:
         sent: int,
         make: Callable[[Mapping[str, str]], Awaitable[operations.OperationResult]],
     ) -> None:
-        """Run an operation if the client may request it, and answer. Raises ClientRefused or BadRequest."""
+        """Run an operation if the client is allowed to request it, and answer. Raises ClientRefused or
+        BadRequest.
+        """
         headers: Headers = []
         if call.client is None:
             made = await make({})
@@ -543,20 +546,20 @@ def gateway(
     on_disconnect: Literal["cancel", "finish"] = "cancel",
     private_media: bool = False,
 ) -> Gateway:
-    """The engine as an ASGI application for the clients of four wires: `app.mount("/llm", gateway(engine))`.
+    """Make an ASGI application of an engine, for clients of four wires: `app.mount("/llm", gateway(engine))`.
 
     The wires are OpenAI's Chat Completions and Responses, Anthropic's Messages, and Gemini's generateContent.
-    Every request is a call of the engine, with the tag ``client``. `callboard clients` makes the keys.
+    Every request is a call of the engine, with the tag ``client``. `callboard clients` creates the keys.
 
     Args:
-        engine: The engine. Its owner closes it.
-        keyless: Whether requests need no key. Then everyone who reaches the application spends your money. The
-            host of a request must be in the list, and requests from web pages are refused. A request with a
-            client's key counts as that client's.
-        hosts: The host names of a keyless gateway, without a port, in addition to those of this machine.
-        limits: The bounds.
-        on_disconnect: The handling of a call whose client disconnects. ``cancel`` ends the call, and the delivered
-            part is billed. ``finish`` lets it complete.
+        engine: The engine. The caller closes it.
+        keyless: Whether requests need no key. Then everyone who can reach the application spends your money. The
+            Host header of a request must be in `hosts`, and requests from web pages are refused. A request with a
+            client's key counts for that client.
+        hosts: The allowed host names of a keyless gateway, without port. Those of this machine are always allowed.
+        limits: The limits for requests.
+        on_disconnect: What happens to a call if its client disconnects. ``cancel`` cancels the call, and the
+            delivered part is billed. ``finish`` lets it complete.
         private_media: Whether images and files may have addresses that are not public. A provider on your network
             would fetch them for any client.
     """

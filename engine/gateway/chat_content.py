@@ -1,4 +1,4 @@
-"""The parts of a Chat Completions reply, for whole and streamed replies. Pure.
+"""Writes the parts of Chat Completions replies, whole and streamed. Pure.
 
 OpenAI has no fields for some content. The reply's images are in OpenRouter's field `images`, and the provider's
 own stop reason is in OpenRouter's `native_finish_reason`.
@@ -26,7 +26,7 @@ from .wire import ClientRequest, Failure, FailureKind
 
 
 class ClientNames:
-    """The clients' names for the tools of a reply."""
+    """Maps the tools of a reply to the client's names."""
 
     def __init__(self, client_request: ClientRequest) -> None:
         names, free_form = client_request.options.get(TOOL_NAMES), client_request.options.get(FREE_FORM_TOOLS)
@@ -48,7 +48,7 @@ FINISH_REASONS: Mapping[StopReason, str] = {
     StopReason.STOP_SEQUENCE: "stop",
     StopReason.TOOL_USE: "tool_calls",
     StopReason.MAX_TOKENS: "length",
-    StopReason.PAUSE_TURN: "length",  # the reply isn't complete, and the protocol has no other value for that
+    StopReason.PAUSE_TURN: "length",  # the reply is incomplete, and the protocol has no better value
     StopReason.CONTENT_FILTER: "content_filter",
     StopReason.REFUSAL: "content_filter",
     StopReason.CANCELLED: "length",
@@ -61,7 +61,7 @@ _SAME = frozenset({"stop", "tool_calls", "function_call", "length", "content_fil
 
 
 def end_of(response: CanonicalResponse, names: ClientNames) -> JsonObject:
-    """The finish reason, the provider's own value, and vLLM's field for the stop sequence."""
+    """The finish reason, the provider's own stop reason, and vLLM's field for the stop sequence."""
     reason, details, raw = response.stop_reason, response.provider_details, response.raw_stop_reason
     word = FINISH_REASONS[reason]
     if reason is StopReason.TOOL_USE and names.legacy:
@@ -100,7 +100,7 @@ def logprobs_of(content: Iterable[ContentBlock]) -> Json:
 
 
 def reply_text(content: Iterable[ContentBlock]) -> str:
-    """The text of a reply. Texts that other blocks separate are joined with a blank line."""
+    """The text of a reply. Texts with other blocks between them are joined with a blank line."""
     text, apart = "", False
     for block in content:
         if not isinstance(block, TextBlock):
@@ -112,7 +112,7 @@ def reply_text(content: Iterable[ContentBlock]) -> str:
 
 
 def gap(before: str, after: str) -> str:
-    """The separator between two texts that other blocks separate."""
+    """The separator between two texts with other blocks between them."""
     return "" if not before or before[-1].isspace() or after[:1].isspace() else "\n\n"
 
 
@@ -126,7 +126,7 @@ def reply_thinking(content: Iterable[ContentBlock]) -> str:
 
 
 def annotations_of(content: Sequence[ContentBlock]) -> list[Json]:
-    """The citations of a reply, in the form of OpenAI's web search."""
+    """The citations of a reply, in the format of OpenAI's web search."""
     found: list[Json] = []
     text, apart = "", False
     for block in content:
@@ -158,7 +158,8 @@ def _grounded(metadata: Json, text: str) -> Iterator[Json]:
             case {"segment": {"text": str(quoted)} as segment, "groundingChunkIndices": list(places)}:
                 first = segment.get("startIndex", 0) if isinstance(segment, dict) else 0
                 start = len(encoded[: first if isinstance(first, int) else 0].decode("utf-8", "ignore"))
-                if not text.startswith(quoted, start):  # the index counts bytes from the start of the text's part
+                # the index is the number of bytes from the start of the text's part
+                if not text.startswith(quoted, start):
                     start = max(text.find(quoted), 0)
                 for place in places:
                     page = pages[place] if isinstance(place, int) and 0 <= place < len(pages) else None
@@ -191,7 +192,7 @@ def _citation(url: Json, title: Json, start: Json, end: Json) -> JsonObject:
 
 
 def media_of(content: Iterable[ContentBlock]) -> JsonObject:
-    """The images and the recording of a reply."""
+    """The images and the audio of a reply."""
     found: JsonObject = {}
     images: list[Json] = []
     for block in content:
@@ -274,7 +275,7 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     status, kind, code = _FAILURES[failure.kind]
     param = failure.param if failure.param is not None else _PARAMS.get(failure.kind)
     if failure.kind == "not_found" and (own := _vendors_code(failure.code)) not in (None, code):
-        code, param = own, failure.param  # not a model, but a file or an earlier response
+        code, param = own, failure.param  # a file or an earlier response is missing, not a model
     error: JsonObject = {
         **failure.details,
         "message": failure.message,

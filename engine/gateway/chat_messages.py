@@ -42,8 +42,6 @@ _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
 
 class ReadHistory(NamedTuple):
-    """The messages of a request."""
-
     messages: tuple[Message, ...]
     system_prompt: str | None
     has_beginning: bool
@@ -134,7 +132,6 @@ class _Reader:
     # --- Content ---
 
     def _content_of(self, message: JsonObject, where: str) -> tuple[ContentBlock, ...]:
-        """The content of a system, developer or user message."""
         content = message.get("content")
         if content is None:
             raise missing(f"{where}.content")
@@ -297,7 +294,7 @@ class _Reader:
         return self.names.canonical(a_text(name, where))
 
     def _new_id(self, wire_id: str) -> str:
-        """The client's id. If an earlier call has the same id, a number is added."""
+        """A unique id for a call: the client's id, with a number if an earlier call has the same id."""
         number, new = 1, wire_id
         while new in self.taken:
             number += 1
@@ -330,7 +327,7 @@ class _Reader:
 
 
 _AUDIO = {"mp3": "mpeg"}
-"""Audio media types whose names differ from the format names."""
+"""Audio formats whose media types have another name."""
 
 _REPLY_FIELDS = (
     *("role", "content", "refusal", "name", "tool_calls", "function_call", "audio", "images", "annotations"),
@@ -359,7 +356,7 @@ def _own(fields: Mapping[str, Json]) -> ProviderRaw | None:
 
 
 def _with_mark(blocks: Iterable[ContentBlock], message: JsonObject) -> list[ContentBlock]:
-    """The blocks, with the mark of the whole message on the last text."""
+    """The blocks, with the cache mark of the whole message on the last text."""
     found = list(blocks)
     mark = message.get(MARK)
     last = found[-1] if found else None
@@ -369,7 +366,7 @@ def _with_mark(blocks: Iterable[ContentBlock], message: JsonObject) -> list[Cont
 
 
 def _data_url(data: str, media_type: str) -> str:
-    """A data URL of base64 data. An address is returned unchanged."""
+    """Make a data URL from base64 data. A URL is returned unchanged."""
     if data[:5].lower() == "data:" or data[:8].lower().startswith(("https://", "http://")):
         return data
     return f"data:{media_type};base64,{data}"

@@ -1,7 +1,7 @@
 """Reasoning in Chat Completions: reads it from histories, and writes its opaque parts into replies. Pure.
 
-OpenAI has no fields for it. DeepSeek has `reasoning_content`, OpenRouter `reasoning` and `reasoning_details`, and
-LiteLLM `thinking_blocks`.
+OpenAI has no fields for reasoning. DeepSeek has `reasoning_content`, OpenRouter has `reasoning` and
+`reasoning_details`, and LiteLLM has `thinking_blocks`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThin
 
 
 def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """LiteLLM's form of Anthropic's blocks."""
+    """Read LiteLLM's form of Anthropic's blocks."""
     for block in blocks:
         match block:
             case {"type": "redacted_thinking", "data": str(data)}:
@@ -62,7 +62,9 @@ def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThi
 
 
 def _details(details: list[JsonObject], plain_text: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """OpenRouter's form. Each part of Anthropic's reasoning becomes a block. Other parts become one block."""
+    """Read OpenRouter's form. Each part of Anthropic's reasoning becomes a block. All other parts become one
+    block.
+    """
     others: list[Json] = []
     signed = [detail for detail in details if detail.get("signature")]
     for detail in details:
@@ -91,7 +93,7 @@ def _detail_text(detail: JsonObject) -> str:
 
 
 def _merged(details: list[Json]) -> list[JsonObject]:
-    """The details of one block. Pieces of a stream are joined."""
+    """Join the pieces of each detail that were streamed separately."""
     merged: list[JsonObject] = []
     for detail in details:
         if not isinstance(detail, dict):
@@ -111,7 +113,7 @@ def _merged(details: list[Json]) -> list[JsonObject]:
 
 
 def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> list[Json]:
-    """The opaque parts of reasoning, for clients that send them back: OpenRouter's own, and Anthropic's."""
+    """The opaque parts of reasoning, for clients that send them back: OpenRouter's own parts, and Anthropic's."""
     details: list[Json] = []
     for block in content:
         if not isinstance(block, ThinkingBlock | RedactedThinkingBlock):
@@ -122,7 +124,7 @@ def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> li
             given = as_list(raw.data["reasoning_details"])
             details += given if with_text else _without_text(given)
         elif raw is not None and raw.provider != ANTHROPIC:
-            continue  # no other provider's signatures have a form here
+            continue  # signatures of other providers have no form here
         elif isinstance(block, RedactedThinkingBlock):
             details.append({"type": "reasoning.encrypted", "data": block.data, **common})
         elif block.signature:

@@ -1,4 +1,4 @@
-"""Replies, whole and streamed, errors and lists of models of Chat Completions, and the wire as a whole. Pure."""
+"""Writes replies, streams, errors and lists of models of Chat Completions, and defines the wire. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reads requests of Chat Completions. Pure.
 
-A field without a canonical field is stored in the protocol's `provider_options`, and listed among the losses.
+If a field has no canonical equivalent, it is stored in the protocol's `provider_options` and listed among the
+losses.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ DEFAULT_OUTPUT_TOKENS = 16_384
 INCLUDE_USAGE = "include_usage"
 """Whether the stream ends in a chunk with the usage."""
 TOOL_NAMES = "tool_names"
-"""The client's names of tools, by canonical name, where they differ."""
+"""The client's tool names, by canonical name, where they differ."""
 FREE_FORM_TOOLS = "free_form_tools"
 """The canonical names of the free-form tools."""
 LEGACY_FUNCTIONS = "legacy_functions"
 """Whether the client sent `functions` instead of `tools`."""
 
 _HEADERS = ("openai-beta", "http-referer", "x-title")
-"""The headers that are passed on with a request. The last two identify the client at OpenRouter."""
+"""The headers that are passed on with a request. OpenRouter identifies the client by the last two."""
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity", "x-conversation-id")
 _SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "litellm_session_id")
@@ -42,7 +43,7 @@ def read_request(
     """Read a request.
 
     Raises:
-        BadRequest: The request can't be read. Text and code are OpenAI's.
+        BadRequest: The request can't be read. The error's text and code are OpenAI's.
     """
     return _Reader(body, headers).read(model, stream)
 
@@ -169,7 +170,7 @@ class _Reader:
         return effort
 
     def _beyond(self, settings: JsonObject, word: str) -> str | None:
-        """The names of the fields next to the effort in an object of reasoning settings."""
+        """The names of the other fields in an object of reasoning settings."""
         beyond = [name for name, value in settings.items() if name not in (word, "enabled") and value is not None]
         return f"{', '.join(beyond)} of the reasoning's settings" if beyond else None
 
@@ -208,7 +209,7 @@ class _Reader:
     # --- Fields without a canonical word ---
 
     def _keep(self, name: str, lost: str | None) -> None:
-        """Keep a field for this protocol. `lost` is the name of the part that other protocols lose."""
+        """Keep a field for this protocol. `lost` is the text of the loss for other protocols."""
         self.own[name] = self.body[name]
         if lost is not None:
             self.losses.parameter(lost)
@@ -225,7 +226,7 @@ class _Reader:
             self._keep(name, None)
             elsewhere = _in_other_words(name, value)
             if has_tools and name == "web_search_options":
-                elsewhere.pop("gemini", None)  # older models refuse a search next to functions
+                elsewhere.pop("gemini", None)  # older models refuse a search tool together with functions
             for protocol, options in elsewhere.items():
                 merge_options(self.elsewhere.setdefault(protocol, {}), options)
             if not harmless:
@@ -241,7 +242,7 @@ _CANONICAL = frozenset(
         *("stream_options", "reasoning", "thinking", "continue_final_message", "add_generation_prompt"),
     }
 )
-"""The fields with a canonical field, and fields that are read elsewhere."""
+"""The fields with a canonical equivalent, and fields that other code reads."""
 
 _HARMLESS = frozenset(
     {
@@ -260,13 +261,13 @@ _DEFAULTS: Mapping[str, tuple[Json, ...]] = {
     "logit_bias": ({},),
     "metadata": ({},),
 }
-"""Values without effect, because they are the defaults."""
+"""Values without effect, because they are defaults."""
 
 _OF_OPENAI = (
     *("service_tier", "store", "metadata", "moderation", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
 )
-"""The fields that the Responses API has, too."""
+"""The fields that the Responses API also has."""
 
 
 def _in_other_words(name: str, value: Json) -> dict[str, JsonObject]:
@@ -300,7 +301,7 @@ def _search(options: JsonObject) -> dict[str, JsonObject]:
 
 
 def _named_schema(json_schema: JsonObject) -> JsonObject:
-    """The schema of the reply, with the format's name as title, and its description."""
+    """The schema of the reply, with the format's name as its title, and the format's description."""
     given = json_schema.get("schema")
     schema: JsonObject = {"type": "object"}
     if given is not None:
@@ -313,7 +314,7 @@ def _named_schema(json_schema: JsonObject) -> JsonObject:
 
 
 _BUDGETS = ((1024, "low"), (8192, "medium"))
-"""The largest number of reasoning tokens for each effort."""
+"""The maximum number of reasoning tokens for each effort."""
 
 
 def _effort_of_budget(budget: Json) -> str:
@@ -323,7 +324,7 @@ def _effort_of_budget(budget: Json) -> str:
 
 
 def _effort_of(reasoning: JsonObject) -> str | None:
-    """The effort in OpenRouter's object."""
+    """Read the effort from OpenRouter's object."""
     match reasoning:
         case {"effort": str(effort)} if effort in EFFORTS:
             return effort
@@ -338,7 +339,7 @@ def _effort_of(reasoning: JsonObject) -> str | None:
 
 
 def _effort_of_thinking(thinking: JsonObject) -> str | None:
-    """The effort in the object of Anthropic, DeepSeek and Z.ai."""
+    """Read the effort from the object of Anthropic, DeepSeek or Z.ai."""
     match thinking.get("type"):
         case "disabled":
             return "none"

@@ -1,4 +1,4 @@
-"""Tools and the choice of tools in requests of Chat Completions. Pure."""
+"""Reads tools and the tool choice from requests of Chat Completions. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from .wire import BadRequest
 
 
 class ReadTools(NamedTuple):
-    """The tools of a request."""
-
     tools: tuple[ToolDefinition, ...]
     choice: ToolChoice | None
     free_form: list[Json]
@@ -34,7 +32,7 @@ class ReadTools(NamedTuple):
     legacy: bool
     """Whether the client sent `functions` instead of `tools`."""
     own: JsonObject
-    """The protocol's options: tools and choices without a canonical form."""
+    """The protocol's options for tools and choices without a canonical equivalent."""
 
 
 def read_tools(body: JsonObject, names: ToolNames, losses: LossReport) -> ReadTools:
@@ -126,8 +124,8 @@ class _Reader:
         return object_schema(given)
 
     def _free_form(self, tool: JsonObject, where: str) -> ToolDefinition:
-        """A tool with one text as its argument. Only OpenAI's two protocols have such tools; other protocols get a
-        function.
+        """Read a tool whose only argument is one text. Only OpenAI's two protocols have such tools; other
+        protocols get a function.
         """
         name = self.names.canonical(a_text(tool.get("name"), f"{where}.custom.name"))
         self.free_form.append(name)
@@ -148,7 +146,7 @@ class _Reader:
         )
 
     def _choice(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolChoice | None, tuple[ToolDefinition, ...]]:
-        """The choice, and the tools that it allows."""
+        """The tool choice, and the tools that it allows."""
         legacy = self.legacy
         field = "function_call" if legacy else "tool_choice"
         match self.body.get(field):

@@ -1,8 +1,8 @@
 """Clients of the gateway: their keys, the models they may use, their budgets, and their rates.
 
-A key is 256 random bits, so one SHA-256 is enough; slow hashes are for passwords, which can be guessed. Only the
-hash is stored. The registry checks for changes by other processes with one small query, at most once a second, and
-also for each unknown key. So a new key works immediately, and a revoked key stops within a second.
+A key has 256 random bits, so one SHA-256 is enough; slow hashes are for passwords, which can be guessed. Only the
+hash is stored. `Clients` checks for changes by other processes with one small query, at most once a second, and
+also for each unknown key. So a new key works immediately, and a revoked key stops working within a second.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
 
 CLIENT_TAG = "client"
-"""The tag of the client's name, in the trace and in budgets."""
+"""The tag with the client's name, in the trace and in budgets."""
 
 LOOK_US = 1_000_000
-"""Microseconds between two checks for changed clients."""
+"""Microseconds between two checks for changes of clients."""
 
 SHARE_SECONDS = 0.5
 """Seconds that a request waits in a cluster for this node's share of its client's rate."""
@@ -60,7 +60,7 @@ _log = Log("engine.gateway.clients")
 
 
 class ClientRefused(Exception):
-    """A refused request of a client. `failure` has the details for its wire."""
+    """A client's request was refused. `failure` has the details."""
 
     def __init__(self, kind: FailureKind, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class ClientRefused(Exception):
 
 
 def issue_key(client: str, now_us: int) -> tuple[str, ClientKey]:
-    """A new key for a client, to show once, and its stored row."""
+    """Create a key for a client. Returns the key, to show once, and the row to store."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     return key, ClientKey(hash=hash_of(key), client=client, prefix=key[:_SHOWN], created_us=now_us)
 
@@ -98,7 +98,7 @@ def check_client(client: Client) -> Client:
 
 
 def budget_of(client: Client) -> Budget | None:
-    """The budget of a client; None if it may spend any amount, also on calls without a price."""
+    """The budget of a client; None if its spending is unlimited, including calls without a price."""
     nano, unpriced = client.budget_nano_usd, client.unpriced
     if nano is None and unpriced != "refuse":
         return None
@@ -142,11 +142,11 @@ class ClientSpending(ShortRepr, frozen=True, kw_only=True):
     cost_nano_usd: int = 0
     """The known cost of its calls, in nano-USD."""
     spent_nano_usd: int | None = None
-    """The cost in the budget's current window, including the reservations of calls in progress; None without a
+    """The cost in the budget's current window, including reservations of calls in progress; None without a
     budget.
     """
     left_nano_usd: int | None = None
-    """The rest of the budget in its window; None without a budget."""
+    """The remaining budget in the current window; None without a budget."""
 
 
 async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[ClientSpending]:
@@ -195,7 +195,7 @@ class Admission:
         self._lease = lease
 
     def over(self, usage: TokenUsage | None = None) -> None:
-        """Replace the estimate with the used tokens. With None, the estimate stays."""
+        """Replace the estimate with the actual tokens. With None, the estimate is kept."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end(None, usage)
@@ -215,8 +215,6 @@ def _rates(live: AsyncRateLimiter) -> RateHeaders:
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """The clients at the last reading."""
-
     changes: GatewayChanges | None = None
     clients: dict[str, Client] = {}
     keys: dict[bytes, ClientKey] = {}
@@ -225,8 +223,7 @@ class _Known(msgspec.Struct, frozen=True):
 class Clients:
     """The clients of one gateway, read from the trace store of its engine.
 
-    While the store can't be read, known clients are still served. In a cluster, the clients are in the shared
-    store.
+    If the store can't be read, known clients are still served. In a cluster, the clients are in the shared store.
 
     Args:
         engine: The engine.
@@ -238,7 +235,7 @@ class Clients:
         self._budgets: frozenset[Budget] = frozenset()
         self._looked_us: int | None = None
         self._looks = 0
-        """The number of started readings."""
+        """The number of readings that were started."""
         self._looking = anyio.Lock()
         self._limiters: dict[str, AsyncRateLimiter] = {}
         self._revoked: dict[str, anyio.Event] = {}
@@ -246,11 +243,11 @@ class Clients:
         self._watching = False
 
     async def authenticate(self, key: str | None) -> Client:
-        """The client with a key. Its budget is in force on return.
+        """Find the client with a key, and activate its budget.
 
         Raises:
             ClientRefused: ``authentication``: there is no key, or it is unknown, expired or revoked.
-                ``unavailable``: the budget can't be counted now.
+                ``unavailable``: past spending can't be read now.
             StoreError: The clients could never be read.
         """
         if not key:
@@ -283,7 +280,7 @@ class Clients:
             self._watch()
 
     async def _look_again(self) -> None:
-        """Read the clients. Simultaneous requests share one reading that starts after all of them."""
+        """Read the clients. Concurrent requests share one reading that starts after all of them."""
         started = self._looks
         async with self._looking:
             if self._looks > started:
@@ -293,7 +290,7 @@ class Clients:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
-                    self._looks = started  # waiting callers then try themselves
+                    self._looks = started  # waiting callers then read the clients themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()
@@ -307,7 +304,7 @@ class Clients:
         if seen is None or changes.clients != seen.clients:
             clients = {each.name: each for each in await tables.clients() if each.revoked_us is None}
             keys = {each.hash: each for each in await tables.client_keys() if each.client in clients}
-            # The change counts are read first, so the next reading repeats any change in between.
+            # The change counts are read first, so that the next reading includes any change in between.
             self._known = _Known(seen, clients, keys)
             self._report_revoked()
             await self._use_budgets()
@@ -338,7 +335,7 @@ class Clients:
         Args:
             client: The client.
             input_tokens: An estimate of the input.
-            output_tokens: The reply's limit.
+            output_tokens: The reply's limit in tokens.
 
         Raises:
             ClientRefused: ``rate_limit``, with `retry_after`.
@@ -387,9 +384,9 @@ class Clients:
 
     @contextmanager
     def in_progress(self, client: Client) -> Iterator[anyio.Event]:
-        """A context for one request. The event is set about a second after the client was revoked, at most.
+        """A context for one request. The event is set within about a second after the client's key was revoked.
 
-        When it is set, cancel the call.
+        Cancel the call when it is set.
         """
         event = self._revoked.setdefault(client.name, anyio.Event())
         self._in_progress += 1
@@ -404,8 +401,8 @@ class Clients:
             self._revoked.pop(name).set()
 
     def _watch(self) -> None:
-        """Check for changes each second while requests are in progress. A node of a cluster always checks, for its
-        budgets.
+        """Check for changes every second while requests are in progress. A node of a cluster always checks,
+        because its budgets depend on the clients.
         """
         if not self._watching:
             self._watching = True

@@ -1,4 +1,5 @@
-"""Conversations of clients: their sessions, their stored Responses, and reply parts that a client can't send back.
+"""Conversations of clients: their sessions, their stored Responses, and the parts of replies that a client can't
+send back.
 
 A client's hint selects the session of a conversation. Without a hint, the hash chain over the history does, see
 `histories`. All entries are separate for each client.
@@ -40,19 +41,19 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 STORED_ROWS = 100_000
-"""The largest number of entries in a trace, for all its gateways. The oldest are removed first."""
+"""The maximum number of entries in a trace, for all its gateways. The oldest are removed first."""
 
 STORED_BYTES = 512 * 1024 * 1024
-"""The largest size of these entries in bytes."""
+"""The maximum size of these entries in bytes."""
 
 TRIM_EVERY = 256
 """The number of entries that this process writes between two checks of these limits."""
 
 LONGEST_CHAIN = 10_000
-"""The largest number of stored Responses in one conversation."""
+"""The maximum number of stored Responses in one conversation."""
 
 ANNOUNCED = 10_000
-"""The largest number of sessions that this process remembers as published in the trace."""
+"""The maximum number of sessions that this process remembers as published."""
 
 _ENTRY_BYTES = 512
 """An estimate of an entry's memory in addition to its content."""
@@ -61,47 +62,47 @@ _log = Log("engine.gateway.conversations")
 
 
 class Conversation(ShortRepr, frozen=True, kw_only=True):
-    """A client's request, as part of its conversation."""
+    """A client's request within its conversation."""
 
     client: str
     """The client's name; empty for a gateway without keys."""
     request: CanonicalRequest
-    """The request to make. Its session id is set, and its history has the kept blocks of earlier replies."""
+    """The request to make. It has the session id, and its history has the kept blocks of earlier replies."""
     chain: bytes = b""
-    """The hash chain of the history; empty if the client sent an id of the conversation."""
+    """The hash chain of the history; empty if the client sent the conversation's id."""
 
     @property
     def session_id(self) -> str:
-        """The session of the conversation, for the trace and for the provider's prompt cache."""
+        """The session id of the conversation, for the trace and for the provider's prompt cache."""
         return self.request.session_id
 
 
 class StoredResponse(ShortRepr, frozen=True, kw_only=True):
-    """A reply that a client stored, with its request."""
+    """A reply that was stored for a client, with its request."""
 
     id: str
     """The client's id of the reply, ``resp_…``."""
     body: JsonObject
     """The body that the client received."""
     items: tuple[Json, ...] = ()
-    """The input items of the request, in the client's wire, without those of earlier requests."""
+    """The input items of the request, in the client's wire format, without those of earlier requests."""
     messages: tuple[Message, ...] = ()
-    """The messages of the request, without those of earlier ones, and then the reply."""
+    """The messages of the request, without earlier messages, followed by the reply."""
     previous_id: str = ""
-    """The stored reply that the request continued; empty if there is none."""
+    """The stored reply that the request continued; empty if it continued none."""
     session_id: str = ""
-    """The session of the conversation."""
+    """The session id of the conversation."""
 
 
 class EarlierConversation(ShortRepr, frozen=True, kw_only=True):
     """A conversation up to a stored reply."""
 
     items: tuple[Json, ...]
-    """All input and output items, in the client's wire."""
+    """All input and output items, in the client's wire format."""
     messages: tuple[Message, ...]
     """All messages, in the canonical form."""
     session_id: str
-    """The session of the conversation."""
+    """The session id of the conversation."""
 
 
 # --- Memory ---
@@ -140,7 +141,7 @@ class _Memory:
         return found
 
     def drop(self, client: str, kind: KeptKind, key: bytes) -> bool:
-        """Forget entries. Returns whether there were any."""
+        """Remove entries. Returns whether there were any."""
         place = client, kind, key
         return place in self._entries and self._drop(place)
 
@@ -161,14 +162,14 @@ class _Memory:
 class Conversations:
     """The conversations of one gateway.
 
-    Replies are kept in memory, and in the trace store if it captures unredacted content. Both have a limit, and
-    the oldest replies are removed first. When content is deleted from the store, it is deleted from memory within
-    a second.
+    Entries are kept in memory, and also in the trace store if it captures content without redaction. Both have a
+    limit, and the oldest entries are removed first. When content is deleted from the store, it is deleted from
+    memory within a second.
 
     Args:
         engine: The engine.
-        max_bytes: The largest size in memory, in bytes.
-        max_count: The largest number of entries in memory.
+        max_bytes: The maximum size in memory, in bytes.
+        max_count: The maximum number of entries in memory.
     """
 
     def __init__(self, engine: Engine, *, max_bytes: int = 64 * 1024 * 1024, max_count: int = 50_000) -> None:
@@ -185,11 +186,11 @@ class Conversations:
     ) -> Conversation:
         """Find the conversation of a request, and put kept blocks into its history.
 
-        The session comes from `earlier`, from the client's hint, or from the longest known part of the history.
+        The session is that of `earlier`, of the client's hint, or of the longest known part of the history.
         Otherwise it is new.
 
         Args:
-            client: The client's name; empty for a gateway without keys.
+            client: The client's name; empty in a gateway without keys.
             client_request: The request.
             earlier: The conversation that the request continues. Its messages go before those of the request.
         """
@@ -213,7 +214,7 @@ class Conversations:
     async def keep(self, conversation: Conversation, content: Sequence[ContentBlock]) -> None:
         """Keep the parts of a reply that the client can't send back. Call it once, at the reply's end.
 
-        It returns when other processes can find the parts. If the store can't be written, this is only logged.
+        This returns when other processes can find the parts. If the store can't be written, that is only logged.
         """
         client, session_id = conversation.client, conversation.session_id
         self._announce(conversation)
@@ -253,7 +254,8 @@ class Conversations:
         """The conversation up to a stored reply.
 
         Raises:
-            ClientRefused: ``not_found``: this client has no such reply, or one before it is gone.
+            ClientRefused: ``not_found``: this client has no such reply, or an earlier reply of the conversation
+                was deleted.
         """
         last = await self.stored(client, response_id)
         steps = [last]
@@ -285,7 +287,7 @@ class Conversations:
     # --- Helpers ---
 
     def _announce(self, conversation: Conversation) -> None:
-        """Publish the session's model and client to the trace, once in each process."""
+        """Publish the session's model and client, once in each process."""
         session_id, client = conversation.session_id, conversation.client
         if session_id in self._announced:
             return
@@ -298,7 +300,7 @@ class Conversations:
         )
 
     async def _session_of(self, client: str, known: Sequence[bytes]) -> str:
-        """The session of the last known part of a history."""
+        """The session id of the last known part of a history."""
         for chain in reversed(known):
             for entry in reversed(self._memory.get(client, "chain", chain)):
                 return entry.session_id
@@ -306,7 +308,8 @@ class Conversations:
         for chain in reversed(known):
             for entry in reversed(found.get(chain, [])):
                 return entry.session_id
-        if known:  # started before this process, without a store: the next request must get the same id
+        # The conversation started before this process, without a store. The next request must get the same id.
+        if known:
             return session_named("chain", client, known[0].hex())
         return self._runtime.clock.new_id("ses")
 
@@ -339,7 +342,7 @@ class Conversations:
     async def _found(
         self, client: str, kind: KeptKind, keys: Sequence[bytes], session_id: str | None = None
     ) -> dict[bytes, list[_Entry]]:
-        """The entries for some keys, from memory, or from the store for keys without an entry of the session."""
+        """The entries for some keys, from memory, or else from the store."""
         found = {key: entries for key in keys if (entries := self._memory.get(client, kind, key))}
         missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:
@@ -389,7 +392,7 @@ class Conversations:
         return await tables_of(self._runtime) if self._runtime.keeps_all_content else None
 
     async def _look(self) -> None:
-        """Clear the memory if content was deleted since the last check."""
+        """Clear the memory if content was deleted from the store since the last check."""
         if self._is_fresh():
             return
         async with self._looking:

@@ -5,8 +5,8 @@
     answered  the first event has arrived; status and headers are sent
     over      the turn has ended, or the client disconnected and the call was cancelled
 
-A reply is written by the client's wire. If the serving provider uses the client's own protocol, the provider's own
-bytes are sent instead, see `passing`.
+The client's wire writes the reply. If the serving provider uses the same protocol as the client, the provider's
+own bytes are sent instead, see `streams.PassedReply`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from .streams import ClientTooSlow, PassedReply, StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
 MOST_WARNING_BYTES = 2048
-"""The largest length of the header with warnings, in bytes."""
+"""The maximum length of the header with warnings, in bytes."""
 
 _log = Log("gateway")
 
@@ -93,7 +93,7 @@ class Exchange:
     """One request and its reply.
 
     Args:
-        serving: What all requests share.
+        serving: The common objects of all requests.
         wire: The client's wire.
         client_request: The client's request.
         canonical: The canonical request, as part of its conversation.
@@ -113,23 +113,23 @@ class Exchange:
         self.client_request = client_request
         self.request = request
         self.response: CanonicalResponse | None = None
-        """The complete reply; None before its successful end."""
+        """The complete reply; None until it has succeeded."""
         self.failure: Failure | None = None
         """The error of a failed call."""
         self.on_reply: list[Callable[[], Awaitable[object]]] = []
-        """Functions to await after a reply has ended well, before the client gets its last bytes."""
+        """Functions to await after a successful reply, before the client gets its last bytes."""
         self.body = client_request.body
-        """The body for a provider of the client's wire."""
+        """The request's body, for a provider with the client's protocol."""
         self.tags: Mapping[str, str] = {}
         """The tags of the call."""
         self.more_headers: Headers = []
         """Further headers of the answer."""
         self.revoked: anyio.Event | None = None
-        """An event that is set when the client's key is revoked, and ends the call."""
+        """An event that is set when the client's key is revoked. It cancels the call."""
         self._provider_headers: Mapping[str, str] = {}
         self._provider_rates: RateHeaders | None = None
         self.session_id = canonical.session_id
-        """The session of the conversation."""
+        """The session id of the conversation."""
         self._runtime = runtime
         self._limits = serving.limits
         self._cancels = serving.cancels
@@ -139,7 +139,7 @@ class Exchange:
         self.id = message_id.removeprefix("msg_")
         """The reply's id, without a prefix."""
         self.passed = PassedReply(wire.protocol, client_request, self._served_model, is_array=self._is_array())
-        """The provider's own bytes, if the reply is passed through."""
+        """The provider's own bytes of the reply."""
         models = models_of(runtime, client_request.model)
         sent = msgspec.structs.replace(
             canonical,
@@ -152,7 +152,7 @@ class Exchange:
 
     @cached_property
     def turn(self) -> Turn:
-        """The turn of the engine that gives the reply."""
+        """The turn that makes the reply."""
         sent = WireRequest(
             protocol=self.wire.protocol,
             body=self.body,
@@ -171,8 +171,8 @@ class Exchange:
         self._provider_rates = None if limits is None else provider_rates(limits, self._runtime.clock.now_us())
 
     def _rates(self) -> Headers:
-        """The headers with rate limits: the client's limits, or else the provider's, unchanged if the reply is
-        passed through.
+        """The headers with rate limits: the client's limits, or else the provider's. If the reply is passed
+        through, these are unchanged.
         """
         if self.passed.seen or self._speaks_client:
             headers = passed_rates(self._provider_headers)
@@ -189,13 +189,13 @@ class Exchange:
         )
 
     def _served_model(self) -> str:
-        """The provider's name of the current model."""
+        """The provider's name of the model that serves now."""
         route = self.turn.route
         return "" if route is None else route.option.named.entry.wire_name
 
     @property
     def request_id(self) -> str:
-        """The id of the call with the reply, or of the latest call."""
+        """The id of the call that made the reply, or else of the latest call."""
         if self.response is not None:
             return self.response.request_id
         call = self.turn.call
@@ -203,12 +203,12 @@ class Exchange:
 
     @property
     def usage(self) -> TokenUsage | None:
-        """The tokens of all calls; None if there was none."""
+        """The tokens of all calls; None if there was no call."""
         usages = self.turn.spending.usages
         return reduce(add, usages) if usages else None
 
     def summary(self) -> dict[str, Any]:
-        """The facts of the call, for a `ServedRequest`."""
+        """The values for a `ServedRequest`."""
         route = self.turn.route
         return {
             "model": self.client_request.model,
@@ -229,7 +229,7 @@ class Exchange:
                 watch.cancel()
 
     async def _until_gone(self) -> None:
-        """Cancel the call when the client disconnects, unless calls are to be completed."""
+        """Cancel the call when the client disconnects, unless calls should complete."""
         receive = self.request.receive
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -281,13 +281,13 @@ class Exchange:
             self._give_up(f"it read nothing for {self._limits.write_seconds:g} seconds")
 
     def whole_body(self) -> bytes:
-        """The whole reply after its successful end."""
+        """The body of the whole reply. Call it after the reply has succeeded."""
         if self.passed.body:
             return self.passed.whole()
         return msgspec.json.encode(self._written())
 
     def stored_body(self) -> JsonObject:
-        """The whole reply after its successful end. For a stream, the equivalent of a reply without streaming."""
+        """The body of the whole reply, to store. For a stream, the same as without streaming."""
         passed = self.passed.body or self.passed.final
         if not passed:
             return self._written()
@@ -372,7 +372,7 @@ class Exchange:
     # --- Both ---
 
     def info(self) -> ReplyInfo:
-        """The facts that a writer needs."""
+        """The data that a writer needs before the reply starts."""
         route = self.turn.route
         return ReplyInfo(
             id=self.id,
@@ -388,8 +388,8 @@ class Exchange:
         return route is not None and route.option.speaks_client
 
     def own_words(self, reply: T) -> T:
-        """A response or an event, with the protocol's name on its opaque data if the provider uses the client's
-        protocol.
+        """A response or an event. If the provider uses the client's protocol, the protocol's name is set on its
+        opaque data.
         """
         route, known_as = self.turn.route, self.wire.protocol
         if route is None or not route.option.speaks_client:
@@ -407,7 +407,7 @@ class Exchange:
                 return reply
 
     def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
-        """The warnings of a reply, with the losses if the provider uses another protocol."""
+        """The warnings of a reply. If the provider uses another protocol, they include the losses."""
         return warnings if self.passed.seen else (*self.client_request.losses, *warnings)
 
     def _headers(self, warnings: Iterable[CallWarning]) -> Headers:
@@ -433,7 +433,7 @@ class Exchange:
     async def _fail(self, error: Exception) -> None:
         failure = self._failure_of(error)
         headers = self._headers(())
-        if isinstance(error, AdapterError) and error.request_id:  # it ended an attempt
+        if isinstance(error, AdapterError) and error.request_id:  # the error ended an attempt
             headers += self._rates()
         await send_failure(self.request, self.wire, failure, headers, may_retry=may_retry(error))
 
@@ -480,7 +480,7 @@ def cost_header(cost: Cost) -> Headers:
 
 
 def warnings_header(warnings: Iterable[CallWarning]) -> Headers:
-    """The header with the warnings, up to a maximum length."""
+    """The header with the warnings, cut at a maximum length."""
     text = "; ".join(f"{warning.code}: {warning.message}" for warning in warnings)
     if not text:
         return []

@@ -1,6 +1,6 @@
 """Converts exceptions of Callboard to failures for clients.
 
-The text for a client never has the name of a file or a key of this machine. The log has the full text.
+The text for a client never contains the name of a file or a key of this machine. The log has the full text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (NotFoundError, "not_found"),
     (InvalidRequestError, "invalid_request"),
     (RecursionError, "invalid_request"),
-    # The gateway's own key is wrong, not the client's. A 401 would make clients ask for another key.
+    # The gateway's own key is wrong, not the client's. A 401 would make clients request another key from their
+    # user.
     (AuthError, "permission"),
     (QuotaExceededError, "budget"),
     (OverloadedError, "overloaded"),
@@ -64,7 +65,7 @@ KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (AdmissionError, "unavailable"),
     (SessionBusy, "rate_limit"),
 )
-"""The kind of failure for each exception class. The first matching class counts; any other exception is
+"""The kind of failure for each exception class. The first matching class is used; any other exception is
 ``server``.
 """
 
@@ -72,7 +73,7 @@ _FALLBACK = "internal error. The gateway's log has the details"
 
 
 def failure_of(error: Exception, request_id: str = "") -> Failure:
-    """The failure for an exception. An internal error is logged, and its text left out."""
+    """The failure for an exception. An internal error is logged, and its text is left out."""
     if isinstance(error, BadRequest):
         return error.failure
     kind: FailureKind = next((kind for known, kind in KINDS if isinstance(error, known)), "server")

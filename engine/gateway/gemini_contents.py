@@ -1,8 +1,8 @@
 """Reads the contents of a Gemini client's request into canonical messages. Pure.
 
-* Keys may be in camel case or in snake case, because SDKs and REST clients send both.
-* Successive contents of the model become one message, because clients append each chunk of a stream as a separate
-content.
+* Keys may be in camel case or in snake case, because clients send both.
+* Consecutive contents of the model become one message, because clients append each chunk of a stream as a separate
+  content.
 * Texts of the model are joined like those of a reply; see `adapters.providers.gemini.response`.
 * Function calls may lack ids. A result without a known id answers the first open call of its name, or else the
   first open call.
@@ -48,7 +48,7 @@ from .wire import BadRequest
 # --- Media ---
 
 _FILES = "generativelanguage.googleapis.com"
-"""The host of uploaded files, which only Gemini can read."""
+"""The host of files that were uploaded to Gemini. Only Gemini can read them."""
 
 
 def _decoded(value: Json, where: str) -> bytes:
@@ -61,7 +61,7 @@ def _decoded(value: Json, where: str) -> bytes:
 
 
 def _fields(part: JsonObject, names: Sequence[str]) -> ProviderRaw | None:
-    if len(part) == 1:  # most parts
+    if len(part) == 1:  # true for most parts
         return None
     data = {name: part[name] for name in names if part.get(name) is not None}
     return ProviderRaw(GEMINI, data) if data else None
@@ -123,7 +123,7 @@ def _text(value: Json) -> str | None:
 
 
 def read_contents(contents: Json, names: ToolNames, losses: LossReport) -> list[Message]:
-    """The messages of a request's contents.
+    """Read the messages from a request's contents.
 
     Args:
         contents: The field of the body.
@@ -144,7 +144,7 @@ class _Reader:
         self._names = names
         self._losses = losses
         self._messages: list[Message] = []
-        self._reply: _Reply | None = None  # the message of the model that the next content may continue
+        self._reply: _Reply | None = None  # the model's message that the next content may continue
         self._calls = _Calls()
 
     def finish(self) -> list[Message]:
@@ -265,7 +265,7 @@ class _Reader:
 
 
 def _without_nulls(part: JsonObject) -> JsonObject:
-    """A part without fields that are null, which are absent to Google's servers."""
+    """A part without null fields, because Google's servers treat null as missing."""
     if None not in part.values():
         return part
     return {name: value for name, value in part.items() if value is not None}
@@ -285,10 +285,10 @@ def _kind_of(part: JsonObject, where: str) -> str:
 
 
 def _read_response(response: Json) -> tuple[str, bool]:
-    """The text of a function's response, and whether it is an error.
+    """Read the text of a function's response, and whether it is an error.
 
-    In the API, ``output`` is the result and ``error`` an error. Without them, the whole object is the result.
-    Google's Python SDK writes ``result``.
+    In the API, ``output`` contains a result and ``error`` an error. Google's Python SDK writes ``result``. Without
+    these fields, the whole object is the result.
     """
     match response:
         case None | {} if not response:
@@ -302,7 +302,7 @@ def _read_response(response: Json) -> tuple[str, bool]:
 
 
 class _Calls:
-    """The function calls so far. It gives each call an id, and finds the call of a result."""
+    """The function calls so far. Gives each call an id, and finds the call for a result."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -315,7 +315,7 @@ class _Calls:
         self._open = []
 
     def made(self, given: str | None, name: str) -> str:
-        """The id of a call: the client's own, or one from the call's number."""
+        """The id of a call: the client's id, or else one made from the call's number."""
         self._number += 1
         call_id = given
         number = self._number
@@ -334,11 +334,11 @@ class _Calls:
         if ids:
             found = ids.pop(0)
         else:
-            # a client may invent ids for calls that had none
+            # a client may invent ids for calls without ids
             named = [call_id for call_id, called in self._open if called == name]
             found = next(iter(named or [call_id for call_id, _ in self._open]), "")
         if not found:
-            return given or f"result_{self._number}"  # a result without a call, which each adapter reports
+            return given or f"result_{self._number}"  # a result without a call; each adapter reports it
         self._open = [call for call in self._open if call[0] != found]
         return found
 
@@ -348,7 +348,8 @@ class _Reply:
 
     def __init__(self) -> None:
         self._blocks: list[ContentBlock] = []
-        self._kind = ""  # the kind of the open block: text, thinking, or anything else for none
+        # the kind of the open block: text or thinking; any other value means that no block is open
+        self._kind = ""
         self._pieces: list[str] = []
         self._size = 0
         self._signed: list[Json] = []

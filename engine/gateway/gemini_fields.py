@@ -1,8 +1,8 @@
-"""Keys, lists, signatures and schemas in the JSON of Gemini's clients. Pure.
+"""Converts keys, lists, signatures and schemas in the JSON of Gemini's clients. Pure.
 
 Google's schemas are converted to JSON Schema. Gemini accepts any schema for a reply, but other providers accept
-only objects. So a list, a number or an enum is wrapped into an object as its member ``value``, and unwrapped from
-the reply.
+only objects. So the schema of a list, a number or an enum is wrapped in an object with the member ``value``, and
+the reply is unwrapped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _camel_name(name: str) -> str:
 
 
 def camel(value: Json, where: str) -> JsonObject:
-    """An object with its top-level keys in camel case. If they already are, the same object.
+    """An object with its top-level keys in camel case. If they already are in camel case, the same object.
 
     Raises:
         BadRequest: The value is not an object.
@@ -62,7 +62,7 @@ def each(value: Json, where: str) -> Sequence[Json]:
 
 # --- Signatures ---
 
-_MARK = b64encode(b"callboard").decode()  # 9 bytes: the text of the mark does not depend on later bytes
+_MARK = b64encode(b"callboard").decode()  # 9 bytes, so that the encoded mark does not depend on the bytes after it
 _MADE_UP = frozenset(
     {
         NO_SIGNATURE,
@@ -86,7 +86,7 @@ def token_of(state: str) -> str:
 
 
 def real_signature(value: Json) -> str | None:
-    """A real signature of Gemini; None for any other value."""
+    """A signature that Gemini itself made; None for any other value."""
     if not isinstance(value, str) or not value or value in _MADE_UP or value.startswith(_MARK):
         return None
     return value
@@ -97,24 +97,24 @@ _CAMEL_KEYWORDS = frozenset(
     | {"additionalProperties", "propertyOrdering", "prefixItems"}
 )
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
-"""Keywords with 64-bit integers, which are text in the JSON of protocol buffers."""
+"""Keywords with 64-bit integers, which are strings in the JSON of protocol buffers."""
 
 _RENAMED = {"ref": "$ref", "defs": "$defs"}
 
 
 def json_schema(schema: Json, where: str) -> JsonObject:
-    """The JSON Schema of Google's Schema object, whose types are in capitals.
+    """Convert Google's Schema object, whose types are in capitals, to a JSON Schema.
 
-    The result is shared, because the same tools come with every request. It must not be changed.
+    The result is cached, because the same tools arrive with every request. It must not be changed.
 
     Raises:
-        BadRequest: It is no object.
+        BadRequest: The schema is not an object.
     """
     if isinstance(schema, dict):
         try:
             return _remembered(schema)
         except BadRequest:
-            pass  # not cached, because the error's text needs the place
+            pass  # not cached, because the error's text has the path
     return _converted(schema, where)
 
 
@@ -136,7 +136,7 @@ def _converted(schema: Json, where: str) -> JsonObject:
             case "example", _:
                 written["examples"] = [value]
             case "format", "enum":
-                pass  # the keyword `enum` shows it
+                pass  # the keyword `enum` has the same meaning
             case "properties" | "$defs" | "defs", dict():
                 named: JsonObject = {
                     key: _converted(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
@@ -164,7 +164,7 @@ def _remembered(schema: JsonObject) -> JsonObject:
 
 
 def camel_keywords(schema: Json, where: str) -> JsonObject:
-    """A schema with the keywords of JSON Schema in camel case."""
+    """A schema with its keywords in camel case, as in JSON Schema."""
     if not isinstance(schema, dict):
         raise BadRequest(f"{where} must be an object", param=where)
     if "_" not in "".join(schema):
@@ -206,7 +206,7 @@ _BARE_BEFORE = f'{{"{_VALUE}":'
 
 
 def is_bare(schema: JsonObject) -> bool:
-    """Whether a schema describes a value other than an object, which can be wrapped into one."""
+    """Whether a schema describes a value other than an object. Such a value can be wrapped in an object."""
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     if "object" in kinds or not (kind or "enum" in schema):
@@ -215,7 +215,7 @@ def is_bare(schema: JsonObject) -> bool:
 
 
 def wrapped(schema: JsonObject) -> JsonObject:
-    """The schema of an object that has the value as its one member."""
+    """The schema of an object whose only member is the value."""
     inner = {name: value for name, value in schema.items() if name != "$defs"}
     written: JsonObject = {
         "type": "object",
@@ -227,7 +227,7 @@ def wrapped(schema: JsonObject) -> JsonObject:
 
 
 def unwrapped(text: str, *, as_text: bool) -> str:
-    """The value in the text of a reply. Any other text is unchanged.
+    """The value in the text of a wrapped reply. Any other text is returned unchanged.
 
     Args:
         text: The text.
@@ -262,7 +262,7 @@ class Unwrapping:
             return text
         self._held += text
         if self._as_text:
-            return ""  # one short word, held until its end
+            return ""  # one short word; it is held until its end
         if not self._started:
             found = _BEFORE.match(self._held)
             if found is None or found.end() == len(self._held):

@@ -40,10 +40,10 @@ class PartWriter:
     def __init__(self, names: Mapping[str, Json], *, thoughts: bool) -> None:
         self._names = names
         self._thoughts = thoughts
-        self._state = ""  # another provider's opaque state, until it is attached to a call
+        self._state = ""  # another provider's opaque state, which the next call gets
 
     def parts(self, block: ContentBlock) -> Iterator[JsonObject]:
-        """The parts of a block; none if the wire has no place for it."""
+        """The parts for a block; none if the wire can't express it."""
         match block:
             case TextBlock():
                 yield from self._text(block)
@@ -66,7 +66,7 @@ class PartWriter:
         self._state = state
 
     def thought(self, text: str, signature: str | None, provider: str) -> Iterator[JsonObject]:
-        """A piece of reasoning, as the client may see it."""
+        """The part for a piece of reasoning, if the client may get it."""
         if signature and provider != GEMINI:
             self.saw_state(signature)
             signature = token_of(signature)
@@ -153,9 +153,9 @@ def _fields(raw: JsonObject, names: Sequence[str]) -> JsonObject:
 
 
 def about_reply(content: Sequence[ContentBlock]) -> JsonObject:
-    """The candidate's fields next to its content: Gemini's own grounding, citations and log probabilities.
+    """The candidate's fields besides its content: Gemini's own grounding, citations and log probabilities.
 
-    Other providers' citations of web pages and documents become grounding.
+    Citations of other providers are converted to grounding.
     """
     fields: JsonObject = {}
     for block in content:
@@ -204,7 +204,7 @@ def _source(citation: JsonObject) -> JsonObject | None:
 
 
 def _segment(citation: Json, text: str, part: int) -> JsonObject:
-    """The cited part of a text. Gemini counts bytes, and omits zeros."""
+    """The cited part of a text. Like Gemini, it counts in bytes and omits zeros."""
     match citation:
         case {"url_citation": {"start_index": int(start), "end_index": int(end)}}:
             pass
@@ -231,7 +231,7 @@ _MODALITIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def write_usage(usage: TokenUsage) -> JsonObject:
-    """The usageMetadata of a reply: Gemini's own for a Gemini reply, otherwise made from the counts."""
+    """The usageMetadata of a reply: Gemini's own object for a Gemini reply, otherwise a new one."""
     own = _own_usage(usage)
     if own is not None:
         return own
@@ -277,5 +277,6 @@ def _own_usage(usage: TokenUsage) -> JsonObject | None:
     if not isinstance(raw, dict) or raw.get("promptTokenCount") is None or read is None:
         return None
     if (read.total_input_tokens, read.output_tokens) != (usage.total_input_tokens, usage.output_tokens):
-        return None  # another wire's object, or counts that were adjusted
-    return {name: value for name, value in raw.items() if name != "grounding"}  # added by the adapter
+        return None  # the object of another wire, or counts that were adjusted
+    # without the field that the adapter added
+    return {name: value for name, value in raw.items() if name != "grounding"}

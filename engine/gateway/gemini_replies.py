@@ -1,10 +1,10 @@
-"""Replies to Gemini clients: whole, streamed, failed, and lists of models. Pure.
+"""Writes replies to Gemini clients: whole, streamed and failed replies, and lists of models. Pure.
 
 A stream is server-sent events with ``alt=sse``, and one JSON array otherwise. Each chunk is a
 GenerateContentResponse, and a failure after the first byte is a chunk with `error`.
 
 Function calls are sent whole. From the first call on, content is held until the end of the reply, because a call's
-part has its signature, which may arrive only then.
+part contains its signature, which may arrive late.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _MALFORMED = "MALFORMED_FUNCTION_CALL"
 
 _OF_CANDIDATES = ("safetyRatings", "avgLogprobs", "tokenCount")
 _OF_REPLIES = ("promptFeedback", "modelStatus", "createTime")
-"""Gemini's other data, under the same names in `CanonicalResponse.provider_details`."""
+"""Other data of Gemini. `CanonicalResponse.provider_details` has the same names."""
 
 
 def _runs(block: ContentBlock) -> bool:
@@ -74,7 +74,7 @@ def _runs(block: ContentBlock) -> bool:
 
 
 def _shown(content: Sequence[ContentBlock], raw_reason: str | None) -> Iterator[tuple[int, ContentBlock]]:
-    """The blocks to write, with their places. Incomplete calls are left out, because a client would run them.
+    """The blocks to write, with their indexes. Incomplete calls are left out, because a client would run them.
 
     Calls that Gemini itself refused are sent with Gemini's finish reason.
     """
@@ -133,8 +133,8 @@ class _Reply:
     def last(
         self, response: CanonicalResponse, since: int, behind: Sequence[JsonObject], *, empty: JsonObject
     ) -> JsonObject:
-        """The last chunk: parts that were held back, the content from a position on, and the fields that are known
-        only at the end.
+        """The last chunk: parts that were held, the content from an index on, and fields that are only known at
+        the end.
         """
         details = response.provider_details
         about: JsonObject = {name: details[name] for name in _OF_REPLIES if name in details}
@@ -181,15 +181,15 @@ class GeminiWriter:
         self._in_events = streams_events(client_request)
         self._separator = b"["
         self._provider = ""
-        self._next = 0  # the first block that may have unwritten content
-        self._text = -1  # the last block that was written, if it is a text
-        self._waits = False  # content waits for the end of the reply
-        self._written: set[int] = set()  # the blocks of Gemini's own kinds that were written
+        self._next = 0  # the index of the first block that may have unwritten content
+        self._text = -1  # the index of the last written block, if it is a text
+        self._waits = False  # whether content is held until the end of the reply
+        self._written: set[int] = set()  # the indexes of written blocks of Gemini's own kinds
         usage: JsonObject = {}
         if info.input_tokens:
             usage = {"promptTokenCount": info.input_tokens, "totalTokenCount": info.input_tokens}
         common: JsonObject = {**({"usageMetadata": usage} if usage else {}), **self._reply.identity}
-        # prepared, so that a text delta needs only its own encoding
+        # encoded in advance, so that only the text of a delta is encoded
         self._before = b'{"candidates":[{"content":{"parts":['
         self._after = b'],"role":"model"},"index":0}],' + encode_json(common)[1:]
 
@@ -230,11 +230,11 @@ class GeminiWriter:
         return self._frame(encode_json(body)) + self._close
 
     def ping(self) -> bytes:
-        """A chunk with an empty text, which Gemini itself also sends. The SDKs fail on an SSE comment."""
+        """A chunk with an empty text, as Gemini itself also sends. The SDKs fail on an SSE comment."""
         return self._frame(self._before + b'{"text":""}' + self._after)
 
     def _block(self, event: ProviderBlock) -> bytes:
-        """A provider's own block. Gemini's are parts; the others are written at the end of the reply."""
+        """A provider's own block. Gemini's blocks are parts; other blocks are written at the end of the reply."""
         self._next = event.content_block_index + 1
         if event.kind in REPLY_KINDS:
             return b""
@@ -246,8 +246,8 @@ class GeminiWriter:
         return self._chunks(self._reply.parts.parts(block))
 
     def _left_behind(self, content: Sequence[ContentBlock]) -> list[JsonObject]:
-        """The parts of earlier blocks that arrive only with the whole reply: images, and the last text's
-        signature.
+        """The parts of earlier blocks that only arrive with the whole reply: images, and the signature of the last
+        text.
         """
         parts: list[JsonObject] = []
         for place, block in enumerate(content[: self._next]):
@@ -298,7 +298,7 @@ _REASONS: Mapping[FailureKind, str] = {"authentication": "API_KEY_INVALID", "con
 """The reasons of an ErrorInfo."""
 
 _TOO_LONG = "The input token count exceeds the maximum number of tokens allowed"
-"""The text by which clients recognise a prompt that is too long."""
+"""The text by which clients detect a prompt that is too long."""
 
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
@@ -320,7 +320,7 @@ def _details(failure: Failure) -> Iterator[Json]:
     if failure.param is not None:
         violation: JsonObject = {"field": failure.param, "description": failure.message}
         yield {"@type": f"{_GOOGLE}BadRequest", "fieldViolations": [violation]}
-    if failure.kind == "budget":  # clients do not retry a daily quota by themselves
+    if failure.kind == "budget":  # clients do not retry a daily quota automatically
         spent: JsonObject = {"quotaMetric": "callboard/budget", "quotaId": "BudgetPerDayPerClient"}
         yield {"@type": f"{_GOOGLE}QuotaFailure", "violations": [spent]}
     if failure.retry_after is not None:

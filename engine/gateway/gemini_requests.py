@@ -1,8 +1,8 @@
 """Reads the requests of Gemini clients: replies, streamed ones, token counts and embeddings. Pure.
 
-The reverse of `adapters.providers.gemini.request`. The vectors of embeddings are written here, too. Settings
-without a canonical field are stored in ``provider_options["gemini"]``, and each is listed among the losses for
-other wires.
+The reverse of `adapters.providers.gemini.request`. If a setting has no canonical equivalent, it is stored in
+``provider_options["gemini"]`` and listed among the losses for other wires. This file also writes the vectors of
+embeddings.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ def read_request(
 ) -> ClientRequest:
     """Read the body of generateContent, streamGenerateContent or countTokens.
 
-    The path has the model. Headers are not used: Gemini's clients send none about the request or the session.
+    The path contains the model. Headers are ignored, because Gemini's clients send none about the request or the
+    session.
 
     Args:
         body: The decoded body.
         headers: The headers, names in lower case.
         model: The model of the path.
-        stream: Whether the path asks for a stream.
+        stream: Whether the path requests a stream.
 
     Raises:
         BadRequest: The request can't be read.
     """
     fields = camel(body, "request")
-    inner = fields.get("generateContentRequest")  # countTokens may contain a whole request
+    inner = fields.get("generateContentRequest")  # countTokens may contain a complete request
     if isinstance(inner, dict):
         fields = camel(inner, "generate_content_request")
     named = model or as_text(fields.get("model") or "")
@@ -180,7 +181,7 @@ class _Reader:
         )
 
     def _arguments(self, schema: JsonObject | None, tool: str) -> JsonObject:
-        """A schema that a ToolDefinition accepts."""
+        """Convert a schema to one that ToolDefinition accepts."""
         if not schema:
             return {"type": "object", "properties": {}}
         if not schema.keys().isdisjoint(("anyOf", "oneOf", "allOf", "$ref")):
@@ -215,7 +216,7 @@ class _Reader:
             self.own["toolConfig"] = own
 
     def _mode(self, calling: JsonObject, tools: list[ToolDefinition]) -> JsonObject:
-        """Set the tool choice. Returns the fields without a canonical form."""
+        """Set the tool choice. Returns the fields without a canonical equivalent."""
         rest = _others(calling, ("mode", "allowedFunctionNames"))
         for name in rest:
             self.losses.parameter(name)
@@ -262,7 +263,7 @@ class _Reader:
                 case "thinkingConfig", _:
                     self._thinking(camel(value, "generation_config.thinking_config"))
                 case "responseMimeType" | "responseSchema" | "responseJsonSchema" | "_responseJsonSchema", _:
-                    pass  # below
+                    pass  # handled below
                 case "stopSequences", list():
                     self.settings["stop_sequences"] = tuple(stop for stop in value if isinstance(stop, str))
                 case ("candidateCount", 1) | ("responseModalities", ["TEXT" | "text"]):
@@ -360,7 +361,7 @@ _NUMBERS: Mapping[str, tuple[str, type[float]]] = {
     "presencePenalty": ("presence_penalty", float),
     "frequencyPenalty": ("frequency_penalty", float),
 }
-"""The settings of the generationConfig with a canonical field."""
+"""The settings of the generationConfig with a canonical equivalent."""
 
 _EFFORTS = ("minimal", "low", "medium", "high", "xhigh")
 
@@ -390,11 +391,13 @@ class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     model: str
     """The model as the client names it."""
     requests: tuple[EmbeddingRequest, ...]
-    """One request for each run of texts with the same settings, in the order of the texts. Their ids are empty."""
+    """The canonical requests, one for each run of texts with the same settings, in order. Their ids are empty."""
     single: bool
-    """Whether the client used embedContent, for one vector."""
+    """Whether the client called embedContent, which returns one vector."""
     losses: tuple[CallWarning, ...] = ()
-    """The parts without a canonical form. They are reported to the client if another wire serves the request."""
+    """The parts without a canonical equivalent. If another wire serves the request, the client gets these
+    warnings.
+    """
 
 
 class _Text(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""Recognises the replies in a client's history, and puts their kept blocks back. Pure.
+"""Identifies the replies in a client's history, and restores their kept blocks. Pure.
 
-A hash chain runs over a history: the chain of a request and its reply is a prefix of the next request's chain. A
-reply is recognised by a hash of the parts that every client sends back: its text, and the names and arguments of
+Each history has a hash chain: the chain of a request and its reply is a prefix of the next request's chain. A
+reply is identified by a hash of the parts that every client sends back: its text, and the names and arguments of
 its calls.
 """
 
@@ -27,7 +27,9 @@ from callboard.bus.values.base import Json
 from callboard.tracestore import encode_json
 
 UNGUESSABLE = 16
-"""The length from which a call's id counts as unguessable, so that only its conversation can know it."""
+"""The length from which a call's id counts as unguessable, so that only a client with the same conversation can
+send it.
+"""
 
 
 # --- Parts of a message that clients send back ---
@@ -49,7 +51,7 @@ def fingerprint(messages: Iterable[Message]) -> bytes:
 
 
 def _plain(value: Json) -> Json:
-    """JSON in a form that ignores common changes by clients: 1.0 becomes 1 in JavaScript, and a missing field may
+    """Normalize JSON, to ignore common changes by clients: JavaScript turns 1.0 into 1, and a missing field may
     become false.
 
     Claude Code sends ``replace_all: false`` back with every edit.
@@ -89,7 +91,7 @@ class Run(NamedTuple):
     """A reply in a history."""
 
     first: int
-    """The place of its first message."""
+    """The index of its first message."""
     end: int
     """The index after its last message. A wire may split one reply into several messages."""
     print: bytes
@@ -133,12 +135,12 @@ def _link(chain: bytes, message: Message) -> bytes:
 
 
 def after_reply(chain: bytes, reply: bytes) -> bytes:
-    """The chain after one more reply, given by its fingerprint."""
+    """The chain after one more reply. `reply` is the reply's fingerprint."""
     return hashlib.sha256(b"reply" + chain + reply).digest()
 
 
 def session_named(*parts: str) -> str:
-    """A session id derived from parts. Different clients never get the same id."""
+    """Derive a session id from some texts. Different clients never get the same id."""
     return "ses_" + base64.b32encode(digest(*parts)).decode()[:26]
 
 
@@ -146,12 +148,10 @@ def session_named(*parts: str) -> str:
 
 
 class StoredReply(msgspec.Struct, frozen=True):
-    """The kept blocks of a reply."""
-
     content: tuple[ContentBlock, ...]
 
     def ids(self) -> list[set[str]]:
-        """The possible ids of each call at the client: ours, or the provider's."""
+        """The possible ids of each call in the client's history: Callboard's or the provider's."""
         return [
             {block.id, *_ids_in({} if block.provider_raw is None else block.provider_raw.data)}
             for block in self.content
@@ -173,16 +173,16 @@ def is_worth_keeping(content: Sequence[ContentBlock]) -> bool:
 def chosen(
     own: Sequence[StoredReply], others: Sequence[StoredReply], sent: Sequence[list[ToolUseBlock]]
 ) -> list[StoredReply | None]:
-    """The kept reply for each of several messages with the same fingerprint. Pure.
+    """Find the kept reply for each of several messages with the same fingerprint. Pure.
 
     A reply with the message's own ids is preferred. The other replies are matched in order, from the last one
     backwards. No reply is used twice, because providers refuse two copies of one reasoning item. A reply of
-    another conversation needs unguessable ids: people may share a key, and one person's reasoning must not enter
-    another's prompt.
+    another conversation is used only if its ids are unguessable: people may share a key, and one person's
+    reasoning must not enter another's prompt.
 
     Args:
         own: The kept replies of this conversation, the oldest first.
-        others: Those of the client's other conversations.
+        others: The kept replies of the client's other conversations.
         sent: The calls in each message, in the order of the history.
     """
     if len(own) == len(sent) == 1:
@@ -207,7 +207,7 @@ def _has_ids(reply: StoredReply, calls: Sequence[ToolUseBlock]) -> bool:
 
 
 def put_in(reply: StoredReply, run: Sequence[Message]) -> Message:
-    """The message with the kept blocks. Its calls have the client's ids, and its cache mark stays."""
+    """The message with the kept blocks. Its calls have the client's ids, and its cache mark is kept."""
     sent = [block for message in run for block in message.content]
     ids = iter([block.id for block in sent if isinstance(block, ToolUseBlock)])
     content = [

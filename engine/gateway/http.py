@@ -1,6 +1,7 @@
-"""HTTP for the gateway: reads requests within limits, and writes answers until the client disconnects.
+"""HTTP for the gateway: reads requests within limits, and writes answers.
 
-It is plain ASGI, because a framework's request and response objects cost more than the rest of a short call.
+It is plain ASGI, because a framework's request and response objects take more time than everything else in a short
+call.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a gateway."""
 
     body_bytes: int = 32 * 1024 * 1024
-    """The largest body of a request, in bytes."""
+    """The maximum size of a request's body, in bytes."""
     bodies_bytes: int = 256 * 1024 * 1024
-    """The largest total size of all bodies that are being read, in bytes."""
+    """The maximum total size of all bodies that are being read, in bytes."""
     body_seconds: float = 60.0
-    """Seconds for a client to send its body."""
+    """Seconds in which a client must send its body."""
     header_bytes: int = 64 * 1024
-    """The largest size of a request's headers, in bytes."""
+    """The maximum size of a request's headers, in bytes."""
     header_count: int = 128
-    """The largest number of headers."""
+    """The maximum number of headers."""
     write_seconds: float = 60.0
     """Seconds after which the call of a client that doesn't read is cancelled."""
     first_event_seconds: float = 15.0
@@ -71,7 +72,7 @@ class ClientGone(Exception):
 
 
 class Incoming:
-    """One request."""
+    """An HTTP request, with the functions to answer it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.receive = receive
@@ -83,13 +84,13 @@ class Incoming:
         root: str = scope.get("root_path", "")
         self.path = path[len(root) :] if root and path.startswith(root) else path
         self.abort: Callable[[], object] = scope.get(ABORT, lambda: None)
-        """Closes the connection without sending the waiting data, if the server supports it."""
+        """Closes the connection and drops waiting data, if the server supports it."""
         self.is_read = self.method in ("GET", "HEAD")
         """Whether the whole body was read."""
         self.client_name = ""
         """The name of the authenticated client."""
         self.summary: Callable[[], dict[str, Any]] | None = None
-        """Returns the facts of the request's call, for a log."""
+        """Returns data about the request's call, for a log."""
         self._scope = scope
 
     async def send(self, message: Message) -> None:
@@ -118,7 +119,7 @@ class Incoming:
         return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)) if text else {}
 
     def check_headers(self, limits: GatewayLimits) -> str | None:
-        """The reason if the headers are too large or too many, else None."""
+        """The reason why the headers are too large or too many; None if they are not."""
         headers = self._scope["headers"]
         if len(headers) > limits.header_count:
             return f"the request has more than {limits.header_count} headers"
@@ -128,7 +129,7 @@ class Incoming:
 
 
 class Bodies:
-    """Reads bodies, with a limit for each and for all of them together."""
+    """Reads bodies, with a limit for each body and for all bodies together."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self._limits = limits
@@ -196,7 +197,7 @@ class Bodies:
 
 
 def _inflated(body: bytes, limits: GatewayLimits) -> bytes:
-    """A body that is decompressed from gzip or zlib, up to the limit of a body."""
+    """Decompress a body from gzip or zlib, up to the maximum size of a body."""
     decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # detects gzip or zlib by the header
     try:
         unpacked = decompressor.decompress(body, limits.body_bytes)
@@ -211,7 +212,7 @@ def _inflated(body: bytes, limits: GatewayLimits) -> bytes:
 
 @cache
 def zstd() -> Any:
-    """The module for zstd; None if it is missing. Python includes it since 3.14."""
+    """The module for zstd; None if it is missing. Python 3.14 and newer include it."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
@@ -219,7 +220,7 @@ def zstd() -> Any:
 
 
 def _unzstd(body: bytes, limits: GatewayLimits) -> bytes:
-    """A body that is decompressed from zstd, up to the limit of a body."""
+    """Decompress a body from zstd, up to the maximum size of a body."""
     module = zstd()
     decompressor = module.ZstdDecompressor()
     try:
@@ -257,7 +258,7 @@ def json_object(body: bytes) -> JsonObject:
 
 
 MOST_FIELDS = 64
-"""The largest number of fields and files in a form."""
+"""The maximum number of fields and files in a form."""
 
 
 class FormField(NamedTuple):
@@ -297,7 +298,7 @@ def _headers_of(head: bytes) -> email.message.Message:
 # --- Answers ---
 
 ABORT = "callboard.abort"
-"""The key of the abort function in an ASGI scope."""
+"""The key of `Incoming.abort` in an ASGI scope."""
 
 JSON_TYPE = b"application/json"
 
@@ -331,13 +332,14 @@ def retry_headers(failure: Failure, *, may_retry: bool | None = None) -> Headers
 
 
 class StreamedAnswer:
-    """A streamed answer. After a silence it sends a ping. If the client stops reading, the answer is abandoned.
+    """A streamed answer. It sends a ping after some seconds of silence. If the client stops reading, the answer is
+    abandoned.
 
     Args:
-        send: The server's function.
-        limits: The bounds.
+        send: The ASGI server's function.
+        limits: The gateway's limits.
         ping: Returns the bytes of a ping.
-        give_up: Called once, with the reason, if the client reads nothing for too long.
+        give_up: Called once, with the reason, if the client does not read for too long.
     """
 
     def __init__(
@@ -411,7 +413,7 @@ class StreamedAnswer:
 
 
 class RateHeaders(msgspec.Struct, frozen=True):
-    """The limits of a client or a provider per minute; None for a missing limit."""
+    """The limits of a client or a provider per minute; None if there is no such limit."""
 
     limit_requests: int | None = None
     remaining_requests: int | None = None
@@ -422,12 +424,12 @@ class RateHeaders(msgspec.Struct, frozen=True):
     reset_tokens: float | None = None
     """Seconds until the limit of tokens is fully reset."""
     counts_output: bool = True
-    """Whether the tokens of replies count as well."""
+    """Whether the token limit also counts the tokens of replies."""
 
 
 def rate_headers(wire: str, rates: RateHeaders) -> Headers:
-    """The headers with the limits, by their names on a client's wire. Gemini has no such headers, and OpenAI has
-    none for input alone.
+    """The headers with the limits, as named on a client's wire. Gemini has no such headers, and OpenAI has none
+    for a limit on input alone.
     """
     if wire == "gemini":
         return []
@@ -448,7 +450,7 @@ def rate_headers(wire: str, rates: RateHeaders) -> Headers:
 
 
 def provider_rates(limits: RateLimitInfo, now_us: int) -> RateHeaders:
-    """The limits in a provider's reply."""
+    """Convert the limits in a provider's reply."""
 
     def seconds(reset: str | None) -> float | None:
         return None if reset is None else seconds_until(reset, now_us)
@@ -465,7 +467,7 @@ def provider_rates(limits: RateLimitInfo, now_us: int) -> RateHeaders:
 
 
 def passed_rates(headers: Mapping[str, str]) -> Headers:
-    """The unchanged headers of a provider's reply with its limits."""
+    """The headers with limits of a provider's reply, unchanged."""
     return [header(name.encode("latin-1"), value) for name, value in headers.items() if name.startswith(_RATES)]
 
 

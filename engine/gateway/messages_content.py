@@ -1,7 +1,7 @@
 """Reads messages and content blocks of the Messages API into canonical ones. Pure.
 
-A field without a canonical field is stored in the block's `provider_raw`. An unknown block becomes an opaque
-block. The tool results of a user's turn become a separate message before the rest.
+If a field has no canonical equivalent, it is stored in the block's `provider_raw`. An unknown block becomes an
+opaque block. The tool results of a user's turn become a separate message before the other content.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class ContentReader:
     def __init__(self, losses: Losses) -> None:
         self.losses = losses
         self.names: dict[str, Json] = {}
-        """The client's names of tools, by canonical name, where they differ."""
+        """The client's tool names, by canonical name, where they differ."""
         self.has_own_replies = False
-        """Whether the gateway wrote a reply of the history, which may then come from another provider."""
+        """Whether the history has a reply that the gateway wrote. Such a reply may come from another provider."""
 
     def name(self, name: str) -> str:
-        """The canonical name of a tool. The client's name is stored if it differs."""
+        """The canonical name of a tool. The client's name is recorded if it differs."""
         canonical = canonical_tool_name(name)
         if canonical != name:
             self.names[canonical] = name
@@ -91,7 +91,8 @@ class ContentReader:
         turns: list[tuple[str, list[ContentBlock]]] = []
         for at, message in enumerate(given):
             role, blocks = self._role_and_blocks(object_at(message, f"messages.{at}"), f"messages.{at}")
-            # Anthropic treats these as one turn, and parallel calls may be in several messages.
+            # Anthropic treats consecutive messages of a role as one turn, and parallel calls may be in several
+            # messages.
             if turns and turns[-1][0] == role:
                 turns[-1][1].extend(blocks)
             else:
@@ -178,7 +179,7 @@ class ContentReader:
         return TextBlock(words, ProviderRaw(PROTOCOL, {IN_WORDS: block}))
 
     def _raw(self, block: JsonObject, *known: str) -> ProviderRaw | None:
-        """The fields of a block without a place in the canonical form."""
+        """The fields of a block that have no canonical equivalent."""
         rest: JsonObject = {
             name: value
             for name, value in block.items()

@@ -1,7 +1,7 @@
 """Fields of the Messages API: checks with Anthropic's error texts, losses, and values that clients send back.
 Pure.
 
-Clients send ids and signatures back unchanged, so both carry what the next request needs.
+Clients send ids and signatures back unchanged, so both can contain data for the next request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROTOCOL = "anthropic"
 
 
 def bad(path: str, why: str) -> BadRequest:
-    """The error for one field, with Anthropic's text."""
+    """The error for one field, with Anthropic's wording."""
     return BadRequest(f"{path}: {why}", param=path)
 
 
@@ -91,13 +91,13 @@ _FAILURES: Mapping[FailureKind, tuple[int, str]] = {
     "overloaded": (529, "overloaded_error"),
 }
 _TOO_LONG = "prompt is too long"
-"""The text by which clients recognise an overflow, and shorten their history."""
+"""The text by which clients detect an overflow and shorten their history."""
 
 
 def failure_kind(failure: Failure) -> tuple[int, str]:
     """The status and the type of a failure."""
     if failure.kind == "budget" and failure.retry_after is not None:
-        return _FAILURES["rate_limit"]  # a later try may work, in the budget's next window
+        return _FAILURES["rate_limit"]  # a retry in the budget's next window may succeed
     return _FAILURES[failure.kind]
 
 
@@ -118,7 +118,7 @@ _MARK = "cache_control"
 
 
 class Losses:
-    """The parts without a canonical form, one warning for each kind."""
+    """The parts without a canonical equivalent, with one warning for each kind."""
 
     def __init__(self) -> None:
         self._found: dict[str, CallWarning] = {}
@@ -126,7 +126,7 @@ class Losses:
         """Whether the client set prompt cache breakpoints."""
 
     def field(self, name: str, why: str = _HERE_ONLY) -> None:
-        """A setting, or a field of a block or a tool."""
+        """Record a setting, or a field of a block or a tool."""
         if name.rpartition(".")[2] == _MARK:
             self.marked, name = True, _MARK
         self._note(WarningCode.PARAMETER_DROPPED, name, why)
@@ -157,7 +157,7 @@ _CODED_ID = "toolu_b64_"
 
 
 def client_tool_id(tool_use_id: str) -> str:
-    """The id of a tool call for the client. `canonical_tool_id` returns the original id."""
+    """Convert a tool call's id for the client. `canonical_tool_id` returns the original id."""
     own = _OWN_ID.fullmatch(tool_use_id)
     if own is not None:
         return f"toolu_{own[1]}"
@@ -167,7 +167,7 @@ def client_tool_id(tool_use_id: str) -> str:
 
 
 def canonical_tool_id(client_id: str) -> str:
-    """The id of a tool call in the canonical form."""
+    """Convert a tool call's id from the client."""
     own = _OWN_ID.fullmatch(client_id)
     if own is not None:
         return f"tu_{own[1]}"
@@ -197,26 +197,26 @@ def canonical_tool_name(name: str) -> str:
 # --- Blocks without a form in a reply ---
 
 IMAGE_LEFT_OUT = "[The model made an image. The Messages API has no place for it in a reply.]"
-"""The text in place of an image in a reply. It is removed from histories."""
+"""The text that replaces an image in a reply. It is removed from histories."""
 
 # --- Signatures of thinking ---
 
 UNSIGNED = "callboard-unsigned"
-"""The placeholder for a missing signature of thinking. The clients' types require one."""
+"""The placeholder for a missing signature of thinking, because clients require one."""
 
 _FOREIGN = "callboard:"
-"""The prefix of another provider's signature. After it come the provider's name, a colon and the signature."""
+"""The prefix of another provider's signature. The provider's name, a colon and the signature follow."""
 
 
 def client_signature(signature: str | None, provider: str) -> str:
-    """The signature of a provider's thinking for the client. `read_thinking` reads it."""
+    """The signature for the client. `read_thinking` reads the original signature from it."""
     if not signature:
         return UNSIGNED
     return signature if provider == PROTOCOL else f"{_FOREIGN}{provider}:{signature}"
 
 
 def read_thinking(text: str, signature: str) -> ThinkingBlock:
-    """Thinking from a client, with the original signature, if any."""
+    """Read thinking from a client, with the provider's original signature, if it has one."""
     if not signature or signature == UNSIGNED:
         return ThinkingBlock(text)
     if signature.startswith(_FOREIGN):
@@ -231,11 +231,11 @@ def is_own_signature(signature: str) -> bool:
 
 
 def for_providers(body: JsonObject) -> JsonObject:
-    """A client's body in a form that providers of the Messages API accept, even with other providers' replies in
-    the history.
+    """Change a client's body so that providers of the Messages API accept it, even if the history has replies of
+    other providers.
 
-    Thinking without their signature is removed. If the body has results of calls that came without signed
-    thinking, a thinking budget is removed, too, because Anthropic refuses it then.
+    Thinking without a signature of these providers is removed. If the last message answers calls that came without
+    signed thinking, the thinking budget is removed, too, because Anthropic would refuse the request.
     """
     messages = body.get("messages")
     kept = [_bare(message) for message in messages] if isinstance(messages, list) else []

@@ -1,7 +1,7 @@
-"""Writes replies of Anthropic's Messages API: whole, streamed and failed; also models and token counts. Pure.
+"""Writes replies of Anthropic's Messages API: whole, streamed and failed replies, models and token counts. Pure.
 
-The reverse of the adapter's `response` and `stream`. Blocks of a stream have Anthropic's form: an empty start,
-deltas, and an end. Clients rely on it, for example for the arguments of the provider's tools.
+The reverse of the adapter's `response` and `stream`. As in Anthropic's streams, a block has an empty start,
+deltas, and an end. Clients rely on this, for example for the arguments of the provider's tools.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CITATIONS = frozenset(
 
 
 def _wire_block(kind: str, raw: Json) -> JsonObject | None:
-    """A provider's block that a client of this wire understands; None for any other block."""
+    """A provider's block that a client of this wire can read; None for any other block."""
     if kind == "image":
         return {"type": "text", "text": IMAGE_LEFT_OUT}
     if kind == "redacted_thinking":
@@ -79,7 +79,7 @@ def _citations(block: TextBlock) -> list[Json]:
 
 
 class _Names:
-    """The client's names of tools, which may differ from the canonical names."""
+    """Maps canonical tool names to the client's."""
 
     def __init__(self, client_request: ClientRequest) -> None:
         given = client_request.options.get(TOOL_NAMES)
@@ -154,12 +154,12 @@ def _stop_reason(response: CanonicalResponse) -> str:
         return raw
     calls = any(isinstance(block, ToolUseBlock) and not block.incomplete for block in response.content)
     if calls and reason in (StopReason.END_TURN, StopReason.PROVIDER_SPECIFIC):
-        return "tool_use"  # some providers end a reply with tool calls with `stop`
+        return "tool_use"  # some providers end a reply with tool calls with the reason `stop`
     return _REASONS[reason]
 
 
 def _ending(response: CanonicalResponse) -> JsonObject:
-    """The common fields of a whole reply and a `message_delta` for the end of a message."""
+    """The fields for the end of a message, in a whole reply and in `message_delta`."""
     details = response.provider_details
     reason = _stop_reason(response)
     stop_sequence = details.get("stop_sequence")
@@ -186,7 +186,7 @@ _AROUND = ("context_management", "input_transformations")
 
 
 def _around(response: CanonicalResponse) -> JsonObject:
-    """Data in addition to the content. In a stream, `message_delta` has it."""
+    """Data besides the content. In a stream, it is in `message_delta`."""
     return {
         name: value for name in _AROUND if isinstance(value := response.provider_details.get(name), dict | list)
     }
@@ -196,7 +196,7 @@ def _around(response: CanonicalResponse) -> JsonObject:
 
 
 def _usage(usage: TokenUsage) -> JsonObject:
-    """A usage object: the provider's own if it has this API's form and the same counts, else a new one."""
+    """A usage object: the provider's own if it has this API's form and the same counts, otherwise a new one."""
     own = _own_usage(usage)
     if own is not None and _bare(token_usage(own)) == _bare(usage):
         return own
@@ -301,7 +301,8 @@ class MessagesWriter(ReplyWriter):
                     self._delta("input_json_delta", "partial_json", fragment) if self._kind == "tool_use" else b""
                 )
             case ToolUseEnd(incomplete=True):
-                return b""  # held back: a client may run a call with an end, even if the reply then breaks off
+                # held back, because a client may run a call that has an end, even if the reply then breaks off
+                return b""
             case ToolUseEnd(final_input=given):
                 late = b""
                 if given and not self._arguments and self._kind == "tool_use":

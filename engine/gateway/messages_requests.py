@@ -1,8 +1,8 @@
 """Reads requests of Anthropic's Messages API. Pure.
 
-The reverse of the adapter's `request` and `messages`. A field without a canonical field is stored in
-``provider_options["anthropic"]``, or in the `provider_raw` of its block, for providers of the Messages API. For
-other providers it is listed among the losses.
+The reverse of the adapter's `request` and `messages`. If a field has no canonical equivalent, it is stored in
+``provider_options["anthropic"]`` or in the `provider_raw` of its block, for providers of the Messages API. For
+other providers, it is listed among the losses.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from .messages_fields import (
 from .wire import ClientRequest
 
 TOOL_NAMES = "tool_names"
-"""The key of `ClientRequest.options` for the client's names of tools, by canonical name."""
+"""The key of `ClientRequest.options` for the client's tool names, by canonical name."""
 
 _READ = frozenset(
     {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "stop_sequences"}
     | {"temperature", "top_p", "metadata", "output_config", "output_format", "thinking"}
 )
-"""The fields with a canonical field. All others are sent to the provider unchanged."""
+"""The fields with a canonical equivalent. All others are sent to the provider unchanged."""
 
 _KEPT_HEADERS = ("anthropic-beta", "anthropic-version")
 
 
 def read_request(body: JsonObject, headers: Mapping[str, str]) -> ClientRequest:
-    """Read a request. Raises BadRequest with Anthropic's text and the path of the field."""
+    """Read a request. Raises BadRequest with Anthropic's wording and the path of the field."""
     return _Reader(body, headers).read()
 
 
@@ -138,7 +138,7 @@ class _Reader:
         return None
 
     def _effort(self) -> str | None:
-        """The effort for the client's effort or thinking setting. The thinking setting itself is also kept."""
+        """The effort of the client's effort or thinking setting. The thinking setting itself is also kept."""
         config = self.body.get("output_config")
         level = config.get("effort") if isinstance(config, dict) else None
         effort = None if level is None else text_at(level, "output_config.effort")
@@ -205,8 +205,8 @@ class _Reader:
         return False if bool_at(given, "tool_choice.disable_parallel_tool_use") else None
 
     def _has_beginning(self, messages: Sequence[Message]) -> bool:
-        """Whether the model is to continue the text of the last message. After a tool's block, it continues the
-        tool's work.
+        """Whether the model should continue the text of the last message. After a tool's block, it continues the
+        tool's work instead.
         """
         content = messages[-1].content if messages and messages[-1].role is Role.ASSISTANT else ()
         begins = bool(content) and isinstance(content[-1], TextBlock)
@@ -215,7 +215,7 @@ class _Reader:
         return begins
 
     def _provider_options(self) -> Mapping[str, Json]:
-        """The fields for providers of the Messages API. Called last, because reading the other fields adds to
+        """The fields for providers of the Messages API. Call it last, because reading the other fields adds to
         them.
         """
         for name, value in self.sent.items():
@@ -275,7 +275,7 @@ class _Reader:
         )
 
     def _vendors_tool(self, fields: JsonObject, shape: Mapping[str, Json], path: str) -> ToolDefinition:
-        """A tool that Anthropic defines and the client runs. Other models get its schema from this module."""
+        """A tool that Anthropic defines and the client runs. Other models get its schema from `_SHAPES`."""
         name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
         rest: JsonObject = {key: value for key, value in fields.items() if key != "name" and value is not None}
         self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
@@ -291,9 +291,7 @@ class _Reader:
 
 
 def _effort_of(budget: int) -> str:
-    """The effort with the nearest budget. It is at most ``high``, because some clients always set the largest
-    budget.
-    """
+    """The effort with the nearest budget, at most ``high``, because some clients always set the largest budget."""
     efforts = ("minimal", "low", "medium", "high")
     return min(efforts, key=lambda effort: abs(BUDGETS[effort] - budget))
 
@@ -319,7 +317,7 @@ _SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 
 
 def _session(body: JsonObject, headers: Mapping[str, str]) -> str | None:
-    """The id of the conversation that Claude Code sends, in a header or in the user's id."""
+    """The conversation's id that Claude Code sends in a header or in the user's id."""
     own = headers.get("x-claude-code-session-id")
     if own:
         return own

@@ -1,4 +1,4 @@
-"""Embeddings and images of OpenAI's clients. Pure.
+"""Reads and writes embeddings and images for OpenAI's clients. Pure.
 
 The reverse of `adapters.operations.openai_wires` and `adapters.operations.openai_media`.
 """
@@ -43,7 +43,7 @@ def _model(body: JsonObject) -> str:
 
 
 def _others(body: JsonObject, known: Sequence[str], losses: LossReport) -> JsonObject:
-    """The other fields of a body, as provider options for these protocols."""
+    """The fields of a body without a canonical equivalent, as provider options for these protocols."""
     own: JsonObject = {name: value for name, value in body.items() if name not in known and value is not None}
     for name in own:
         if name not in _HARMLESS:
@@ -56,7 +56,7 @@ _HARMLESS = ("user", "safety_identifier")
 # --- Embeddings ---
 
 MOST_TOKEN = 2**31 - 1
-"""The largest accepted token. No vocabulary is that large."""
+"""The maximum accepted token id. No vocabulary is that large."""
 
 
 class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
@@ -67,10 +67,11 @@ class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
     request: EmbeddingRequest
     """The request in the canonical form. Its id is empty."""
     encoding: Encoding = "float"
-    """The form of the vectors in the reply."""
+    """The encoding of the vectors in the reply."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. If another protocol serves the request, the client gets these
-    warnings."""
+    """The parts without a canonical equivalent. If another protocol serves the request, the client gets these
+    warnings.
+    """
 
 
 def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
@@ -164,7 +165,7 @@ def _vector(vector: Vector, encoding: Encoding) -> Json:
     if encoding == "float":
         numbers: list[Json] = [*vector.tolist()]
         return numbers
-    if sys.byteorder == "big":  # the wire's bytes are in little-endian order
+    if sys.byteorder == "big":  # the wire's bytes are little-endian
         vector = array("f", vector)
         vector.byteswap()
     return b64encode(vector.tobytes()).decode()
@@ -183,10 +184,11 @@ class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
     stream: bool = False
     """Whether the client requested a stream."""
     as_url: bool = False
-    """Whether the client requested addresses instead of base64."""
+    """Whether the client requested URLs instead of base64."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. If another protocol serves the request, the client gets these
-    warnings."""
+    """The parts without a canonical equivalent. If another protocol serves the request, the client gets these
+    warnings.
+    """
 
 
 _READ = (
@@ -203,7 +205,7 @@ def read_images(
     Args:
         body: The body.
         images: The images to edit.
-        mask: The mask of the first one.
+        mask: The mask of the first image.
 
     Raises:
         BadRequest: The request can't be read.
@@ -310,7 +312,7 @@ def write_images(
     Args:
         client_request: The request.
         images: The images.
-        usage: The tokens. A provider that bills by image has no counts.
+        usage: The tokens. If the provider bills by image, there are none.
         created: Seconds since the epoch.
     """
     body: JsonObject = {
@@ -329,7 +331,7 @@ def write_images(
 def write_image_stream(
     client_request: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> bytes:
-    """The streamed reply: one event for each image, without partial images. See `write_images`."""
+    """Write a streamed reply: one event for each image, without partial images. See `write_images`."""
     name = "image_edit.completed" if client_request.request.images else "image_generation.completed"
     events = []
     for image in images:

@@ -1,4 +1,4 @@
-"""Requests other than replies: embeddings, images, and imported calls of other programs.
+"""Requests that are not conversations: embeddings, images, and calls of other programs to import.
 
 The client's wire reads requests for embeddings and images, the engine runs them, and the wire writes the replies.
 Calls of other programs arrive as OpenTelemetry spans over HTTP, and are imported.
@@ -50,7 +50,7 @@ Tags = Mapping[str, str]
 async def openai_embeddings(
     engine: Engine, client_request: openai_extras.ClientEmbeddingRequest, tags: Tags
 ) -> OperationResult:
-    """``POST /v1/embeddings``."""
+    """Run ``POST /v1/embeddings``."""
     result = await _embed(engine, client_request.model, client_request.request, tags)
     body = openai_extras.write_embeddings(client_request, result.vectors, result.usage)
     return _made(body, [result], client_request.losses)
@@ -59,7 +59,7 @@ async def openai_embeddings(
 async def gemini_vectors(
     engine: Engine, client_request: gemini_requests.ClientEmbeddingRequest, tags: Tags
 ) -> OperationResult:
-    """``:embedContent`` and ``:batchEmbedContents``."""
+    """Run ``:embedContent`` and ``:batchEmbedContents``."""
     results = [await _embed(engine, client_request.model, request, tags) for request in client_request.requests]
     responses = [
         EmbeddingResponse(
@@ -85,7 +85,8 @@ async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Ta
 
 
 def _require_same_tokens(engine: Engine, name: str, models: Sequence[str]) -> None:
-    """Refuse tokens as input if the name is mapped to another model, because tokens are specific to a model.
+    """Refuse tokens as input if the client's name is mapped to another model, because tokens are specific to a
+    model.
 
     Raises BadRequest.
     """
@@ -118,7 +119,7 @@ def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence
 async def openai_images(
     engine: Engine, client_request: openai_extras.ClientImageRequest, tags: Tags
 ) -> OperationResult:
-    """``POST /v1/images/generations`` and ``/v1/images/edits``."""
+    """Run ``POST /v1/images/generations`` and ``/v1/images/edits``."""
     request = client_request.request
     models = models_of(engine._runtime, client_request.model)
     options = ImageOptions(

@@ -1,4 +1,4 @@
-"""Checks of clients' requests, names of tools, and losses. Pure.
+"""Shared code for reading clients' requests: checks, tool names and losses. Pure.
 
 The error texts are OpenAI's, with the exact wording where programs match it.
 """
@@ -58,21 +58,21 @@ def wrong_value(param: str, value: object, allowed: Iterable[str]) -> BadRequest
 
 
 def an_object(value: Json, param: str) -> JsonObject:
-    """The value. Raises BadRequest if it is not an object."""
+    """Return the value as an object. Raises BadRequest if it is not one."""
     if not isinstance(value, dict):
         raise wrong_type(param, "an object", value)
     return value
 
 
 def a_list(value: Json, param: str) -> list[Json]:
-    """The value. Raises BadRequest if it is not an array."""
+    """Return the value as a list. Raises BadRequest if it is not an array."""
     if not isinstance(value, list):
         raise wrong_type(param, "an array", value)
     return value
 
 
 def a_text(value: Json, param: str) -> str:
-    """The value. Raises BadRequest if it is not a string."""
+    """Return the value as text. Raises BadRequest if it is not a string."""
     if value is None:
         raise missing(param)
     if not isinstance(value, str):
@@ -81,7 +81,9 @@ def a_text(value: Json, param: str) -> str:
 
 
 def an_integer(value: Json, param: str, *, least: int | None = None) -> int | None:
-    """The value; None if there is none. Raises BadRequest if it is not an integer, or too small."""
+    """Return the value as an integer; None if it is missing. Raises BadRequest if it is not an integer, or too
+    small.
+    """
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():
@@ -95,7 +97,7 @@ def an_integer(value: Json, param: str, *, least: int | None = None) -> int | No
 
 
 class LossReport:
-    """The parts of a request that other protocols don't get. Each kind is reported once, without its place."""
+    """The parts of a request that other protocols don't get. Each kind is reported once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], None] = {}
@@ -134,7 +136,7 @@ class FreeFormReader:
         self._string: JsonString | None = None
 
     def read(self, fragment: str) -> str:
-        """The text in a fragment of arguments. Empty if the arguments do not start with the text."""
+        """The text in a fragment of arguments; empty if the arguments do not start with the text."""
         string = self._string
         if string is None:
             if len(self._head) > _LONGEST_HEAD:
@@ -151,7 +153,7 @@ class FreeFormReader:
 
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _LONGEST_HEAD = 200
-"""The number of characters in which the text must start. Otherwise the arguments have another form."""
+"""The number of characters within which the text must start. Otherwise the arguments have another form."""
 
 
 def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
@@ -168,7 +170,7 @@ def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
 
 
 def free_form_schema(format: Json) -> JsonObject:
-    """The schema of a function in place of a free-form tool. Its only argument is the text, and the description
+    """The schema of a function that replaces a free-form tool. Its only argument is the text, and the description
     has the grammar.
     """
     description = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
@@ -184,14 +186,14 @@ def free_form_schema(format: Json) -> JsonObject:
 
 
 def arguments_of(block: ToolUseBlock) -> str:
-    """The arguments of a call: the model's own text, or else their JSON."""
+    """The arguments of a call: the model's own text, or else their JSON encoding."""
     if block.raw_arguments is not None:
         return block.raw_arguments
     return msgspec.json.encode(block.input).decode()
 
 
 def object_schema(given: Json) -> JsonObject:
-    """The schema of a tool's arguments in a form that `ToolDefinition` accepts.
+    """Convert the schema of a tool's arguments to a form that `ToolDefinition` accepts.
 
     A required property without a definition may have any value.
     """
@@ -219,14 +221,14 @@ _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class ToolNames:
-    """Maps clients' names of tools to names that every provider accepts, one to one."""
+    """Maps clients' tool names one to one to names that every provider accepts."""
 
     def __init__(self) -> None:
         self._canonical: dict[str, str] = {}
         self._taken: set[str] = set()
 
     def canonical(self, name: str) -> str:
-        """The name for providers: the client's own name, if it is valid."""
+        """The name for providers. It is the client's name if that is valid."""
         known = self._canonical.get(name)
         if known is None:
             known = self._free(name)

@@ -1,7 +1,7 @@
 """Reads the input items of a Responses request into messages. Pure.
 
-Clients send a reply back as several items: reasoning, messages, calls. Successive items of the model become one
-assistant message. Successive outputs become one tool message. Data that only OpenAI understands is stored
+Clients send a reply back as several items: reasoning, messages, calls. Consecutive items of the model become one
+assistant message. Consecutive outputs become one tool message. Data that only OpenAI understands is stored
 unchanged in the blocks' `provider_raw`, in the adapter's form.
 """
 
@@ -65,13 +65,13 @@ class InputReader:
         self._calls: dict[str, str] = {}  # the blocks' ids by the items' ids
         self._used: set[str] = set()  # ids of blocks
         self._repeats: dict[str, int] = {}
-        self._found: dict[str, list[str]] = {}  # names of tools by the places of their items
+        self._found: dict[str, list[str]] = {}  # names of tools by the path of the item that contains them
 
     def read(self, given: Json) -> tuple[Message, ...]:
         """Read the field `input`.
 
         Raises:
-            BadRequest: It is neither a text nor a list of items, or an item lacks a field.
+            BadRequest: The input is neither a text nor a list of items, or an item lacks a field.
         """
         if isinstance(given, str):
             return (Message.user(given),)
@@ -105,7 +105,7 @@ class InputReader:
                 output = self._output(item.get("output"), f"{place}.output")
                 self._result(item, output, place, rest=("type", "call_id", "output"))
             case "additional_tools":
-                pass  # read before
+                pass  # it was read before
             case _ if isinstance(kind, str) and kind in CALLS and _runs_at_client(item):
                 self._host_call(CALLS[kind], item, place)
             case _ if isinstance(kind, str) and kind in OUTPUTS and _runs_at_client(item):
@@ -130,7 +130,8 @@ class InputReader:
         if role == "user":
             self._add(Message(Role.USER, tuple(blocks)))
             return
-        # An instruction has text only. Its images are the user's, because no wire has a place for them.
+        # An instruction can only have text. Its images become the user's, because no wire supports images in
+        # instructions.
         texts = tuple(block for block in blocks if isinstance(block, TextBlock))
         self._add(Message(Role(str(role)), texts))
         rest = tuple(block for block in blocks if not isinstance(block, TextBlock))
@@ -167,14 +168,14 @@ class InputReader:
         blocks = [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
         for block in blocks:
             raw = block.provider_raw
-            # Content that can't be sent is reported when it is sent.
+            # Content that can't be sent is reported in a later step.
             if raw is not None and not isinstance(block, OpaqueBlock):
                 for name in raw.data:
                     self._tools.losses.parameter(f"{name!r} of a part of a message")
         return blocks
 
     def _add_content(self, item: JsonObject, content: Json, place: str) -> None:
-        """A message of the model."""
+        """Add a message of the model."""
         if isinstance(content, str):
             content = [{"type": "output_text", "text": content}]
         content = [] if content is None else a_list(content, place)
@@ -196,8 +197,8 @@ class InputReader:
         texts = texts if any(texts) else _texts(item.get("content"))
         secret = item.get("encrypted_content")
         if isinstance(secret, str) and secret.startswith(TOKEN):
-            # Another provider's reasoning. The gateway keeps the original, and finds it by the content of the
-            # reply.
+            # This is another provider's reasoning. The gateway has stored the original, and finds it by the
+            # reply's content.
             self._say(ThinkingBlock("".join(texts)))
             return
         for text in texts[:-1]:
@@ -246,7 +247,7 @@ class InputReader:
         )
 
     def _call_id(self, item: JsonObject, call_id: str) -> str:
-        """The id of a call's block. Some clients use the same id for two calls."""
+        """The id of a call's block. It must be unique, but some clients use the same id for two calls."""
         block_id = call_id
         while block_id in self._used:
             number = self._repeats[call_id] = self._repeats.get(call_id, 1) + 1
@@ -313,7 +314,7 @@ class InputReader:
 
 
 def brings_tools(item: JsonObject) -> bool:
-    """Whether an item has tools for the rest of the conversation."""
+    """Whether an item adds tools to the conversation."""
     return item.get("type") == "additional_tools" or _is_search_output(item)
 
 
@@ -395,14 +396,14 @@ def _part(part: Json, place: str) -> ContentBlock:
 
 
 def _rest(part: JsonObject, *known: str) -> ProviderRaw | None:
-    """The fields that only OpenAI understands."""
+    """The fields that only OpenAI can read."""
     rest: JsonObject = {name: value for name, value in part.items() if name not in known and value is not None}
     return ProviderRaw(OPENAI, rest) if rest else None
 
 
 def _image(part: JsonObject, place: str) -> ImageBlock:
     url = part["image_url"]
-    if isinstance(url, dict):  # Chat's form, which some clients send
+    if isinstance(url, dict):  # the form of Chat Completions, which some clients send
         url = url.get("url")
     url = a_text(url, f"{place}.image_url")
     detail = part.get("detail")

@@ -1,8 +1,8 @@
 """Writes replies of OpenAI's Responses API: the response object, its items, errors and lists. Pure.
 
-An item has OpenAI's id, or else one made from the reply's id and the item's place. Another provider's reasoning
-becomes a reasoning item with its text as the summary. Its `encrypted_content` is a token of the gateway. The
-client only sends this token back; it can't use the original.
+An item has OpenAI's id, or else one made from the reply's id and the item's index. Another provider's reasoning
+becomes a reasoning item with its text as the summary. Its `encrypted_content` is a token of the gateway, which the
+client sends back. The gateway keeps the original.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REFUSED = "The model refused to answer."
 _ENDS = {
     StopReason.MAX_TOKENS: (INCOMPLETE, "max_output_tokens"),
     StopReason.CONTENT_FILTER: (INCOMPLETE, "content_filter"),
-    StopReason.PAUSE_TURN: (INCOMPLETE, "pause_turn"),  # not one of OpenAI's reasons, but the reply can continue
+    StopReason.PAUSE_TURN: (INCOMPLETE, "pause_turn"),  # OpenAI has no such reason, but the reply can be continued
     StopReason.CANCELLED: ("cancelled", None),
     StopReason.ERROR: (FAILED, None),
 }
@@ -66,7 +66,7 @@ _OPENAI_ITEMS = frozenset(
 
 
 class ItemIds:
-    """The ids of a reply's items. They are the same for a stream and a whole reply."""
+    """The ids of a reply's items. They are the same for a streamed and a whole reply."""
 
     def __init__(self, reply_id: str) -> None:
         self._reply_id = reply_id
@@ -93,7 +93,7 @@ class ItemWriter:
         self.ids = ItemIds(info.id)
 
     def write(self, content: Sequence[ContentBlock], *, status: str = COMPLETED) -> list[Json]:
-        """The items of a whole reply. `status` is that of the last one."""
+        """The items of a whole reply. `status` is the status of the last item."""
         items: list[Json] = []
         parts: list[Json] = []
         summary: list[Json] = []
@@ -171,7 +171,7 @@ class ItemWriter:
         return item | fields
 
     def other(self, block: ContentBlock) -> JsonObject | None:
-        """An image, or an item of OpenAI's. None for content that only another provider understands."""
+        """An image, or an item of OpenAI; None for content that only another provider can read."""
         if isinstance(block, ImageBlock):
             return self.image(block)
         if isinstance(block, OpaqueBlock):
@@ -195,11 +195,11 @@ PREFIXES = {FUNCTION: "fc", CUSTOM_KIND: "ctc"}
 
 
 def own(raw: ProviderRaw | None) -> JsonObject:
-    """The data that an adapter of this protocol attached to a block; empty for other adapters."""
+    """The data that an adapter of this protocol attached to a block; empty for data of other adapters."""
     if raw is None:
         return {}
     data = raw.data
-    # The adapter may have any name. The form of its data shows the protocol.
+    # The adapter may have any name, so the protocol is detected by the form of the data.
     return data if raw.provider == OPENAI or data.get("type") in _OWN_TYPES or "after" in data else {}
 
 
@@ -218,7 +218,7 @@ def _is_one_message(former: TextBlock, block: TextBlock) -> bool:
 
 
 def text_part(block: TextBlock, sources: Sequence[OpaqueBlock] = ()) -> JsonObject:
-    """A part of a message. `sources` are the blocks with the sources of its text."""
+    """A part of a message. `sources` are the blocks with its citations."""
     known = own(block.provider_raw)
     if known.get("type") == "refusal":
         return {"type": "refusal", "refusal": block.text}
@@ -235,7 +235,7 @@ def text_part(block: TextBlock, sources: Sequence[OpaqueBlock] = ()) -> JsonObje
 
 
 def sources_after(content: Sequence[ContentBlock], number: int) -> list[OpaqueBlock]:
-    """The blocks after a text that may have its sources."""
+    """The blocks after a text that may have its citations."""
     following = itertools.takewhile(lambda block: isinstance(block, OpaqueBlock), content[number + 1 :])
     return [block for block in following if isinstance(block, OpaqueBlock)]
 
@@ -254,7 +254,7 @@ def _summary(text: str) -> JsonObject:
 
 
 def token(block: ThinkingBlock | RedactedThinkingBlock) -> str:
-    """The `encrypted_content` for a client. It reveals nothing of the reasoning."""
+    """The `encrypted_content` for a client. It contains nothing of the reasoning."""
     if isinstance(block, RedactedThinkingBlock):
         return secret_token(block.data)
     return secret_token(block.signature or block.text)
@@ -290,7 +290,7 @@ _ECHOED: Mapping[str, Json] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields that the response repeats from the request, with their values for a request without them."""
+"""Fields of the request that the response repeats, with their defaults."""
 
 _ECHOED_IF_SENT = ("conversation", "prompt", "prompt_cache_retention")
 
@@ -323,7 +323,7 @@ class ResponseObject:
         self._tier = body.get("service_tier")
 
     def encode_echo(self) -> None:
-        """Encode the fields of the request now, because a stream repeats them three times."""
+        """Encode the fields of the request once, because a stream repeats them three times."""
         self._echo = {name: msgspec.Raw(encode_json(value)) for name, value in self._echo.items()}
 
     def at(self, status: str, output: Sequence[Json] = (), *, error: JsonObject | None = None) -> dict[str, Any]:

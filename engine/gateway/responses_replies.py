@@ -1,8 +1,8 @@
 """Streamed replies of OpenAI's Responses wire, and the wire itself. Pure.
 
-A stream has deltas for each item, and the whole item at its end. An item's id and index never change. Successive
-texts are parts of one message, because the end of a text is known only at the next block. Successive reasoning
-blocks without a signature are parts of one summary.
+A stream has deltas for each item, and the whole item at its end. An item's id and index never change. Consecutive
+texts are parts of one message, because only the next block shows the end of a text. Consecutive reasoning blocks
+without a signature are parts of one summary.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class _Open(msgspec.Struct):
     """``message``, ``reasoning`` or ``call``."""
     item_id: str
     index: int
-    """The place of the item in the output."""
+    """The index of the item in the output."""
     block: int = -1
-    """The index of the block behind its open part; -1 if no part is open."""
+    """The index of the block of its open part; -1 if no part is open."""
     parts: list[Json] = []
     """The finished parts of a message or of a summary."""
     texts: list[str] = []
-    """The fragments of the open part, or of the call."""
+    """The pieces of the open part or of the call."""
     status: str = COMPLETED
     wire: WireTool = WireTool(FUNCTION, "")
     """The client's form of a call's tool."""
@@ -73,8 +73,6 @@ class _Open(msgspec.Struct):
 
 
 class ResponsesWriter:
-    """See `ReplyWriter`."""
-
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
         self._items = ItemWriter(client_request, info)
         self._object = ResponseObject(client_request, info)
@@ -83,8 +81,8 @@ class ResponsesWriter:
         self._texts: dict[int, JsonObject] = {}  # the finished parts by the indexes of their blocks
         self._count = 0  # the number of events
         self._open: _Open | None = None
-        self._held: list[int] = []  # indexes of the blocks that wait for the reply's whole content
-        self._before = self._after = b""  # the bytes before and after the text of a delta of the open part
+        self._held: list[int] = []  # indexes of the blocks that are written with the reply's final content
+        self._before = self._after = b""  # the encoded bytes of a delta before and after its text
 
     def start(self) -> bytes:
         started = self._object.at(IN_PROGRESS)
@@ -231,7 +229,7 @@ class ResponsesWriter:
         return written
 
     def _complete_texts(self, content: Sequence[ContentBlock]) -> None:
-        """Add later data to earlier texts, for the last event."""
+        """Add data that arrived later to earlier texts, for the last event."""
         for number, part in self._texts.items():
             block = content[number] if number < len(content) else None
             if isinstance(block, TextBlock) and block.text == part["text"]:
@@ -318,7 +316,7 @@ class ResponsesWriter:
             return self._delta(opened.free_form.read(fragment))
         if opened.wire.kind == FUNCTION:
             return self._delta(fragment)
-        return b""  # the item has no text that could grow
+        return b""  # the item has no text that could become longer
 
     def _end_call(self, event: ToolUseEnd) -> bytes:
         opened = self._open
@@ -357,7 +355,7 @@ class ResponsesWriter:
         return b""
 
     def _images(self, content: Sequence[ContentBlock]) -> bytes:
-        """Another provider's images, which keep that provider's form until the reply ends."""
+        """Write the images of other providers. They arrive only with the final content."""
         written = b""
         for number in self._held:
             block = content[number] if number < len(content) else None
@@ -383,7 +381,7 @@ def _fields(kind: str, arguments: JsonObject, text: str) -> JsonObject:
 
 
 def _call_text(kind: str, event: ToolUseEnd, streamed: str) -> str:
-    """The whole text of a call: its arguments, or a custom tool's input."""
+    """The complete text of a call: its arguments, or the input of a custom tool."""
     if kind == CUSTOM_KIND:
         whole = free_form_text(event.final_input)
         return streamed if event.incomplete and not whole.startswith(streamed) else whole

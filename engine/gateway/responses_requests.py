@@ -1,8 +1,8 @@
 """Reads requests of OpenAI's Responses API. Pure.
 
-A provider of this wire gets the client's own body. The canonical form is for all other providers. Fields without a
-canonical field are stored in ``provider_options["openai"]``. Each that may change the reply is listed among the
-losses.
+A provider of this wire gets the client's own body. The canonical form is for all other providers. If a field has
+no canonical equivalent, it is stored in ``provider_options["openai"]``. If it may change the reply, it is listed
+among the losses.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _READ = frozenset(
 )
 
 _WITHOUT_LOSS: Mapping[str, tuple[Json, ...] | None] = {
-    "metadata": None,  # the reply repeats it
-    "client_metadata": None,  # it identifies the client
+    "metadata": None,  # the reply repeats this field
+    "client_metadata": None,  # this field identifies the client
     "stream_options": None,  # obfuscated lengths don't matter to readers
-    "prompt_cache_key": None,  # used as the session's hint
-    "max_tool_calls": None,  # only calls of OpenAI's own tools count
+    "prompt_cache_key": None,  # this field is the session's hint
+    "max_tool_calls": None,  # this limit only counts calls of OpenAI's own tools
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
     "top_logprobs": (0,),
@@ -342,7 +342,7 @@ def input_items(body: JsonObject) -> list[Json]:
 
 
 def with_tools_of(items: Sequence[Json], body: JsonObject) -> JsonObject:
-    """A body with the tools that earlier items added to the conversation."""
+    """A body that includes the tools which earlier items added to the conversation."""
     lists = [item.get("tools") for item in items if isinstance(item, dict) and brings_tools(item)]
     found = [tool for tools in lists if isinstance(tools, list) for tool in tools]
     own = body.get("tools")
@@ -352,7 +352,7 @@ def with_tools_of(items: Sequence[Json], body: JsonObject) -> JsonObject:
 def joined(
     previous_input_items: Sequence[Json], previous_output_items: Sequence[Json], body: JsonObject
 ) -> JsonObject:
-    """The body of a request that continues a stored response, with the whole conversation as its input.
+    """Make the body of a request that continues a stored response. Its input is the whole conversation.
 
     References to stored items are left out, because the items themselves are included. The instructions come from
     the body, as at OpenAI.

@@ -1,8 +1,8 @@
 """The tools of a Responses request, and their conversion from and to the client's form. Pure.
 
-A client executes five kinds of tools itself: functions, custom tools with one free text, and OpenAI's shells,
+A client executes some kinds of tools itself: functions, custom tools with one free text, and OpenAI's shells,
 patches and tool search. Each becomes a `ToolDefinition`, so that every provider can call it. `WireTool` has the
-client's form for the reply. All other kinds run at OpenAI, so only a provider of this wire gets them.
+client's form for the reply. All other kinds run at OpenAI, so only providers of this wire get them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class WireTool(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class HostTool(msgspec.Struct, frozen=True):
-    """A type of OpenAI's tools that the client executes."""
+    """A type of OpenAI's tools that the client runs itself."""
 
     call: str
     """The type of a call's item."""
     output: str
     """The type of an output's item."""
     prefix: str
-    """The start of the ids of calls."""
+    """The prefix of the ids of calls."""
     description: str
     properties: JsonObject
     required: tuple[str, ...]
@@ -131,7 +131,7 @@ class ToolTable:
     def __init__(self) -> None:
         self.definitions: dict[str, ToolDefinition] = {}
         self.wire: dict[str, WireTool] = {}
-        """The client's form of tools that are not plain functions with the same name."""
+        """The client's form of each tool, except for plain functions with the same name."""
         self.hosted: list[Json] = []
         """Tools that only OpenAI can run, in the client's own form."""
         self.losses = LossReport()
@@ -163,7 +163,7 @@ class ToolTable:
             return [self._define(WireTool(CUSTOM, name, namespace), _free_form(tool))]
         if isinstance(kind, str) and _runs_at_client(kind, tool):
             return [self._define(WireTool(kind, kind), _host_tool(kind, tool))]
-        if tool not in self.hosted:  # an item of the history may also contain it
+        if tool not in self.hosted:  # an item of the history may also contain the tool
             self.hosted.append(tool)
             self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
         return []
@@ -180,7 +180,7 @@ class ToolTable:
         return names
 
     def _define(self, wire: WireTool, fields: JsonObject) -> str:
-        if wire in self._names:  # for example found again by a tool search
+        if wire in self._names:  # for example, a tool search found it again
             if fields["input_schema"] != self.definitions[self._names[wire]].input_schema:
                 self.losses.parameter(f"the second tool named {wire.name!r}", "names of tools are unique")
             return self._names[wire]
@@ -204,20 +204,20 @@ class ToolTable:
         """The canonical name of a tool of the request; None if it has no such tool."""
         found = self._names.get(WireTool(kind, name, namespace))
         if found is None and namespace is None:
-            # A client may leave out the namespace if no other tool has the name.
+            # A client may omit the namespace if the name is unique.
             named = self._without_space.get((kind, name), ())
             found = named[0] if len(named) == 1 else None
         return found
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Drop all tools except these, because the client allows no others."""
+        """Remove all other tools, because the client does not allow them."""
         kept = set(names)
         self.definitions = {name: tool for name, tool in self.definitions.items() if name in kept}
 
 
 _TOLD = frozenset({"type", "format", "defer_loading"})
-"""Fields of OpenAI's tools that other providers don't lose: the description has the grammar, and all tools are
-loaded.
+"""Fields of OpenAI's tools that cause no loss at other providers: the description contains the grammar, and all
+tools are loaded.
 """
 
 
@@ -311,7 +311,7 @@ def call_fields(kind: str, arguments: JsonObject) -> JsonObject:
 
 
 def _command(given: Json, before: list[str]) -> list[Json]:
-    """A list of texts. A model may write a single text instead."""
+    """Read a list of texts. A model may write a single text instead."""
     if isinstance(given, list):
         return [part if isinstance(part, str) else msgspec.json.encode(part).decode() for part in given]
     return [*before, given] if isinstance(given, str) else []

@@ -1,4 +1,4 @@
-"""The server of `callboard serve`, `web` and `mcp`: uvicorn, with limits for headers and slow clients.
+"""The server for `callboard serve`, `web` and `mcp`: uvicorn, with limits for headers and slow clients.
 
 uvicorn accepts any number of headers of any length, and waits for them forever. Behind a proxy with its own
 limits, any other server works as well.
@@ -15,19 +15,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from .http import ABORT
 
 HEADER_SECONDS = 20.0
-"""Seconds for a client to send a request's headers."""
+"""Seconds in which a client must send a request's headers."""
 
 HEADER_BYTES = 128 * 1024
-"""The size of headers in bytes at which the connection is closed. The gateway's own limit is lower, and sends an
-answer.
+"""The size of headers in bytes at which the connection is closed. The gateway's own limit is lower, and is
+reported to the client.
 """
 
 DRAIN_SECONDS = 10
-"""Seconds for open requests to end when a gateway stops."""
+"""Seconds for open requests to end when the gateway stops."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """An HTTP connection with these limits."""
 
     _header_bytes = 0
     _in_headers = True
@@ -68,9 +68,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def _end_by_closing(cycle: RequestResponseCycle) -> None:
-        """Send an answer without a length as it is, and close after it: HTTP/1.0 has no chunks.
+        """Send an answer of unknown length without chunks, and close the connection after it, because HTTP/1.0 has
+        no chunks.
 
-        uvicorn sends chunks to every client (RFC 9112, section 6.1).
+        uvicorn sends chunks to every client, against RFC 9112, section 6.1.
         """
         send = cycle.send
         has_length = True
@@ -85,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.expected_content_length = len(message["body"])
             await send(message)
 
-        # uvicorn makes the cycle and has no setting for its class, so the method of this object is replaced.
+        # uvicorn creates the object and has no setting for its class, so its method is replaced.
         cycle.send = send_plain  # type: ignore[method-assign]
 
     def _expect_headers(self) -> None:
@@ -102,7 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes) -> None:
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:  # otherwise it would be inside another answer
+        if cycle is None or cycle.response_complete:  # otherwise the error would be sent within another answer
             self.transport.write(status + b"content-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
 

@@ -1,4 +1,4 @@
-"""Stored responses: storing, continuing, showing and deleting them, and replies in the background.
+"""Stored responses: store, continue, show and delete them, and run replies in the background.
 
 OpenAI stores a response unless the request has ``store: false``. Here the gateway itself stores it, for every
 provider. A request that continues a stored response is sent with the whole conversation.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class Continued(NamedTuple):
-    """A request, with the conversation that it continues."""
+    """A request with the conversation that it continues."""
 
     client_request: ClientRequest
     earlier: EarlierConversation | None
-    """The conversation before it; None for a new one."""
+    """The conversation before it; None if the conversation is new."""
     items: Sequence[Json] = ()
     """The request's own items."""
 
@@ -47,8 +47,6 @@ class Continued(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A reply in the background."""
-
     turn: Turn
     over: asyncio.Event
 
@@ -100,7 +98,7 @@ class StoredResponses:
         return Continued(msgspec.structs.replace(client_request, body=body), earlier, new)
 
     async def store(self, client: str, continued: Continued, exchange: Exchange) -> None:
-        """Store the reply to a request, unless the client has refused this."""
+        """Store the reply to a request, unless the client opted out."""
         if continued.client_request.body.get("store") is not False:
             await self._store(client, continued, exchange, exchange.stored_body())
 
@@ -124,7 +122,7 @@ class StoredResponses:
     async def begin(
         self, client: str, continued: Continued, exchanging: AbstractAsyncContextManager[Exchange]
     ) -> JsonObject:
-        """Start a reply in the background, and return the current response."""
+        """Start a reply in the background, and return its current response object."""
         started: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
@@ -164,7 +162,7 @@ class StoredResponses:
             running.over.set()
 
     async def cancel(self, client: str, response_id: str) -> JsonObject:
-        """Cancel a reply in the background, and return it. Raises BadRequest or ClientRefused."""
+        """Cancel a reply in the background, and return its response object. Raises BadRequest or ClientRefused."""
         running = self._in_progress.get((client, response_id))
         stored = await self._conversations.stored(client, response_id)
         if running is None:
@@ -217,7 +215,7 @@ class StoredResponses:
 
 
 def _plain(body: object) -> JsonObject:
-    """A body without encoded parts."""
+    """A body as plain values, without encoded parts."""
     found: JsonObject = msgspec.json.decode(msgspec.json.encode(body))
     return found
 

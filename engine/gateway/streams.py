@@ -1,7 +1,7 @@
 """The stream of one reply: its events, and their bytes for the client.
 
 If client and provider use the same protocol, the reply is passed through with the provider's own bytes. Only the
-model's name is replaced with the client's name for it. All other bytes of an event stay.
+model's name is replaced with the client's name for it. All other bytes are unchanged.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ MODEL_PLACES: dict[str, tuple[str, ...]] = {
     "openai_compatible": ("model",),
     "gemini": ("modelVersion",),
 }
-"""The place of the model's name in a stream's events, by protocol. Events without this place have no name."""
+"""The path of the model's name in a stream's events, by protocol. Some events do not have this path."""
 
 MODEL_FIELDS = {"anthropic": "model", "openai": "model", "openai_compatible": "model", "gemini": "modelVersion"}
 """The field with the model's name in a whole reply."""
 
 ENDS_IN_FAILURE = frozenset({"error", "response.failed", "response.error"})
-"""The events by which a provider itself reports the failure of a reply."""
+"""The events with which a provider reports that a reply failed."""
 
 
 _ERROR_WITHIN = 20
-"""The number of first bytes of an unnamed event that are searched for ``error``, in Chat and Gemini."""
+"""The number of bytes at the start of an unnamed event that are searched for ``error``, for Chat Completions and
+Gemini.
+"""
 
 MOST_WAITING_BYTES = 8 * 1024 * 1024
-"""The largest number of bytes of a stream that may wait for a slow client."""
+"""The maximum number of bytes of a stream that may wait for a slow client."""
 
 
 class ClientTooSlow(Exception):
-    """The client reads too slowly, so the rest of its stream was dropped."""
+    """The client reads too slowly, so the remaining stream was dropped."""
 
     def __init__(self) -> None:
         super().__init__(f"it is more than {MOST_WAITING_BYTES} bytes behind")
@@ -73,7 +75,7 @@ class PassedReply:
         self.body = b""
         """The whole reply; empty for a stream."""
         self.final = b""
-        """The last event of a stream of the Responses API, which has the whole response."""
+        """The last event of a Responses stream, which contains the whole response."""
         self.failed = False
         """Whether the provider reported a failure in the stream."""
         self._frames: list[bytes] = []
@@ -90,7 +92,7 @@ class PassedReply:
         self._sent_first = False
 
     def take_in(self, name: str, data: bytes) -> None:
-        """Add an event, or a whole reply."""
+        """Add an event or a whole reply."""
         self.seen = True
         if not self._client_request.stream:
             self.body = data
@@ -138,7 +140,7 @@ class PassedReply:
         if self._named and name not in _NAMING_EVENTS:
             return data
         known = self._known
-        if known is not None and data.count(known[0]) == 1:  # the usual case, without decoding
+        if known is not None and data.count(known[0]) == 1:  # the usual case: replace the name without decoding
             return data.replace(*known)
         renamed = replaced(data, self._place, self._client_request.model)
         if len(self._place) == 1 and renamed is not data:
@@ -174,7 +176,7 @@ _NAMING_EVENTS = frozenset(
 
 
 def replaced(data: bytes, place: tuple[str, ...], value: str) -> bytes:
-    """JSON with the text at a place replaced. Data without this place is returned unchanged."""
+    """Replace the text at a path in JSON. Data without this path is returned unchanged."""
     first, *rest = place
     try:
         members = _members.decode(data)
@@ -191,13 +193,14 @@ def replaced(data: bytes, place: tuple[str, ...], value: str) -> bytes:
 
 
 WEIGH_EVERY = 256
-"""The number of waiting events from which their bytes are counted. Most streams never reach it."""
+"""The number of waiting events from which their size is computed. Most streams never reach it."""
 
 
 class TurnEvents:
-    """The events of a turn, taken from its log when they are appended.
+    """The events of a turn, received when they are appended to its log.
 
-    With a slow client, a reader of the log would miss folded events, and bytes that were sent can't be changed.
+    A reader of the log is not used: with a slow client, it could get folded events, but bytes that were already
+    sent can't be changed.
 
     Args:
         runtime: The parts of the engine.
@@ -262,7 +265,7 @@ class TurnEvents:
 
 
 class StreamWriter:
-    """Writes a stream: the provider's own bytes if they are passed through, else with the client's wire.
+    """Writes a stream: the provider's own bytes if the reply is passed through, otherwise with the client's wire.
 
     Args:
         passed: The provider's own bytes of the reply.
@@ -274,7 +277,7 @@ class StreamWriter:
         self, passed: PassedReply, new_writer: Callable[[], ReplyWriter], own_words: Callable[[Any], Any]
     ) -> None:
         self.started = False
-        """Whether the reply has begun."""
+        """Whether the reply has started."""
         self._maybe_passed = passed
         self._new_writer = new_writer
         self._own_words = own_words
@@ -295,14 +298,14 @@ class StreamWriter:
             return self._passed.take()
         assert self._writer is not None
         write = self._writer.write
-        # The turn has no tools to run and no steering messages.
+        # a gateway's turn runs no tools and gets no steering messages
         events: list[StreamEvent] = [
             self._own_words(event) for event in batch if not isinstance(event, StepFinish | TurnComplete)
         ]
         return start + (write(events[0]) if len(events) == 1 else b"".join(map(write, events)))
 
     def finish(self, response: CanonicalResponse) -> bytes:
-        """The end of the reply."""
+        """The bytes for the end of the reply."""
         if self._passed is not None:
             return self._passed.take() + self._passed.end
         start = b"" if self._writer is not None else self._begin()
@@ -310,7 +313,7 @@ class StreamWriter:
         return start + self._writer.finish(self._own_words(response))
 
     def fail(self, failure: Failure) -> bytes:
-        """The end of a reply that failed after the status was sent."""
+        """The bytes for the end of a reply that failed after the status was sent."""
         if self._passed is not None:
             rest = self._passed.take()
             return rest if self._passed.failed else rest + self._new_writer().fail(failure)

@@ -1,4 +1,4 @@
-"""The interface of all wires of clients: read a request, write a reply, write a failure.
+"""The interface of all client wires: read a request, write a reply, write a failure.
 
 A wire is the reverse of an adapter: it reads clients' requests, and writes the replies that their SDKs expect. All
 of it is pure functions. The application handles routing, budgets, keys and sessions.
@@ -17,13 +17,13 @@ from callboard.bus.values.base import Json, JsonObject, ShortRepr
 
 FailureKind: TypeAlias = Literal[
     "invalid_request",  # 400
-    "context_overflow",  # 400, the prompt is too long
+    "context_overflow",  # 400; the prompt is too long
     "content_filter",  # 400
     "authentication",  # 401
     "budget",  # 402 or 429, with `retry_after` if a window ends
     "permission",  # 403
-    "not_found",  # 404, a model
-    "missing",  # 404, an address or a stored response
+    "not_found",  # 404, for a model
+    "missing",  # 404, for an address or a stored response
     "wrong_method",  # 405
     "too_large",  # 413
     "rate_limit",  # 429
@@ -36,18 +36,18 @@ FailureKind: TypeAlias = Literal[
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed request, before a wire formats it."""
+    """A failed request, in a form that is independent of the wire."""
 
     kind: FailureKind
     """The kind. A wire maps it to its own type and status."""
     message: str
-    """The text for people."""
+    """The error's text."""
     param: str | None = None
-    """The wrong field of the request, by its name on the client's wire."""
+    """The field that caused the error, as named on the client's wire."""
     code: str | None = None
     """The provider's own code, if it gave one."""
     retry_after: float | None = None
-    """Seconds after which a retry may work."""
+    """Seconds after which a retry may succeed."""
     request_id: str | None = None
     """The id of the call in the trace."""
     details: Mapping[str, Json] = {}
@@ -87,23 +87,23 @@ class ClientRequest(ShortRepr, frozen=True, kw_only=True):
     stream: bool = False
     """Whether the client requested a stream."""
     body: JsonObject = msgspec.field(default_factory=dict)
-    """The client's original body, for a provider of the same wire."""
+    """The client's original body, for a provider with the same protocol."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The client's headers that belong to the request, such as ``anthropic-beta``, in lower case."""
+    """The client's headers that concern the request, such as ``anthropic-beta``, in lower case."""
     losses: tuple[CallWarning, ...] = ()
-    """The parts that the canonical form can't express. If another wire serves the request, the client gets these
+    """The parts without a canonical equivalent. If another wire serves the request, the client gets these
     warnings.
     """
     refers_to: str = ""
-    """A field that names data at the provider, see `WireRequest.refers_to`."""
+    """A field that refers to data stored at the provider, see `WireRequest.refers_to`."""
     session_hint: str | None = None
-    """An id of the conversation that the client sent, in a header or in its metadata; None if it sent none."""
+    """The conversation's id that the client sent in a header or in its metadata; None if it sent none."""
     options: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Fields that only the wire's own writer needs, such as Chat's `include_usage`."""
 
 
 class ReplyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that a writer needs before the reply starts."""
+    """The data that a writer needs before the reply starts."""
 
     id: str
     """The reply's id, without the wire's prefix. A writer adds ``msg_``, ``chatcmpl-`` or ``resp_``."""
@@ -124,13 +124,13 @@ class ReplyWriter(Protocol):
     def start(self) -> bytes: ...
 
     def write(self, event: StreamEvent) -> bytes:
-        """An event of the reply. `MessageStart` and `MessageComplete` are among them."""
+        """The bytes for an event of the reply. `MessageStart` and `MessageComplete` are among these events."""
         ...
 
     def finish(self, response: CanonicalResponse) -> bytes: ...
 
     def fail(self, failure: Failure) -> bytes:
-        """The end of a reply that failed after its first byte."""
+        """The bytes for the end of a reply that failed after its first byte."""
         ...
 
     def ping(self) -> bytes:
@@ -139,7 +139,7 @@ class ReplyWriter(Protocol):
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of a list."""
+    """A model in a list."""
 
     id: str
     """The name that a client sends."""
@@ -148,13 +148,13 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "callboard"
     """The provider."""
     context_tokens: int | None = None
-    """Tokens of prompt and reply together."""
+    """The maximum number of tokens of prompt and reply together."""
     output_tokens: int | None = None
-    """Tokens of a reply."""
+    """The maximum number of tokens of a reply."""
 
 
 class ClientWire(Protocol):
-    """One wire of clients. Each of `chat`, `responses`, `messages` and `gemini` has one, named ``WIRE``."""
+    """A client wire. Each of `chat`, `responses`, `messages` and `gemini` has one, named ``WIRE``."""
 
     name: str
     """``chat``, ``responses``, ``messages`` or ``gemini``."""
@@ -169,8 +169,8 @@ class ClientWire(Protocol):
         Args:
             body: The decoded body.
             headers: The headers, names in lower case.
-            model: The model in the path, for wires with the model there.
-            stream: Whether the path asks for a stream, for wires with that in the path.
+            model: The model in the path, if the wire has it there.
+            stream: Whether the path requests a stream, if the wire has that there.
 
         Raises:
             BadRequest: The request can't be read.

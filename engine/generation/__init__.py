@@ -1,1 +1,1 @@
-"""Calls without a session: one conversation, or one object, in one call."""
+"""Calls without a session: one conversation or one object."""

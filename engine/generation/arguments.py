@@ -1,4 +1,4 @@
-"""The arguments of the functions, checked and converted to messages, a request and a turn."""
+"""The arguments of the functions: how they are checked and converted to messages, a request and a turn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def turn_of(
     streamed: bool,
     model: Model | None = None,
 ) -> Turn:
-    """The single turn of a conversation without a session, equivalent to the request.
+    """The single turn of a conversation without a session. It is equivalent to the request.
 
     `model`, if given, replaces the request's model.
     """
@@ -61,14 +61,15 @@ async def complete(
 
 
 MessageLike: TypeAlias = Message | Mapping[str, object]
-"""A message; or a mapping with a role (``user``, ``assistant``, ``system``, ``developer``) and a content: text, or
-a list of texts, of ``{"type": "text", "text": …}`` and of content blocks."""
+"""A message, or a mapping with a role (``user``, ``assistant``, ``system``, ``developer``) and a content. The
+content is text, or a list. Its items are texts, ``{"type": "text", "text": …}`` or content blocks.
+"""
 
 _SPEAKERS = (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)
 
 
 def as_messages(given: Sequence[MessageLike]) -> tuple[Message, ...]:
-    """The messages that a program passes. Raises TypeError."""
+    """Convert the messages that a program passes. Raises TypeError."""
     return tuple(each if isinstance(each, Message) else _message(each) for each in given)
 
 
@@ -118,21 +119,21 @@ __all__ = ["Arguments", "TimeoutConfig", "conversation", "new_turn", "of_provide
 
 
 class Arguments(TurnOptions, total=False):
-    """The arguments of `generate`, `stream` and the like besides model and prompt. All options of a turn are among
-    them, see `TurnOptions`.
+    """The arguments of `generate`, `stream` and similar functions, besides model and prompt. They include all
+    options of a turn, see `TurnOptions`.
     """
 
     messages: Sequence[MessageLike] | None
-    """A whole conversation in place of a prompt. Plain mappings with role and content are messages, too."""
+    """A whole conversation, instead of a prompt. An item may be a plain mapping with role and content."""
     system_prompt: str | None
     tools: Sequence[ToolLike]
     """The tools, or plain functions with type hints and docstrings.
 
-    Active ones are run, at most `max_tool_rounds` times. Calls of a passive one, which has no function, are
+    Tools with a function are run, in at most `max_tool_rounds` rounds. If a tool has no function, its calls are
     returned.
     """
     provider: str | None
-    """The provider, for a name that several providers have. It also reaches unlisted models."""
+    """The provider, if several providers have a model of this name. It also allows unlisted models."""
 
 
 _OWN = frozenset(Arguments.__annotations__) - frozenset(TurnOptions.__annotations__)
@@ -171,7 +172,7 @@ def new_turn(
 
 
 def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
-    """Raise TypeError for common mistakes that would otherwise show much later."""
+    """Raise TypeError for common mistakes that would otherwise only fail much later."""
     if isinstance(model, CanonicalRequest):
         raise TypeError("a CanonicalRequest is for engine.complete() and engine.stream()")
     if model is not None and not isinstance(model, str | Sequence | ModelChoice):
@@ -212,7 +213,7 @@ def conversation(
 
 
 def options_of(arguments: Arguments) -> TurnOptions:
-    """The options among the arguments. Raises TypeError."""
+    """Select the options of a turn from the arguments. Raises TypeError."""
     given = cast("Mapping[str, Any]", arguments)
     return options_among(given, others=_OWN, advice=_ADVICE)
 
@@ -237,7 +238,6 @@ async def generate_on(
     prompt: str | Sequence[ContentBlock] | None,
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
-    """The result of a conversation; see the function `generate`."""
     turn = new_turn(runtime, model, prompt, streamed=False, **arguments)
     await own(turn, await runtime.host.start_turn(turn))
     return result_of(turn)

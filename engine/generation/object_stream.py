@@ -1,4 +1,4 @@
-"""`stream_object`: the growing object, and the complete one at the end."""
+"""`stream_object`: the partial objects while the reply arrives, and the complete object at the end."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ T = TypeVar("T")
 
 
 class ObjectStream(Generic[T]):
-    """An object as it grows. Iterate it for the part that has arrived, and await `object()` or `result()`.
+    """An object that is streamed. Iterate over it to get partial objects, and await `object()` or `result()`.
 
         async with stream_object("sonnet", "Ten recipes.", schema=list[Recipe]) as stream:
             async for partial in stream:
                 print(f"{len(partial)} recipes so far")
         recipes = await stream.object()
 
-    Each partial is plain JSON, not yet checked, and longer than the one before. Deltas that arrived together make
-    one partial. With `max_reasks`, partials start again when the model is called again. The call starts at the
+    Each partial is plain JSON, not yet checked, and longer than the previous one. Deltas that arrive together make
+    one partial. If the model is called again because of `max_reasks`, partials start again. The call starts at the
     first use. Each loop yields all partials, so any number of tasks may iterate. Leaving the context before the
     end cancels the call, and so does `aclose()`.
     """
@@ -67,7 +67,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def stream_id(self) -> str:
-        """The id that `Engine.attach` takes, for readers of all events of the current reply."""
+        """The id of the current reply's stream, for `Engine.attach`."""
         return self._attempts[-1][1].stream_id
 
     @property
@@ -92,16 +92,16 @@ class ObjectStream(Generic[T]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies so far, and the known ones of the call in progress."""
+        """The warnings of all replies, and those of the call in progress so far."""
         return tuple(warning for _, stream in self._attempts for warning in stream.warnings)
 
     @property
     def status(self) -> TurnStatus | None:
-        """How the last turn ended; None while it runs. A turn that ended well may have produced no object."""
+        """How the last turn ended; None while it runs. A turn that ended normally may have produced no object."""
         return self._attempts[-1][1].status
 
     async def object(self) -> T:
-        """The whole object. An exception of the call is raised here.
+        """Wait for the complete object. An exception of the call is raised here.
 
         Raises:
             NoObjectGeneratedError: The reply does not match the schema.
@@ -109,7 +109,9 @@ class ObjectStream(Generic[T]):
         return (await self.result()).output
 
     async def result(self) -> ObjectResult[T]:
-        """The object with its text, usage, cost and steps. The exceptions are the same as for `object()`."""
+        """Wait for the object with its text, usage, cost and steps. The exceptions are the same as for
+        `object()`.
+        """
         number = 0
         while await self._has_next(number):
             number += 1
@@ -134,7 +136,7 @@ class ObjectStream(Generic[T]):
         return await self._attempts[-1][1].cancel()
 
     async def aclose(self) -> None:
-        """Cancel the call, and wait until it has ended. A second call does nothing."""
+        """Cancel the call if it is in progress, and wait until it has ended. A second call does nothing."""
         self._closed = True
         for _, stream in self._attempts:
             await stream.aclose()
@@ -152,7 +154,7 @@ class ObjectStream(Generic[T]):
         self._attempts.append((turn, StreamResult(self._task.runtime, turn)))
 
     async def _has_next(self, number: int) -> bool:
-        """Wait for the end of an attempt."""
+        """Wait for the end of an attempt. Return whether another attempt follows."""
         turn, stream = self._attempts[number]
         await stream.result()
         async with self._judging:
@@ -203,8 +205,8 @@ class ObjectStream(Generic[T]):
 
 
 class _Growing(Generic[T]):
-    """The part of an object that has arrived. A turn with tools may have several replies. The object starts again
-    with each.
+    """Reads an object as it grows. A turn with tools may have several replies; the object starts again with
+    each.
     """
 
     def __init__(self, schema: ObjectSchema[T], *, lenient: bool) -> None:
@@ -215,7 +217,7 @@ class _Growing(Generic[T]):
         self._reasoning = _Reasoning()
 
     def feed(self, message_id: str, piece: str) -> Json | msgspec.UnsetType:
-        """The value, if it has grown; else UNSET."""
+        """The value if it has grown; otherwise UNSET."""
         if message_id != self._message_id:
             self._message_id, self._machine = message_id, self._new_machine()
             self._reasoning = _Reasoning()
@@ -237,7 +239,7 @@ class _Reasoning:
         self._tail = ""  # the last characters read, for a mark that is split between two pieces
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
-        """The part of a piece without reasoning, and whether the object starts again with that part."""
+        """A piece without its reasoning, and whether the object starts again with it."""
         if self._held is not None:
             self._held += piece
             start = self._held.lstrip()
@@ -255,14 +257,14 @@ class _Reasoning:
 
 
 class _Pieces:
-    """The text in events: deltas, and the arguments of the tool call that replaces a reply."""
+    """Extracts text from events: from deltas, and from the arguments of the tool call that replaces a reply."""
 
     def __init__(self, *, may_be_forced: bool) -> None:
         self._may_be_forced = may_be_forced
         self._answers: set[str] = set()
 
     def of(self, event: ViewEvent) -> tuple[str, str] | None:
-        """A message's id, and a piece of its text; None if the event has none."""
+        """The message's id and a piece of its text; None if the event has no text."""
         match event:
             case TextDelta():
                 return event.message_id, event.text

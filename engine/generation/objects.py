@@ -1,4 +1,4 @@
-"""`generate_object`: a reply as an object that follows a schema, or an error with the reason."""
+"""`generate_object`: returns a reply as an object that follows a schema, or raises an error with the reason."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _WRAPPED = "value"
 class ObjectSchema(Generic[T]):
     """A type or a JSON Schema that a reply must follow.
 
-    Providers take an object at the schema's root only. Any other schema is wrapped into an object with the member
-    ``value``, and its value is unwrapped again.
+    Providers accept only an object at the schema's root. Any other schema is wrapped in an object with the member
+    ``value``, and the reply is unwrapped.
 
     Args:
         of: A type, a hint, or a JSON Schema as a dict.
@@ -57,7 +57,7 @@ class ObjectSchema(Generic[T]):
     def read(self, reply: Json) -> T:
         """The object of a whole reply.
 
-        A null for an optional member that can't be null is left out, because models write it often.
+        If an optional member must not be null, a null is left out, because models often write it.
         """
         value = cast("Json", self.unwrapped(self._checked(reply)))
         return cast("T", value if self._type is None else convert(value, self._type))
@@ -76,9 +76,9 @@ class ObjectSchema(Generic[T]):
         return reply
 
     def bare(self, text: str) -> Json | msgspec.UnsetType:
-        """The value in a text without the wrapper object, because the model left it out; UNSET if there is none.
+        """The value in a text whose wrapper object is missing; UNSET if there is none.
 
-        That is a list in the text, or the whole text as a string.
+        The value is a list in the text, or the whole text as a string.
         """
         if not self._is_wrapped:
             return msgspec.UNSET
@@ -102,7 +102,7 @@ class ObjectSchema(Generic[T]):
         return True
 
     def unwrapped(self, reply: Json) -> Json | msgspec.UnsetType:
-        """The caller's value in a reply, or in the start of a reply; UNSET if none of it has arrived yet.
+        """The caller's value in a reply, or in the start of a reply; UNSET if no part of it has arrived yet.
 
         A list, a number or a text is the value itself: the model left the wrapper out.
         """
@@ -144,7 +144,7 @@ class NoObjectGeneratedError(CallboardError):
     Args:
         reason: ``truncated``: the reply reached max_output_tokens, or the window's end. ``refused``: by the model
             or a filter. ``not_json``: the reply is not JSON. ``invalid``: the JSON doesn't follow the schema.
-        detail: The fault, with the JSON path or the character.
+        detail: The problem, with the JSON path or the position.
         text: The text of the last reply.
         steps: The replies.
         usage: The tokens of all replies together.
@@ -189,8 +189,8 @@ class NotTheObject(Exception):
     Args:
         reason: As in `NoObjectGeneratedError`.
         detail: As in `NoObjectGeneratedError`.
-        repairable: Whether it is useful to ask again. A reply that was too long would be too long again, and a
-            refusal is an answer.
+        repairable: Whether it is useful to call the model again. A reply that was too long would be too long
+            again, and a refusal is an answer.
     """
 
     def __init__(self, reason: NoObjectReason, detail: str, *, repairable: bool = True) -> None:
@@ -201,7 +201,7 @@ class NotTheObject(Exception):
 
 
 def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
-    """The object in a reply, and whether its text had to be repaired."""
+    """Read the object in a reply. Returns also whether its text had to be repaired."""
     if response.stop_reason in (StopReason.REFUSAL, StopReason.CONTENT_FILTER):
         raise NotTheObject("refused", response.text or response.raw_stop_reason or "without a text")
     is_cut_off = response.stop_reason is StopReason.MAX_TOKENS
@@ -230,7 +230,7 @@ class _Unfinished(ValueError):
 
 
 def read_json(text: str) -> Json:
-    """The object in a text, which may be in a code fence or between other words, after any reasoning."""
+    """Read the object in a text. It may be in a code fence or between other words, and may follow reasoning."""
     try:
         return _strictly(text)
     except ValueError:
@@ -246,9 +246,9 @@ def read_json(text: str) -> Json:
 
 
 def after_reasoning(text: str) -> str:
-    """A text without its reasoning, which some servers leave in it, up to a `</think>`.
+    """A text without the reasoning that some servers leave in it, up to `</think>`.
 
-    An object within the reasoning is not an answer. Unfinished reasoning leaves nothing.
+    An object within the reasoning is not an answer. If the reasoning is unfinished, the result is empty.
     """
     before, end, answer = text.rpartition(THINK_END)
     if text.lstrip().startswith(THINK_START):
@@ -261,7 +261,7 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 
 def _in_an_object(text: str) -> bool:
-    """Whether a text ends within a string of a JSON object. A mark after it then belongs to the string."""
+    """Whether a text ends within a string of a JSON object. If so, a mark that follows is part of that string."""
     machine = PartialJson(embedded=True, opening="{")
     machine.feed(text)
     return machine.in_string
@@ -287,7 +287,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def repair(text: str, *, cut_off: bool = False) -> Json:
-    """The object in nearly valid JSON.
+    """Read the object in nearly valid JSON.
 
     It may have text and code fences around it, extra commas, line breaks in strings, and brackets that were not
     closed.
@@ -301,22 +301,22 @@ def repair(text: str, *, cut_off: bool = False) -> Json:
 
 
 class ObjectArguments(Arguments, total=False):
-    """The arguments of `generate_object` and `stream_object` besides model, prompt and schema."""
+    """The arguments of `generate_object` and `stream_object`, besides model, prompt and schema."""
 
     max_reasks: int
-    """The number of times that the model is asked to correct an invalid reply, with its fault. Each time is a
-    further call. 0 by default.
+    """The maximum number of times that an invalid reply is returned to the model with the problem; 0 by default.
+    Each time is another call.
     """
     repair: bool
-    """Whether nearly valid JSON is repaired, for example an extra comma or a missing bracket. A truncated reply is
-    accepted, too, if it follows the schema."""
+    """Whether to repair nearly valid JSON, for example an extra comma or a missing bracket. A truncated reply is
+    also accepted if it follows the schema.
+    """
 
 
 class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
     """The result of `generate_object`.
 
-    `text` is the JSON of the last reply. `steps` are all replies, also those after which the model was asked
-    again.
+    `text` is the JSON of the last reply. `steps` has all replies, including the invalid ones.
     """
 
     output: T
@@ -325,12 +325,12 @@ class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
     """Whether the text was invalid JSON and was repaired."""
 
     def to_dict(self) -> JsonObject:
-        """The result as plain values, as `GenerateResult.to_dict`, and the object as ``output``."""
+        """The result as plain values, as in `GenerateResult.to_dict`, with the object as ``output``."""
         return {"output": plain(self.output), **super().to_dict()}
 
 
 class ObjectTask(Generic[T]):
-    """A request for one object: its turns in sequence, and the object that is read from the last one.
+    """A request for one object. It has one or more turns in sequence. The object is read from the last one.
 
     Args:
         runtime: The engine's shared parts.
@@ -343,7 +343,7 @@ class ObjectTask(Generic[T]):
         arguments: The other arguments.
 
     Raises:
-        CallboardError: `output_schema` is given besides the schema.
+        CallboardError: `output_schema` was passed in addition to the schema.
         SchemaError: The schema is invalid.
     """
 
@@ -371,7 +371,7 @@ class ObjectTask(Generic[T]):
         self._reasks = max_reasks
 
     def judge(self, turn: Turn) -> ObjectResult[T] | Turn:
-        """The object of a turn that has ended, or the turn to run next."""
+        """The object of an ended turn, or the next turn to run."""
         self._turns.append(turn)
         response = turn.steps[-1].response
         try:
@@ -423,7 +423,6 @@ def _correction(unfit: NotTheObject) -> str:
 
 
 async def generate_object_on(task: ObjectTask[T]) -> ObjectResult[T]:
-    """The object of a task; see `Engine.generate_object`."""
     turn = task.first
     while True:
         await own(turn, await task.runtime.host.start_turn(turn))

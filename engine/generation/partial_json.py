@@ -1,8 +1,8 @@
-"""Growing JSON text, and its value at any moment before the text is complete.
+"""A reader for JSON text that arrives in pieces. It has a value before the text is complete.
 
-The reader is a push-down machine over the pieces of the text, wherever they are cut. No text is read twice. A
-string, an object or an array is part of the value once it has started. A number, a literal and a member's name
-become part of it when they are complete, because a piece of them has another meaning.
+The reader is a push-down automaton. The text may be cut at any place, and no text is read twice. A string, an
+object or an array is part of the value once it has started. A number, a literal or a member's name becomes part of
+it when it is complete, because a piece of it has another meaning.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _StringState: TypeAlias = Callable[[str, int], int]
 
 
 class JsonString:
-    """One string of JSON, from its opening quote on.
+    """A JSON string, read after its opening quote.
 
-    `closed` is True once its end was read. `error` is the fault at the place where reading stopped. `grew` is True
+    `closed` is True once its end was read. `error` describes the problem at which reading stopped. `grew` is True
     if the last piece made the string longer.
 
     Args:
@@ -49,13 +49,15 @@ class JsonString:
         return self._pieces[0]
 
     def take(self) -> str:
-        """Return the text since the last call of `take`. `text` no longer has it."""
+        """Return the text since the last call of `take`, and remove it from `text`."""
         taken = "".join(self._pieces)
         self._pieces = []
         return taken
 
     def read(self, text: str, place: int) -> int:
-        """Read from a position to the string's end, if it has arrived. Returns the position where to continue."""
+        """Read from a position to the string's end, if it has arrived. Return the position at which to
+        continue.
+        """
         self.grew = False
         while place < len(text) and not self.closed and self.error is None:
             place = self._state(text, place)
@@ -92,8 +94,9 @@ class JsonString:
         return place + 1
 
     def _code(self, text: str, place: int) -> int:
-        """Four hexadecimal digits. Two halves of a surrogate pair become one character. A single half stays as it
-        is."""
+        """Read four hexadecimal digits. Two halves of a surrogate pair become one character. A single half is
+        kept.
+        """
         if text[place] not in _HEX:
             return self._fail("expected four hexadecimal digits", place)
         self._digits += text[place]
@@ -145,13 +148,12 @@ _State: TypeAlias = Callable[[str, int], int]
 class PartialJson:
     """An incremental JSON reader: `feed(text)` reads a piece, `value` is the value so far.
 
-    `started` is True once there is a value, and `complete` once it is whole. `error` is the fault of the text,
-    with its place. The value then stays as it was before the fault.
+    `started` is True once there is a value, and `complete` once it is complete. `error` describes a problem in the
+    text, with its position. Then the value is the one before the problem.
 
     Args:
-        embedded: Whether the value, an object or an array, may stand within other text, in a code fence for
-            example.
-            The text before and after it is ignored.
+        embedded: Whether other text or a code fence may surround the value, an object or an array. The text around
+            it is ignored.
         opening: The characters with which the value may start.
         lenient: Whether extra commas, line breaks in strings and unknown escapes are accepted. Then `close()`
             closes everything that is open.
@@ -181,10 +183,9 @@ class PartialJson:
 
     @property
     def value(self) -> Json:
-        """The value so far, as a snapshot; None before `started`. Its cost depends on the open parts, not on the
-        whole.
+        """A snapshot of the value so far; None before `started`. The time for it depends only on the open parts.
 
-        Snapshots share the parts that are whole, so don't change them.
+        Snapshots share their complete parts, so don't change them.
         """
         open_text = self._string.text if self._string is not None and not self._is_name else None
         if not self._stack:
@@ -207,7 +208,7 @@ class PartialJson:
         return inner
 
     def feed(self, text: str) -> bool:
-        """Read on. True if the value has grown."""
+        """Read the next piece. Returns whether the value has grown."""
         self._grew = False
         place, end = 0, len(text)
         while place < end and self.error is None:
@@ -216,7 +217,7 @@ class PartialJson:
         return self._grew
 
     def close(self, *, cut_off: bool = False) -> bool:
-        """The text has ended. If it isn't whole, this sets `error`. A lenient reader closes the open parts
+        """Finish reading. If the text is incomplete, this sets `error`. A lenient reader closes the open parts
         instead.
         """
         self._grew = False
@@ -309,7 +310,7 @@ class PartialJson:
         return place + 1
 
     def _comma(self, text: str, place: int) -> int:
-        """After a member or an item."""
+        """Continue after a member or an item."""
         place = _after_space(text, place)
         if place == len(text):
             return place
@@ -415,7 +416,7 @@ class PartialJson:
         return place
 
     def _is_only_bracket(self) -> bool:
-        """Whether the supposed value was only a bracket in the text before the value."""
+        """Whether the supposed value was only a bracket in the text before it."""
         return (
             len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()
         )

@@ -1,8 +1,8 @@
 """A streamed turn and its readers.
 
 The turn starts when a reader first needs it, and is cancelled when no reader needs it any more. Each reader has
-its own pace and position, and starts at the first event. An `EventReader` yields the turn's events from its log. A
-`ViewReader` yields the view of `stream()`. At the end each reader raises the turn's exception.
+its own position, and starts at the first event. An `EventReader` yields the turn's events from its log. A
+`ViewReader` yields the view of `stream()`. At the end, each reader raises the turn's exception, if there is one.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from .view_events import Finish, StreamFailed, ViewEvent
 
 
 class Ownership:
-    """Cancels a stream's turn after the last reference to the stream is gone.
+    """Cancels a stream's turn when the last reference to the stream is gone.
 
-    It must not refer to the turn's task. The error of a task refers to its frames, and with them to the stream,
-    which would then never be freed.
+    It must not refer to the turn's task. A task's error refers to its frames, and so to the stream, which would
+    then never be freed.
 
     Args:
         turn: The turn.
@@ -81,12 +81,7 @@ class Ownership:
 
 
 class StreamedTurn:
-    """A turn, its task once it has started, and whether it may outlive its stream.
-
-    Args:
-        runtime: The engine's shared parts.
-        turn: The turn to run.
-    """
+    """A turn, its task once it has started, and whether it may continue without its stream."""
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:
         self.turn = turn
@@ -98,7 +93,7 @@ class StreamedTurn:
         self._starting: anyio.Lock | None = None  # Set while a reader starts the turn.
 
     async def start(self) -> TaskHandle[Reply]:
-        """The task of the turn, which starts now if it hasn't started. Raises WrongLoop or CallboardError."""
+        """Start the turn if it hasn't started, and return its task. Raises WrongLoop or CallboardError."""
         if self._task is not None:
             self.require_loop()
             return self._task
@@ -117,7 +112,7 @@ class StreamedTurn:
         return self._task
 
     def require_loop(self) -> None:
-        """Check that the turn, if it has started, was started on the event loop that runs here.
+        """Check that the turn was not started on another event loop.
 
         Raises WrongLoop.
         """
@@ -194,12 +189,12 @@ class StreamedTurn:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the last call gave the last reply."""
+        """Whether the last reply came from the last call."""
         turn = self.turn
         return turn.call is None and bool(turn.steps) and turn.steps[-1].message.routing is self.routing
 
     def ending(self) -> Finish | StreamFailed:
-        """The last event of the view. A turn's last event follows when its task is done."""
+        """The last event of the view. Call it when the turn's task is done."""
         assert self._task is not None
         try:
             self._task.result()
@@ -215,16 +210,16 @@ class StreamedTurn:
         )
 
     async def close(self) -> None:
-        """Cancel running work, and wait for its end. Raises WrongLoop on another event loop."""
+        """Cancel the turn if it is in progress, and wait for its end. Raises WrongLoop on another event loop."""
         self.require_loop()
         self._closed = True
         if self._task is None:
             return
         self.turn.cancel()
-        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace period
+        with anyio.CancelScope(shield=True):  # limited: a cancelled turn ends within its grace period
             with contextlib.suppress(
                 Exception
-            ):  # A reader that iterated has seen the error. A reader that leaves early doesn't want it.
+            ):  # If a reader iterated, it has raised the error. A reader that leaves early doesn't need it.
                 await self._task.wait()
 
 
@@ -242,7 +237,7 @@ class Reader(ABC, Generic[E]):
     """An async iterator over batches of events. Only one task may use it at a time.
 
     Raises:
-        CallboardError: A second task reads while one is waiting here.
+        CallboardError: A second task reads while the first one waits here.
     """
 
     def __init__(self) -> None:
@@ -255,7 +250,7 @@ class Reader(ABC, Generic[E]):
         """The next events, at least one. Raises StopAsyncIteration when the stream has ended."""
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._ready, self._index = (), 0
 
     def __aiter__(self) -> Self:
@@ -322,7 +317,7 @@ class TextPieces(Generic[E]):
         self._given = 0
 
     def __call__(self, *, tree: Literal[True]) -> TreeText:
-        """The text of the turn together with the text of all turns that its tools start.
+        """The text of the turn, together with the text of all turns that its tools start.
 
         It reads each turn from its start, with its own position.
 
@@ -357,7 +352,7 @@ class TreePiece(msgspec.Struct, frozen=True):
     """A piece of text of a turn or of one of its descendants."""
 
     stream_id: str
-    """The turn that the text belongs to."""
+    """The id of the turn to which the text belongs."""
     depth: int
     """The depth below the turn that is read; 0 for that turn itself."""
     text: str
@@ -368,8 +363,8 @@ class TreeText:
     """The live text of a turn and its descendants, each from its start.
 
     The turn's exception is raised at the end. A child's exception is an error of the parent's tool. The text of a
-    child on another node comes over the cluster's broker, and ends early if that node dies. Outside of a cluster
-    a child in another process is left out.
+    child on another node arrives over the cluster's broker, and ends early if that node dies. Without a cluster, a
+    child in another process is left out.
 
     Args:
         run: The turn.
@@ -404,7 +399,7 @@ class TreeText:
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         while self._waiting:
             task, (reader, _) = self._waiting.popitem()
             task.cancel()
@@ -439,7 +434,7 @@ class TreeText:
 
 
 def _events_of(read: asyncio.Task[Sequence[LogEvent]], depth: int) -> Sequence[LogEvent]:
-    """The events that a reader has got. The stream of a child that can't be read has no more."""
+    """The events that a read returned. If the stream of a child can't be read, it has no more events."""
     try:
         return read.result()
     except CallboardError:
@@ -464,7 +459,7 @@ class _Elsewhere:
         self._reader: StreamReader[TurnEvent] | None = None
 
     async def take(self) -> Sequence[LogEvent]:
-        """The next events. It is empty at the end, or if the stream has expired."""
+        """The next events; empty at the end, or if the stream has expired."""
 
         async def there() -> Sequence[LogEvent]:
             try:
@@ -481,7 +476,7 @@ class _Elsewhere:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self.loop))
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._reader is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._reader.close)
@@ -507,28 +502,30 @@ _TreeReader: TypeAlias = StreamReader[TurnEvent] | _Elsewhere
 
 
 OnUsage: TypeAlias = Callable[[UsageSoFar], object]
-"""Gets the usage of a turn so far."""
+"""A function that receives the usage of a turn so far."""
 
 DELTAS_PER_ESTIMATE = 16
-"""The number of deltas that a reader takes between two calls of its `on_usage`."""
+"""The number of deltas between two calls of `on_usage`."""
 
 
 class ReaderOptions(TypedDict, total=False):
     coalesce: bool
     """Whether deltas of one block that arrived together are merged."""
     min_interval: float
-    """Seconds from one batch of events to the next, so that a display is not redrawn for each token."""
+    """The minimum number of seconds between two batches of events, so that a display is not redrawn for each
+    token.
+    """
     on_usage: OnUsage | None
-    """A function that gets the usage every few deltas and after every step.
+    """A function that receives the usage every few deltas and after every step.
 
     It is an estimate until the provider reports it.
     """
 
 
 class TurnReader(Reader[E]):
-    """One reader of a stream: an async iterator of its events, made by the stream's `reader()`.
+    """A reader of a stream: an async iterator of its events. The stream's `reader()` creates it.
 
-    It is for one task at a time. The turn's exception is raised at the end. Closing it changes nothing for the
+    Use it in one task at a time. The turn's exception is raised at the end. Closing the reader does not affect the
     turn.
 
     Args:
@@ -537,7 +534,7 @@ class TurnReader(Reader[E]):
         options: The fields of `ReaderOptions`.
 
     Raises:
-        CallboardError: A second task reads while one is waiting here.
+        CallboardError: A second task reads while the first one waits here.
     """
 
     def __init__(self, run: StreamedTurn, owner: object = None, **options: Unpack[ReaderOptions]) -> None:
@@ -556,7 +553,7 @@ class TurnReader(Reader[E]):
 
     @abstractmethod
     def _shown(self, events: Sequence[LogEvent]) -> Sequence[E]:
-        """The events to yield for some events of the log."""
+        """The events to yield for these events of the log."""
 
     @property
     def text_stream(self) -> TextPieces[E]:
@@ -564,7 +561,7 @@ class TurnReader(Reader[E]):
         return TextPieces(self, self._run)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         super().close()
         self._over, self._owner = True, None
         if self._log_reader is not None:
@@ -608,10 +605,11 @@ class TurnReader(Reader[E]):
 
 
 class ViewReader(TurnReader[ViewEvent]):
-    """One reader of a `StreamResult`: its view from the first event on, made by `StreamResult.reader()`.
+    """A reader of a `StreamResult`. It yields the view from the first event on. `StreamResult.reader()` creates
+    it.
 
-    It is for one task at a time: a second task gets CallboardError. The turn's exception is raised at the end,
-    after an event `error`. Closing it changes nothing for the turn.
+    Use it in one task at a time: a second task gets CallboardError. The turn's exception is raised at the end,
+    after an event `error`. Closing the reader does not affect the turn.
     """
 
     def _open(self) -> StreamReader[TurnEvent]:
@@ -624,10 +622,10 @@ class ViewReader(TurnReader[ViewEvent]):
 
 
 class EventReader(TurnReader[LogEvent]):
-    """One reader of a `TurnStream`: the turn's own events, made by `TurnStream.reader()`.
+    """A reader of a `TurnStream`. It yields the turn's own events. `TurnStream.reader()` creates it.
 
-    After the log was folded, a reader that has read nothing yet gets the messages, their text in one piece. A
-    reader that continues after earlier events gets one StreamReset in place of the events that it missed.
+    If the log was folded, a reader that has read nothing yet gets the messages with their text in one piece. A
+    reader that continues after earlier events gets one StreamReset instead of the events that it missed.
     """
 
     def _open(self) -> StreamReader[TurnEvent]:

@@ -1,11 +1,11 @@
-"""A turn in progress, as one object to iterate, to await or to cancel.
+"""A turn in progress, as an object that you can iterate, await or cancel.
 
 `StreamResult` and `TurnStream` differ only in their events. A function's stream yields the view, in which
 everything has a start and an end. A session's stream yields the turn's own events, as `Engine.attach` does.
 
-A stream owns its turn. The turn is cancelled when the stream's context is left, after `aclose()`, or when no
-reference to the stream or its readers is left, unless the turn was detached. The running turn holds no reference
-to the stream.
+A stream owns its turn. Unless the turn was detached, it is cancelled when the stream's context is left, by
+`aclose()`, or when there is no more reference to the stream or its readers. The running turn has no reference to
+the stream.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Stream(Generic[E]):
 
     @property
     def stream_id(self) -> str:
-        """The id that `Engine.attach` takes, for further readers of the turn's own events."""
+        """The id of the turn's stream, for `Engine.attach`."""
         return self._run.turn.id
 
     def __aiter__(self) -> Self:
@@ -66,7 +66,7 @@ class _Stream(Generic[E]):
         return await anext(self._reader)
 
     async def take(self) -> list[E]:
-        """The events that have arrived together.
+        """Return the events that have arrived together.
 
         Returns:
             At least one event, after a wait if needed; an empty list when the stream has ended.
@@ -77,7 +77,7 @@ class _Stream(Generic[E]):
     def text_stream(self) -> TextPieces[E]:
         """Only the text, piece by piece. Iterating the stream skips events that the text has already read.
 
-        ``text_stream(tree=True)`` gives the text of the turns that its tools start, too, as `TreePiece`.
+        ``text_stream(tree=True)`` yields `TreePiece` objects, also for the turns that its tools start.
         """
         return TextPieces(self, self._run)
 
@@ -112,12 +112,12 @@ class _Stream(Generic[E]):
 
     @property
     def children(self) -> tuple[ChildTurn, ...]:
-        """The turns that the tools have started, in their order. `Engine.attach` reads their streams."""
+        """The turns that the tools have started, in order. `Engine.attach` reads their streams."""
         return self._run.turn.children
 
     @property
     def model(self) -> str | None:
-        """``provider:name`` of the model that serves, or served last; None before one is chosen."""
+        """``provider:name`` of the current or last model; None before a model is chosen."""
         return self._run.model
 
     @property
@@ -127,7 +127,7 @@ class _Stream(Generic[E]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies so far, and the known ones of the call in progress."""
+        """The warnings of all replies, and those of the call in progress so far."""
         return self._run.warnings
 
     @property
@@ -136,12 +136,14 @@ class _Stream(Generic[E]):
         return self._run.status
 
     async def message(self) -> Reply:
-        """The assistant's last message, after the turn's end. An exception of the turn is raised here."""
+        """Wait for the turn's end, and return the assistant's last message. An exception of the turn is raised
+        here.
+        """
         return await self._run.reply()
 
     async def response(self) -> CanonicalResponse:
-        """The last message as the adapter returned it, after the turn's end. An exception of the turn is raised
-        here.
+        """Wait for the turn's end, and return the last message as the adapter returned it. An exception of the
+        turn is raised here.
         """
         return (await self._run.result()).response
 
@@ -152,8 +154,8 @@ class _Stream(Generic[E]):
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Send another message to the model while it works. Any thread may call this.
 
-        The turn gets the message before its next step, as in `Session.steer`. An event `user.message` shows its
-        place in the stream.
+        The turn gets the message before its next step, as in `Session.steer`. The event `user.message` marks its
+        position in the stream.
 
         Args:
             content: Text, or blocks.
@@ -162,7 +164,7 @@ class _Stream(Generic[E]):
             The message, with the id that it has in the history.
 
         Raises:
-            NoTurnRunning: The turn has ended or is about to end, or gives one reply only.
+            NoTurnRunning: The turn has ended or is about to end, or can have only one reply.
             ValueError: The content is empty.
         """
         return self._run.steer(content)
@@ -181,11 +183,11 @@ class _Stream(Generic[E]):
         return self._run.turn.cancel()
 
     def detach(self) -> None:
-        """Let the turn run to its end without readers. It is billed in any case."""
+        """Let the turn run to its end without readers. It is billed as usual."""
         self._run.ownership.held = False
 
     async def aclose(self) -> None:
-        """Cancel running work, and wait until it has ended. A second call does nothing."""
+        """Cancel the turn if it is in progress, and wait until it has ended. A second call does nothing."""
         self._reader.close()
         await self._run.close()
 
@@ -202,7 +204,7 @@ class _Stream(Generic[E]):
 
 
 class StreamResult(_Stream[ViewEvent]):
-    """A reply as it arrives. Iterate it, or its `text_stream`. The first read starts the call.
+    """A streamed reply. Iterate over it, or over its `text_stream`. The first read starts the call.
 
         async with stream("sonnet", "A haiku, please.") as result:
             async for text in result.text_stream:
@@ -210,14 +212,14 @@ class StreamResult(_Stream[ViewEvent]):
         print((await result.result()).total_cost.usd)
 
     A new loop continues where the last one stopped. `reader()` returns one more reader from the first event on.
-    The call is cancelled when you leave the context before the end, when you leave a loop and keep no reference to
-    the result, and by `aclose()`. Readers get the exception of a failed call.
+    The call is cancelled by `aclose()`, if you leave the context before the end, or if you leave a loop and keep
+    no reference to the result. If the call fails, readers get its exception.
 
     Raises:
-        AdapterError: The call failed; `.turn` has everything done before.
+        AdapterError: The call failed; `.turn` has the completed part of the turn.
         CancelledError: The call was cancelled by `cancel()`.
         WrongLoop: The stream is read on another event loop.
-        CallboardError: Two tasks iterate at the same time, or the stream was closed before it started.
+        CallboardError: Two tasks iterate concurrently, or the stream was closed before it started.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn, *, on_usage: OnUsage | None = None) -> None:
@@ -225,7 +227,7 @@ class StreamResult(_Stream[ViewEvent]):
         super().__init__(run, ViewReader(run, on_usage=on_usage))
 
     def reader(self, **options: Unpack[ReaderOptions]) -> ViewReader:
-        """One more reader of the whole stream, for another task for example.
+        """Another reader of the whole stream, for example for another task.
 
         Args:
             options: The fields of `ReaderOptions`.
@@ -238,7 +240,7 @@ class TurnStream(_Stream[LogEvent]):
 
     It yields the turn's own events, as `Engine.attach` does. If the stream was folded, a reader that has read
     nothing yet gets the messages with their text in one piece. A reader that continues after earlier events gets
-    one StreamReset in place of the events it missed.
+    one StreamReset instead of the events that it missed.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:
@@ -246,7 +248,7 @@ class TurnStream(_Stream[LogEvent]):
         super().__init__(run, EventReader(run))
 
     def reader(self, **options: Unpack[ReaderOptions]) -> EventReader:
-        """One more reader of the whole stream, for another task for example.
+        """Another reader of the whole stream, for example for another task.
 
         Args:
             options: The fields of `ReaderOptions`.
@@ -255,11 +257,11 @@ class TurnStream(_Stream[LogEvent]):
 
 
 class AttachedView(Reader[ViewEvent]):
-    """One more reader of a turn's stream, made by ``engine.attach(stream_id, view=True)``.
+    """Another reader of a turn's stream. ``engine.attach(stream_id, view=True)`` creates it.
 
     It yields the same events as `stream()`, from the first one on. Its last event is `finish` or `error`. The
-    error isn't raised here, but for the caller that started the turn. It is for one task at a time. Closing it
-    changes nothing for the turn.
+    error is only raised for the caller that started the turn, not here. Use the reader in one task at a time.
+    Closing it does not affect the turn.
 
     Args:
         log_reader: A reader of the turn's own events, from the first.
@@ -271,7 +273,7 @@ class AttachedView(Reader[ViewEvent]):
         self._view = TurnView()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         super().close()
         self._log_reader.close()
 

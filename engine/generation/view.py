@@ -1,14 +1,14 @@
-"""The view of `stream()`, made from a turn's events: a state machine without I/O.
+"""The view of `stream()`: a state machine without I/O that derives it from a turn's events.
 
-The state is the reader's place in the current message:
+The state is the reader's position in the current message:
 
 - between messages: nothing is open, and the last message has its end
 - in a message, between segments: a block has ended, and the next has not started
 - in a segment: text, reasoning or a tool call is open, and its delivered pieces are kept
 
-A log that was folded in the meantime yields a `StreamReset`: all events so far, in fewer and larger pieces. The
-place shows which part is new, and only that part is passed on. So fast and slow, early and late readers see the
-same sequence of events.
+If the log was folded in the meantime, it yields a `StreamReset`: all events so far, in fewer and larger pieces.
+The reader's position shows which part is new, and only that part is passed on. So all readers get the same
+sequence of events.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class UsageSoFar(msgspec.Struct, frozen=True):
     """
 
     usage: TokenUsage
-    """The tokens of the ended calls, including failed ones, and of the call in progress.
+    """The tokens of all ended calls, including failed ones, and of the call in progress.
 
-    That call counts as if it ended now: the counts that the provider has reported, and an estimate of the rest.
+    The call in progress counts as if it ended now: the counts that the provider has reported, and an estimate of
+    the rest.
     """
     cost: Cost
     """The cost of those tokens; unknown if the cost of one call is unknown."""
@@ -123,11 +124,11 @@ _NO_BLOCK = -1
 
 
 class TurnView:
-    """The events of the view, made from each event of a turn.
+    """Derives the events of the view from the events of a turn.
 
     Args:
-        ending: A function that returns how the turn ended, once it has ended. Without it, the view uses the events
-            alone.
+        ending: A function that returns how the turn ended, once it has ended. Without it, the view is derived only
+            from the events.
     """
 
     def __init__(self, ending: Ending | None = None) -> None:
@@ -136,17 +137,17 @@ class TurnView:
         self._steps: list[StepFinish] = []
         self._messages: set[str] = set()
         self._message = ""
-        self._whole = True  # the message has its end
-        self._block = _NO_BLOCK  # the last one that has started
+        self._whole = True  # the message is complete
+        self._block = _NO_BLOCK  # the last block that has started
         self._open: type[TextDelta | ThinkingDelta | ToolUseStart] | None = (
             None  # The kind of the open segment, while it may grow.
         )
         self._pieces: list[str] = []
         self._signature: str | None = None
-        self._between = 0  # the events so far that belong to no message
+        self._between = 0  # the number of events so far that belong to no message
 
     def process(self, event: TurnEvent | StreamReset[TurnEvent]) -> Sequence[ViewEvent]:
-        """The events of the view for one event of the turn; none for one that adds nothing."""
+        """The events of the view for one event of the turn; empty if there are none."""
         match event:
             case TextDelta():
                 if self._open is TextDelta and event.content_block_index == self._block:
@@ -230,7 +231,7 @@ class TurnView:
     # --- Catching up ---
 
     def _missing(self, snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
-        """The new part of a snapshot of all events. It is processed while it is yielded."""
+        """The new part of a snapshot of all events. Each event is processed when it is yielded."""
         known, between = self._between, 0
         for event in spelled_out(snapshot):
             match event:
@@ -249,7 +250,7 @@ class TurnView:
                     if event.message_id == self._message and not self._whole:
                         yield from self._rest(event)
                 case ProviderEvent():
-                    pass  # Only readers that were there at the time need it.
+                    pass  # only readers that were attached at the time need it
                 case _:
                     between += 1
                     if between > known:
@@ -273,7 +274,8 @@ class TurnView:
                     if len(text) > len(had) or signature != self._signature:
                         yield ThinkingDelta(text[len(had) :], signature, index, message_id)
                 case ToolUseInputDelta(tool_use_id=tool_use_id, partial_json=json, message_id=message_id):
-                    # A complete message may lack the provider's own text. Then only the end reports it.
+                    # A complete message may not have the provider's own text of the arguments. Only the message's
+                    # end has it then.
                     if len(json) > len(had) and json.startswith(had):
                         rest = json[len(had) :]
                         yield ToolUseInputDelta(tool_use_id, rest, event.content_block_index, message_id)

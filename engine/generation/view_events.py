@@ -2,7 +2,7 @@
 
     message.start                                     with the warnings so far
       thinking.start  thinking.delta …  thinking.end
-      text.start      text.delta …      text.end      each end carries the whole of it
+      text.start      text.delta …      text.end      each end has the whole text
       tool.use_start  tool.use_input_delta …  tool.use_end
       provider.event                                  an unknown block, or another provider event
     message.complete
@@ -37,45 +37,45 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 
 class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):
-    """A piece of text starts."""
+    """A block of text starts."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
     message_id: str
-    """The id of the message that it belongs to."""
+    """The id of its message."""
     content_block_index: int
-    """The place of its block in the reply's content, from 0."""
+    """The index of its block in the reply's content, from 0."""
     type: ClassVar[str] = "text.start"
 
 
 class TextEnd(msgspec.Struct, frozen=True, gc=False, tag="text.end"):
-    """A piece of text ends."""
+    """A block of text ends."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
     text: str
     """All of the text."""
     message_id: str
-    """The id of the message that it belongs to."""
+    """The id of its message."""
     content_block_index: int
-    """The place of its block in the reply's content, from 0."""
+    """The index of its block in the reply's content, from 0."""
     type: ClassVar[str] = "text.end"
 
 
 class ThinkingStart(msgspec.Struct, frozen=True, gc=False, tag="thinking.start"):
-    """The model starts to reason."""
+    """A block of reasoning starts."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
     message_id: str
-    """The id of the message that it belongs to."""
+    """The id of its message."""
     content_block_index: int
-    """The place of its block in the reply's content, from 0."""
+    """The index of its block in the reply's content, from 0."""
     type: ClassVar[str] = "thinking.start"
 
 
 class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
-    """A piece of reasoning ends."""
+    """A block of reasoning ends."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
@@ -84,23 +84,23 @@ class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
     signature: str | None
     """The signature of the reasoning, if the provider signs it."""
     message_id: str
-    """The id of the message that it belongs to."""
+    """The id of its message."""
     content_block_index: int
-    """The place of its block in the reply's content, from 0."""
+    """The index of its block in the reply's content, from 0."""
     type: ClassVar[str] = "thinking.end"
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
-    """The last event, when all went well."""
+    """The last event of a turn that succeeded."""
 
     stop_reason: StopReason
     """The reason why the last message ended."""
     usage: TokenUsage
     """The tokens of all messages."""
     cost: Cost
-    """The cost of all calls, failed ones included; unknown if one cost is unknown."""
+    """The cost of all calls, including failed ones; unknown if one cost is unknown."""
     response: CanonicalResponse
-    """The last message as the adapter gave it."""
+    """The last message as the adapter returned it."""
     status: TurnStatus
     """How the turn ended: a value of `TurnStatus`."""
     type: ClassVar[str] = "finish"

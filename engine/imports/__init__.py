@@ -1,1 +1,1 @@
-"""Imports: calls from the records of other programs, stored in this program's trace."""
+"""Imports: store calls from the records of other programs in the trace."""

@@ -1,8 +1,8 @@
 """Import the recorded calls of other programs into the trace.
 
-Files are read in chunks of some hundred calls. Each chunk is written in one transaction, together with the read
-positions of its files. A call has an identity in its source, and the trace has a ledger of all identities. So each
-call is stored once, even if several files contain it, several importers read it, or an importer is killed.
+Files are read in chunks of up to some hundred calls. Each chunk is written in one transaction, together with the
+read positions of its files. A call has an identity in its source, and the trace has a ledger of all identities. So
+each call is stored once, even if several files contain it, several importers read it, or an importer is killed.
 """
 
 from __future__ import annotations
@@ -53,20 +53,21 @@ async def import_calls(
     """Import the recorded calls of another program. A call that the trace already has is not stored again.
 
     Args:
-        store: The open store to write to. A dry run only reads it; None means an empty store.
+        store: The open store to which calls are written. A dry run only reads it, and accepts None for an empty
+            store.
         source: The program, by its name or as a `Source`.
-        places: Files, folders, or a database's address; None means the program's default places.
-        prices: The prices; None means those of Callboard's home folder. Each call gets the price of its own time.
+        places: Files, folders, or a database's address; None uses the program's default places.
+        prices: The prices; None uses those of Callboard's home folder. Each call has the price of its own time.
         since: The time of the earliest call to import: microseconds UTC, or an aware datetime.
         content: Whether to store the messages, too.
-        dry_run: Whether only to report.
-        clock: The clock for the name of the import's run.
+        dry_run: Whether to only report, without writing.
+        clock: The clock, which is used for the id of the import's run.
         progress: Called after each chunk with the report so far.
 
     Raises:
         StoreError: The store can't be written.
         ConfigurationError: The source is unknown, it needs a place, or it can't read a database.
-        ValueError: There is no store, and it is no dry run.
+        ValueError: There is no store, and `dry_run` is False.
     """
     importer = Importer(
         store,
@@ -83,11 +84,11 @@ async def import_calls(
 
 
 class Importer:
-    """Imports from one source repeatedly. The arguments are those of `import_calls`.
+    """Imports from one source repeatedly. It has the arguments of `import_calls`.
 
     Raises:
         ConfigurationError: There is no such source.
-        ValueError: There is no store, and it is no dry run.
+        ValueError: There is no store, and `dry_run` is False.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Importer:
         self._run_id: str | None = None
         self._seq = 0
         self._read: dict[str, ImportedFile] | None = None  # the read position of each file
-        self._is_first = False  # whether no import of this source was before this run
+        self._is_first = False  # whether this source was never imported before this run
         self._sessions: set[str] = set()  # the sessions in the trace
         self._seen: dict[str, Imported] = {}  # the ledger's new entries in a dry run
 
@@ -130,7 +131,7 @@ class Importer:
         return StoreAddress(place)
 
     async def run(self) -> ImportReport:
-        """Import the new calls since the last time. See `import_calls`."""
+        """Import the new calls since the last import. See `import_calls`."""
         report = ImportReport(source=self._source.name, dry_run=self._dry_run)
         if not self._places:
             raise ConfigurationError(f"{self._source.name} has no default place. Name a file or a folder")
@@ -151,7 +152,7 @@ class Importer:
     async def watch(self, seconds: float = 1.0, changed: OnImport = lambda report: None) -> None:
         """Import new calls until cancelled. `changed` is called with each report of new calls.
 
-        A database is read twice a minute at most.
+        A database is read at most twice a minute.
         """
         if any(isinstance(place, StoreAddress) for place in self._places):
             seconds = max(seconds, _SERVER_SECONDS)
@@ -166,7 +167,7 @@ class Importer:
 
         Args:
             items: The calls, and the parts that could not be read.
-            place: Text about their origin, in place of a file's path.
+            place: A text about their origin, which is stored instead of a file's path.
 
         Raises:
             StoreError: The store can't be written.
@@ -207,7 +208,7 @@ class Importer:
         raise StoreError(f"the import gave up after {_TRIES} conflicts with other writers")
 
     async def _plan(self, chunk: Chunk) -> _Plan:
-        """The writes for a chunk, by the current ledger."""
+        """Determine what to write for a chunk, by the current ledger."""
         links = {link.turn: link for link in chunk.links}
         calls = {name: (_placed(call, links), file) for name, (call, file) in chunk.calls.items()}
         sessions = {
@@ -249,7 +250,7 @@ class Importer:
         return set() if self._store is None or not names else await self._store.deleted_sessions(names)
 
     async def _linked(self, links: Sequence[ImportedLink]) -> dict[str, Envelope]:
-        """The latest events of the stored calls that a link adds to the tree."""
+        """The latest events of stored calls whose place in the tree a link provides."""
         found: dict[str, tuple[Envelope, LlmCallImported]] = {}
         turns = {self._turn(link.turn) for link in links}
         for session in {link.session for link in links}:
@@ -308,7 +309,7 @@ class Importer:
         links: Sequence[ImportedLink],
         known: dict[str, Imported],
     ) -> None:
-        """Another event of a call, with its place in the tree, which was unknown before."""
+        """Plan another event of a call, with its place in the tree, which was unknown before."""
         before = known.get(name)
         if before is None or not before.stored or any(each.request_id == name for each in plan.revisions):
             return
@@ -326,7 +327,7 @@ class Importer:
     def _add_messages(
         self, plan: _Plan, new: dict[str, ImportedMessage], count: str, known: Imported | None
     ) -> None:
-        """The new messages of a session. Their number in the ledger is the next message's position."""
+        """Plan the new messages of a session. Their number in the ledger is the index of the next message."""
         if not new:
             return
         first = 0 if known is None else known.revision
@@ -378,7 +379,7 @@ class Importer:
         }
 
     def _cost(self, call: ImportedCall, model: str) -> Cost | None:
-        """The cost at the prices of the call's time. If these are unknown, the stated cost."""
+        """The cost at the prices of the call's time. If the price is unknown, the cost in the file."""
         assert self._prices is not None
         cost = None if call.usage is None else self._prices.price(model, call.usage, call.started_at)
         stated = call.stated_cost_nano_usd
@@ -391,7 +392,7 @@ class Importer:
 
 
 def _placed(call: ImportedCall, links: dict[str, ImportedLink]) -> ImportedCall:
-    """A call with its place in the tree, taken from a link if the call has none."""
+    """A call with its place in the tree. If the call has none, the place of a link is used."""
     link = links.get(call.turn or "")
     if link is None or call.parent_turn is not None:
         return call
@@ -406,7 +407,7 @@ def _placed(call: ImportedCall, links: dict[str, ImportedLink]) -> ImportedCall:
 
 
 def _anonymous(call: ImportedCall) -> ImportedCall:
-    """A call with its numbers only. Calls of a deleted session still count, but without any reference to the
+    """A call with only its numbers. Calls of a deleted session still count, but without any reference to the
     session.
     """
     return msgspec.structs.replace(call, session=None, tags={}, line=0)

@@ -2,8 +2,9 @@
 
 It runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
 
-A file with a new size, time or inode is read from the last position, if all bytes before it are unchanged. A hash
-shows this. It covers the bytes that were actually read, so concurrent writes do no harm.
+If the size, time or inode of a file has changed, the file is read from the last position. Before that, a hash
+checks that all earlier bytes are unchanged. The hash covers the bytes that were actually read, so concurrent
+writes do no harm.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from .source import (
 )
 
 CALLS_AT_ONCE: Final = 500
-"""The number of calls in one transaction."""
+"""The maximum number of calls in one transaction."""
 MESSAGES_AT_ONCE: Final = 50
-"""The number of messages in one transaction. Each may have some megabytes."""
+"""The maximum number of messages in one transaction. A message may have some megabytes."""
 FILES_AT_ONCE: Final = 500
-"""The number of read positions in one transaction."""
+"""The maximum number of read positions in one transaction."""
 MOST_FAULTS: Final = 100
-"""The number of unreadable parts that a report lists. All are counted."""
+"""The maximum number of unreadable parts that a report lists. All of them are counted."""
 _HEAD = 4096
 WITH_CONTENT: Final = "+"
 """The prefix of a file's digest if its messages were read, too."""
@@ -54,9 +55,7 @@ _MOST_TOKENS = 2**40
 _MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
 _BUFFER = 1024 * 1024
 _HELD = 10
-"""The number of buffers that are kept before they enter the hash. They cover the longest line and the next
-read.
-"""
+"""The number of buffers that are not yet in the hash. They cover the longest line and the next read."""
 
 
 class ImportFault(msgspec.Struct, frozen=True):
@@ -76,7 +75,7 @@ class ImportedModel(msgspec.Struct, kw_only=True):
     calls: int = 0
     """The number of new calls."""
     input_tokens: int = 0
-    """Their input tokens, cached ones included."""
+    """Their input tokens, including cached tokens."""
     output_tokens: int = 0
     """Their output tokens."""
     nano_usd: int = 0
@@ -101,17 +100,17 @@ class ImportReport(msgspec.Struct, kw_only=True):
     new: int = 0
     """The number of calls that are new to the trace."""
     known: int = 0
-    """The number of calls that the trace already had."""
+    """The number of calls that were already in the trace."""
     corrected: int = 0
-    """The number of known calls that got more tokens, or the tool call that started them."""
+    """The number of known calls for which the import found more tokens, or the tool call that started them."""
     skipped: int = 0
-    """The number of calls before the requested time."""
+    """The number of calls before the `since` time."""
     unread: int = 0
     """The number of unreadable parts of files."""
     faults: list[ImportFault] = msgspec.field(default_factory=list)
-    """The first unreadable parts."""
+    """The first unreadable parts, at most `MOST_FAULTS`."""
     models: dict[str, ImportedModel] = msgspec.field(default_factory=dict)
-    """The new calls by model."""
+    """The new calls, by model."""
 
     @property
     def changed(self) -> bool:
@@ -142,7 +141,7 @@ class Chunk:
         self.calls: dict[str, tuple[ImportedCall, str]] = {}
         self.messages: list[ImportedMessage] = []
         self.links: list[ImportedLink] = []
-        self.read: dict[str, ImportedFile] = {}  # files that were read completely, for this process only
+        self.read: dict[str, ImportedFile] = {}  # files that were read completely; only this process uses this
         self._files: dict[str, ImportedFile] = {}
 
     @property
@@ -163,7 +162,7 @@ class Chunk:
         return not (self.calls or self.messages or self.links or self.read or self._files)
 
     def take(self, item: Item, source: str, place: str, report: ImportReport, since: int | None) -> None:
-        """Add an item of a file, or count it in the report. Marks have their own method."""
+        """Add an item of a file, or count it in the report. Marks are handled separately."""
         if isinstance(item, ImportedMessage):
             if since is None or item.at >= since:
                 self.messages.append(item)
@@ -182,11 +181,12 @@ class Chunk:
                 report.known += self._add(request_id(source, item.identity), item, place)
 
     def _add(self, name: str, call: ImportedCall, place: str) -> bool:
-        """Add a call. Returns whether it was here already."""
+        """Add a call. Returns whether the chunk already contained it."""
         before = self.calls.get(name)
         if before is None:
             self.calls[name] = call, place
-        elif before[0].revision < call.revision:  # It began with its first line, in any order of lines.
+        # The call's start is that of its first line, in any order of lines.
+        elif before[0].revision < call.revision:
             began = min(before[0].started_at, call.started_at)
             self.calls[name] = msgspec.structs.replace(call, started_at=began), place
         return before is not None
@@ -243,7 +243,8 @@ class Reading:
                 continue
             path = str(file.path)
             changed.append((_first_moment(path), status.mtime_ns, path, file, status))
-        # The oldest file first: a call that forks and copies repeat belongs to the session that made it.
+        # The oldest file is read first: if a fork or a copy repeats a call, the call belongs to the session that
+        # made it.
         for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
             yield from self._file(path, file, status)
         for place in self._places:
@@ -291,7 +292,7 @@ class Reading:
             self._report.note(path, UnreadablePart(line=0, why=f"the source failed with {type(error).__name__}"))
             return
         self._chunk.read[path] = position
-        # If calls were skipped, an import without `since` must read the file again.
+        # If calls were skipped, a later import without `since` must read the file again.
         if skipped == self._report.skipped:
             self._chunk.mark(position)
             yield
@@ -318,7 +319,9 @@ class Reading:
     def _position(
         self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, whole: bool
     ) -> ImportedFile:
-        """The read position of a file. It has the file's size and time only if the file was read completely."""
+        """The read position of a file. It includes the file's size and time only if the file was read
+        completely.
+        """
         prefix = WITH_CONTENT if self._content else ""
         return ImportedFile(
             source=self._source.name,
@@ -334,7 +337,7 @@ class Reading:
 
 
 class _Status(NamedTuple):
-    """The properties that show a change of a file. A database in use changes in its log."""
+    """The properties that show that a file has changed. A database in use changes in its log file."""
 
     size: int
     mtime_ns: int
@@ -355,7 +358,7 @@ def _status(path: Path) -> _Status | None:
 
 
 def _first_moment(path: str) -> str:
-    """The first time in the first bytes of a file; used to sort files."""
+    """The first time in the first bytes of a file, used to sort files."""
     try:
         with open(path, "rb", buffering=0) as stream:
             found = _MOMENT.search(stream.read(_HEAD))
@@ -375,7 +378,7 @@ class _Hashed(io.RawIOBase):
     def _begin(self) -> None:
         self._file.seek(0)
         self._hash = hashlib.sha256()
-        self._to = 0  # the number of bytes in the hash
+        self._to = 0  # the number of bytes that are in the hash
         self._held: list[bytes] = []  # the bytes that are not in the hash yet
 
     def start(self, known: ImportedFile | None) -> Mark:
@@ -392,7 +395,7 @@ class _Hashed(io.RawIOBase):
         return START
 
     def digest(self, read_to: int, prefix: str = "") -> str:
-        """The hash of the bytes up to a position; only the prefix if the source did not read in order."""
+        """The hash of the bytes up to a position. If the source did not read in order, only the prefix."""
         while self._held and self._to + len(self._held[0]) <= read_to:
             self._fold()
         rest = read_to - self._to
@@ -419,7 +422,7 @@ class _Hashed(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         place = self._file.tell()
         found = self._file.seek(offset, whence)
-        if found != place:  # Parts that are read out of order have no hash.
+        if found != place:  # parts that are read out of order are not in the hash
             self._to, self._held = sys.maxsize, []
         return found
 

@@ -1,7 +1,7 @@
-"""The interface of all sources: the calls in a file, and its unreadable parts.
+"""The interface of all sources: they return the calls in a file, and its unreadable parts.
 
-A source turns the bytes of one file into items, in constant memory. It writes nothing and stores no positions. The
-importer finds changed files, stores read positions, and writes the trace.
+A source converts the bytes of one file to items, in constant memory. It writes nothing and stores no positions.
+The importer finds changed files, stores read positions, and writes the trace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 
 class ImportedCall(ShortRepr, frozen=True, kw_only=True):
-    """One call that another program made. An item with the same identity and more tokens corrects it."""
+    """A call that another program made. A later item with the same identity and more tokens corrects it."""
 
     identity: str
     """The call's id, unique within its source."""
@@ -34,33 +34,33 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
     started_at: int
     """Microseconds since the epoch."""
     usage: TokenUsage | None
-    """The tokens, in Callboard's disjoint counts; None if unknown."""
+    """The tokens, as Callboard's disjoint counts; None if unknown."""
     stop_reason: StopReason | None = None
     """How the reply ended; None if unknown."""
     error_class: str | None = None
     """A value of `ErrorClass` for a call that failed; None for a reply."""
     error_type: str | None = None
-    """The file's name of the error."""
+    """The error's name in the file."""
     latency_ms: int | None = None
-    """Milliseconds of the call; None if unknown."""
+    """The duration of the call in milliseconds; None if unknown."""
     first_token_ms: int | None = None
-    """Milliseconds to the first content; None if unknown."""
+    """Milliseconds from the start to the first content; None if unknown."""
     stated_cost_nano_usd: int | None = None
     """The cost in the file, in nano-USD. It is stored next to the computed cost."""
     session: str | None = None
     """The session's id in its source."""
     turn: str | None = None
-    """A name of the call's turn, unique within its source."""
+    """The name of the call's turn, unique within its source."""
     parent: str | None = None
     """The identity of the call whose tool started this one."""
     parent_tool_use_id: str | None = None
-    """The tool call that started this one."""
+    """The id of the tool call that started this one."""
     parent_turn: str | None = None
-    """The name of the turn that ran this tool."""
+    """The name of the turn that ran that tool."""
     root_turn: str | None = None
     """The name of the turn at the root of the tree; None for the root's own calls."""
     depth: int | None = None
-    """The number of turns above; None for a call that no tool started."""
+    """The number of turns above the call's turn; None for a call that no tool started."""
     response_id: str | None = None
     """The provider's id of the reply."""
     request_id: str | None = None
@@ -70,7 +70,8 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
 
     @property
     def revision(self) -> int:
-        """A number that grows with the tokens of the call. Of two items, the one with the larger number counts.
+        """A number that grows with the tokens of the call. Of two items for one call, the one with the larger
+        number is used.
 
         So the order in which files are read does not matter.
         """
@@ -82,10 +83,10 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
 
 
 class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool call that started a turn, for a source that finds it after the calls of the turn."""
+    """The tool call that started a turn, if a source finds it after the calls of the turn."""
 
     session: str | None
-    """The session of the turn."""
+    """The session id of the turn."""
     turn: str
     """The turn's name."""
     parent: str | None
@@ -93,17 +94,17 @@ class ImportedLink(msgspec.Struct, frozen=True, kw_only=True):
     parent_tool_use_id: str | None
     """The id of the tool call that started the turn."""
     parent_turn: str
-    """The name of the turn that ran this tool."""
+    """The name of the turn that ran that tool."""
     root_turn: str
     """The name of the turn at the root of the tree."""
     depth: int
     """The number of turns above."""
     late: bool = True
-    """False if only an earlier import may have given calls of the turn. A first import leaves such a link out."""
+    """False if only an earlier import can have returned calls of the turn. A first import ignores such a link."""
 
 
 class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a session, only if the importer asked for content."""
+    """A message of a session. Sources return messages only if the importer requests content."""
 
     identity: str
     """The message's id, unique within its session."""
@@ -112,7 +113,7 @@ class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     """The time of the message, in microseconds since the epoch."""
     message: Message
-    """The message. The order of the items is the order in the session."""
+    """The message. Messages are returned in the order of the session."""
 
 
 class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,12 +126,12 @@ class UnreadablePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A position in a file from which to continue, because all items before it were returned."""
+    """A position in a file at which the next import can continue, because all items before it were returned."""
 
     read_to: int = 0
-    """The number of bytes before it."""
+    """The number of bytes before the position."""
     line: int = 0
-    """The number of lines before it."""
+    """The number of lines before the position."""
     state: str = ""
     """The source's own state for the part before the position, in any form."""
 
@@ -154,7 +155,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
 class Source(Protocol):
     """A program whose records can be imported. An entry point of the group ``callboard.sources`` adds one.
 
-    The entry point is a class or a function without arguments. Each import calls it once. So the object may use
+    The entry point is a class or a function without arguments. Each import calls it once, so the object may use
     data from one file to read another.
     """
 
@@ -162,7 +163,7 @@ class Source(Protocol):
     """The name after ``callboard import``."""
 
     def places(self) -> Sequence[Path]:
-        """The default places of its files, under the user's home folder."""
+        """The default places of its files, in the user's home folder."""
         ...
 
     def files(self, place: Path) -> Iterable[SourceFile]:
@@ -172,12 +173,12 @@ class Source(Protocol):
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
-        """The items of a file.
+        """Return the items of a file.
 
         Args:
             file: The file.
             stream: The open file, at the position `start.read_to`.
-            start: The last mark of the earlier reading. A source without marks always gets `START`.
+            start: The last mark of the previous import. A source without marks always gets `START`.
             content: Whether to return the messages, too.
         """
         ...
@@ -188,11 +189,11 @@ class ServerSource(Source, Protocol):
     """A source that also reads a database on a server."""
 
     def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
-        """The items in a database.
+        """Return the items in a database.
 
         Args:
             dsn: The address, such as ``postgresql://…``.
-            start: The last mark of the earlier reading.
+            start: The last mark of the previous import.
             content: Whether to return the messages, too.
         """
         ...
@@ -244,7 +245,7 @@ def source_named(name: str) -> Source:
 # --- Lines, one at a time ---
 
 LONGEST_LINE: Final = 8 * 1024 * 1024
-"""The largest number of bytes of a line. A longer line is skipped: no usage is that long."""
+"""The maximum number of bytes of a line. A longer line is skipped, because no record with usage is that long."""
 _SKIPPED_AT_ONCE = 1024 * 1024
 
 
@@ -254,19 +255,19 @@ class Line(NamedTuple):
     number: int
     """The number of the line, from 1."""
     start: int
-    """The number of bytes before it."""
+    """The number of bytes before the line."""
     end: int
-    """The number of bytes up to its end."""
+    """The number of bytes up to the line's end."""
     data: bytes
-    """The line. Empty if it was too long."""
+    """The content of the line; empty if it was too long."""
     whole: bool = True
-    """Whether it ends with a newline. Otherwise the program may still be writing it."""
+    """Whether the line ends with a newline. Otherwise the program may still be writing it."""
     too_long: bool = False
-    """Whether it was skipped because it was longer than `LONGEST_LINE`."""
+    """Whether the line was skipped because it was longer than `LONGEST_LINE`."""
 
 
 def lines(stream: BinaryIO, start: Mark = START, longest: int = LONGEST_LINE) -> Iterator[Line]:
-    """The lines of a stream from the position `start`. Only one line is in memory."""
+    """The lines of a stream, from the position `start`. Only one line is in memory."""
     number, place = start.line, start.read_to
     while data := stream.readline(longest):
         number += 1
@@ -282,7 +283,7 @@ def lines(stream: BinaryIO, start: Mark = START, longest: int = LONGEST_LINE) ->
 
 
 def broken_line(line: Line) -> UnreadablePart | None:
-    """The reason why a line can't be an object of JSON; None if it may be one, or is empty."""
+    """The reason why a line can't be a JSON object; None if it may be one, or is empty."""
     if line.too_long:
         return UnreadablePart(line=line.number, why="the line is too long")
     if line.data[:1] == b"{" and line.data[-2:] == b"}\n":
@@ -305,13 +306,15 @@ def why_not(error: msgspec.MsgspecError | UnicodeError | RecursionError | ValueE
 
 
 EARLIEST_US: Final = 1_577_836_800_000_000
-"""2020-01-01. No file of these programs is older."""
+"""2020-01-01, the earliest plausible time, in microseconds since the epoch. No file of these programs is older."""
 LATEST_US: Final = 4_102_444_800_000_000
-"""2100-01-01."""
+"""2100-01-01, the latest plausible time, in microseconds since the epoch."""
 
 
 def moment(value: datetime | None) -> int | None:
-    """A time in microseconds since the epoch; None if it is missing or impossible. Without a zone it is UTC."""
+    """Convert a time to microseconds since the epoch; None if it is missing or implausible. Without a zone, it is
+    UTC.
+    """
     if value is None:
         return None
     if value.tzinfo is None:
@@ -326,8 +329,8 @@ LONGEST_NAME: Final = 300
 
 
 def name(value: str | None) -> str | None:
-    """A name from a file, such as an id, a model or a folder, as one line of limited length. None if it is
-    empty.
+    """Normalize a name from a file, such as an id, a model or a folder, to one line of limited length. None if it
+    is empty.
     """
     if not value:
         return None
@@ -336,7 +339,7 @@ def name(value: str | None) -> str | None:
 
 
 def tags_of(**values: str | None) -> dict[str, str]:
-    """Tags from names, without the missing ones."""
+    """Tags from values, without missing values."""
     return {key: found for key, value in values.items() if (found := name(value))}
 
 

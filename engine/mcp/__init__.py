@@ -1,6 +1,6 @@
-"""MCP: the tools of MCP servers for a session, and a session or tools as an MCP server for other hosts.
+"""MCP: use the tools of MCP servers in a session, and serve a session or tools to other hosts.
 
-The core never imports this package. It needs the official client library only to open a server.
+The core never imports this package. The official client library is only needed to open a server.
 """
 
 from callboard.bus._lazy_names import face

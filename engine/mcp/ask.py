@@ -1,7 +1,7 @@
-"""The tool `ask` of an MCP server: it sends a message to a session, and reports the reply while it comes.
+"""The tool `ask` of an MCP server: it sends a message to a session, and reports the reply as it arrives.
 
 A tool of the session may need the approval of the client's user. An older client is asked while the turn waits. A
-newer one gets the question as the result of `ask`, and calls again with the answer and with the conversation.
+newer client gets the question as the result of `ask`, and calls `ask` again with the answer.
 """
 
 from __future__ import annotations
@@ -25,39 +25,41 @@ from ..tools.define import tool
 from ..tools.handler import Tool
 
 OpenSession: TypeAlias = Callable[[str | None], Session | Awaitable[Session]]
-"""A function that gets the id of a conversation, or None for a new one, and returns its session."""
+"""A function that receives the id of a conversation, or None for a new one, and returns its session."""
 
 ASK: Final = "ask"
 """The name of the tool that sends a message to a session."""
 
 PROGRESS_SECONDS: Final = 0.2
-"""Seconds between two reports of progress. Hosts redraw a line for each."""
+"""Seconds between two reports of progress. A host redraws a line for each report."""
 
 MOST_CONVERSATIONS: Final = 1000
-"""The number of conversations that are remembered. The one that was used least recently is forgotten."""
+"""The maximum number of conversations that are remembered. The least recently used one is dropped first."""
 
 
 class AskingUser(Protocol):
     """The user of the client that has called `ask`."""
 
     state: str
-    """The conversation whose question this call answers, or that waits for an answer now; empty if none."""
+    """The id of the conversation whose question this call answers, or that waits for an answer now; empty if there
+    is none.
+    """
 
     def answer(self) -> Approval | None:
-        """The answer to an earlier question, once."""
+        """The answer to an earlier question. It is returned only once."""
         ...
 
     def approver(self, careful: Iterable[str]) -> Approve:
-        """Decides about the calls of a turn: a function that asks about these tools."""
+        """An approve hook that asks the user about these tools."""
         ...
 
 
 asking_user: ContextVar[AskingUser | None] = ContextVar("callboard mcp user", default=None)
-"""The user of the call that runs here."""
+"""The user of the current call."""
 
 
 def ask_tool(session: Session | OpenSession, description: str) -> Tool:
-    """The tool for one session, or for one session for each conversation."""
+    """Make the tool `ask` for one session, or with one session for each conversation."""
     if isinstance(session, Session):
         known = session
 
@@ -92,7 +94,7 @@ def ask_tool(session: Session | OpenSession, description: str) -> Tool:
 
 
 def unknown_conversation(conversation: str) -> ToolError:
-    """The error of `ask` for an id that it did not give, or has forgotten."""
+    """The error of `ask` for a conversation id that is unknown or was dropped."""
     return ToolError(f"there is no conversation {conversation!r}. Leave it out to start a new one")
 
 
@@ -118,7 +120,9 @@ def _with_state(user: AskingUser | None, session: Session, reply: Reply) -> Repl
 
 
 async def _told(stream: TurnStream, context: ToolContext) -> Reply:
-    """The reply of a turn. Its text and its tools are reported as progress. The turn ends with this call."""
+    """Wait for the reply of a turn, and report its text and its tools as progress. If this call is cancelled, the
+    turn is, too.
+    """
     async with stream as turn:
         async with turn.reader(coalesce=True, min_interval=PROGRESS_SECONDS) as reader:
             while batch := await reader.take():

@@ -1,8 +1,8 @@
 """One connection to an MCP server, from its start to its end. A restart makes a new one.
 
     connect ── list the tools ── up ─┬─ the server's list has changed: list again ─┐
-                                     │◀──────────────────────────────────────────┘
-                                     └─ the server has ended, or a call found it gone: `ServerGone`
+                                     │◀──────────────────────────────────────────┘ └─ the server has ended, or a
+                                     call failed because of that: `ServerGone`
 
 A connection runs in one task, because the library's task groups must be entered and left in the same task. Calls
 come from other tasks. If the server dies, the library ends each call in progress with an error.
@@ -41,7 +41,7 @@ _log = Log("engine.mcp")
 logging.getLogger("mcp").addHandler(logging.NullHandler())  # otherwise Python prints its warnings to stderr
 
 MAX_PAGES = 100
-"""The largest number of pages that are read from a server's list."""
+"""The maximum number of pages that are read from a server's list."""
 
 STDERR_LINES = 5
 """The number of a command's last stderr lines that are kept for an error."""
@@ -50,11 +50,11 @@ LOGIN_SECONDS = 300.0
 """Seconds that a person has to log in."""
 
 RELIST_SECONDS = 5.0
-"""Seconds that a call waits at its end for a changed list of tools."""
+"""The maximum number of seconds that a call waits at its end for a changed list of tools."""
 
 
 class ServerGone(CallboardError):
-    """The server has ended, or has ended the connection."""
+    """The server has ended or has closed the connection."""
 
 
 class Connection:
@@ -64,7 +64,7 @@ class Connection:
         name: The server's name, for logs and errors.
         settings: The server's settings.
         callbacks: The functions for the server's requests.
-        server: An object of the client library in place of the settings' command or URL.
+        server: An object of the client library, instead of the command or URL in the settings.
         auth: The authentication of HTTP requests, an object of the client library's HTTP library.
     """
 
@@ -79,7 +79,7 @@ class Connection:
     ) -> None:
         self.name = name
         self.client: Client | None = None
-        """The library's client while the connection is up."""
+        """The library's client, while the connection is up."""
         self.tools: tuple[types.Tool, ...] = ()
         """The server's tools."""
         self.stderr: deque[str] = deque(maxlen=STDERR_LINES)
@@ -91,7 +91,7 @@ class Connection:
         self._server = server
         self._auth = auth
         self._calls: list[CallInProgress] = []
-        # The time limit while it connects, if a person may have to log in.
+        # The time limit while connecting. It is extended if a person may have to log in.
         self._limit: asyncio.Timeout | None = None
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -108,7 +108,7 @@ class Connection:
 
         Args:
             up: Called when the server's tools are known.
-            changed: Called when the list has been read again.
+            changed: Called when the list of tools was read again.
 
         Raises:
             ServerGone: The server has ended.
@@ -137,7 +137,7 @@ class Connection:
                 try:
                     client = await self._enter(stack, "auto")
                 except Exception as error:
-                    # The library first asks for the protocol version, but some servers end if the first message is
+                    # The library first requests the protocol version, but some servers end if the first message is
                     # not `initialize`.
                     why = unwrapped(error)
                     closed = isinstance(why, MCPError) and why.code == CONNECTION_CLOSED
@@ -195,7 +195,7 @@ class Connection:
     # --- While it is up ---
 
     async def _follow(self, client: Client, changed: Callable[[], object]) -> None:
-        """Read the list of tools again after each change. Returns when the server is gone."""
+        """Read the list of tools again after each change. Returns when the server has ended."""
         while not self._gone:
             await self._wake.wait()
             self._wake.clear()
@@ -213,7 +213,7 @@ class Connection:
                 self._settled.set()
 
     async def settle(self) -> None:
-        """Wait until the list of tools is read after a known change, for a few seconds at most."""
+        """Wait until the list of tools was read again after a known change, for a few seconds at most."""
         if not self._settled.is_set():
             with anyio.move_on_after(RELIST_SECONDS):
                 await self._settled.wait()
@@ -226,13 +226,13 @@ class Connection:
         """Listen for changes from a server with a protocol version that has subscriptions."""
         offers = client.server_capabilities.tools
         if _is_old(client) or offers is None or not offers.list_changed:
-            return  # an older server sends notifications by itself
+            return  # an older server sends notifications without a subscription
         pause = 0.5
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as events:
                     pause = 0.5
-                    self.tools_changed()  # the list may have changed before
+                    self.tools_changed()  # the list may have changed before the subscription
                     async for _ in events:
                         self.tools_changed()
             except (SubscriptionLost, TimeoutError):
@@ -244,8 +244,8 @@ class Connection:
             pause = min(pause * 2, 30.0)
 
     async def roots_changed(self) -> None:
-        """Notify the server that the roots have changed. Newer servers are not notified; they ask when they need
-        the roots.
+        """Notify the server that the roots have changed. Newer servers are not notified; they request the roots
+        when needed.
         """
         if self.client is not None and _is_old(self.client):
             with contextlib.suppress(MCPError):
@@ -257,13 +257,13 @@ class Connection:
         self._wake.set()
 
     def end(self) -> None:
-        """End this connection, because the server is gone."""
+        """End this connection, because the server has ended."""
         self._gone = True
         self._settled.set()
         self._wake.set()
 
     def is_lost(self, error: MCPError) -> bool:
-        """Whether an error means that the server is gone. If so, this connection ends."""
+        """Whether an error means that the server has ended. If so, this connection ends, too."""
         lost = error.code == CONNECTION_CLOSED or was_refused(error)
         if lost:
             self.end()
@@ -273,7 +273,7 @@ class Connection:
 
     @contextmanager
     def in_progress(self, context: ToolContext | None) -> Iterator[None]:
-        """Record a tool call, so that the server's requests during the call belong to it."""
+        """Record a tool call in progress, so that the server's requests are assigned to it."""
         call = CallInProgress(context)
         call.variables.run(current_call.set, call)
         token = current_call.set(call)
@@ -285,10 +285,10 @@ class Connection:
             current_call.reset(token)
 
     def context_of_request(self) -> contextvars.Context | None:
-        """The context for handling a server's message, if the transport gives none.
+        """The context for handling a server's message, if the transport provides none.
 
-        The protocol does not name the call that a request belongs to. If all calls in progress belong to one turn,
-        the latest one is used. Otherwise none is used, so that no cost counts for another turn.
+        The protocol does not name the call to which a request belongs. If all calls in progress belong to one
+        turn, the latest call is used. Otherwise no call is used, so that no cost counts for another turn.
         """
         if not self._calls:
             return None
@@ -297,7 +297,7 @@ class Connection:
 
 
 class _WatchedStream:
-    """The messages of a server. The connection ends with them."""
+    """The messages of a server. When they end, the connection ends."""
 
     def __init__(self, inner: Any, connection: Connection) -> None:
         self._inner = inner
@@ -341,7 +341,7 @@ class _WatchedStream:
 
 
 def _is_old(client: Client) -> bool:
-    """Whether the server's protocol version has sessions and notifications to the server."""
+    """Whether the server's protocol version has sessions and accepts notifications."""
     return client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
 
 
@@ -351,7 +351,7 @@ def was_refused(error: MCPError) -> bool:
 
 
 async def all_pages(method: Callable[..., Awaitable[Any]], field: str) -> list[Any]:
-    """All entries of a server's list. Empty if the server has no such list."""
+    """All entries of a server's list; empty if the server has no such list."""
     found: list[Any] = []
     cursor: str | None = None
     for _ in range(MAX_PAGES):
@@ -433,7 +433,7 @@ def _expanded(path: str) -> str:
 
 
 class _Lines(asyncio.Protocol):
-    """Keeps the last lines of a pipe."""
+    """Stores the last lines from a pipe."""
 
     def __init__(self, lines: deque[str]) -> None:
         self._lines = lines
@@ -450,12 +450,12 @@ class _Lines(asyncio.Protocol):
 
 @asynccontextmanager
 async def _read_lines(lines: deque[str]) -> AsyncIterator[Any]:
-    """The writing end of a pipe for a command's stderr. Its last lines are kept, and nothing reaches the host's
-    stderr.
+    """The writing end of a pipe for a command's stderr. The last lines are stored, and the host's stderr gets
+    nothing.
     """
     reads, writes = os.pipe()
     with os.fdopen(writes, "w") as writer:
-        reader = os.fdopen(reads, "rb", 0)  # the transport closes it
+        reader = os.fdopen(reads, "rb", 0)  # the transport closes this file
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _Lines(lines), reader)
         try:
             yield writer

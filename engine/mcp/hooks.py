@@ -1,4 +1,4 @@
-"""The requests of servers to a host, the host's answers, and the servers' resources and prompts."""
+"""Types for the requests of servers to a host, the host's answers, and the servers' resources and prompts."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Elicitation(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """The question, in the server's words."""
     schema: JsonObject | None = None
-    """The JSON Schema of the answer, an object of plain values; None if there is a `url`."""
+    """The JSON Schema of the answer, an object whose fields are plain values; None if there is a `url`."""
     url: str | None = None
     """The page to visit. Show the whole address, and open it only if the user agrees."""
     tool_name: str | None = None
-    """The tool that is being called, if that is known."""
+    """The name of the tool that is being called, if known."""
     session_id: str | None = None
     """The id of the session whose turn called the tool, if that is known."""
 
     @property
     def defaults(self) -> JsonObject:
-        """The default values in the schema, for values that an answer leaves out."""
+        """The default values in the schema, for values that an answer omits."""
         properties = (self.schema or {}).get("properties")
         if not isinstance(properties, dict):
             return {}
@@ -50,8 +50,8 @@ class Elicitation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ElicitationAnswer: TypeAlias = Mapping[str, Any] | Literal["accept", "decline", "cancel"] | None
-"""The values of an accepted form; ``accept``, which uses the defaults, or accepts a page; ``decline`` or None; or
-``cancel`` if the user dismissed the question without an answer.
+"""The values of an accepted form. Or ``accept``, which accepts a page, or a form with its defaults. Or
+``decline`` or None; or ``cancel`` if the user dismissed the question without an answer.
 """
 
 Elicit: TypeAlias = Callable[[Elicitation], ElicitationAnswer | Awaitable[ElicitationAnswer]]
@@ -68,19 +68,19 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None = None
     """The system prompt requested by the server."""
     max_output_tokens: int
-    """The largest number of tokens of the reply."""
+    """The maximum number of tokens of the reply."""
     temperature: float | None = None
     """The temperature requested by the server."""
     stop_sequences: tuple[str, ...] = ()
     """The texts that end the reply."""
     model_hints: tuple[str, ...] = ()
-    """The names or parts of names of models that the server prefers, the best first."""
+    """Names or parts of names of models that the server prefers, the best first."""
     tools: tuple[ToolDefinition, ...] = ()
     """The tools that the model may call. The server runs them."""
     tool_choice: ToolChoice | None = None
     """Whether the model may, must or must not call a tool."""
     tool_name: str | None = None
-    """The tool that is being called, if that is known."""
+    """The name of the tool that is being called, if known."""
     session_id: str | None = None
     """The id of the session whose turn called the tool, if that is known."""
 
@@ -88,9 +88,10 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
 Sample: TypeAlias = Callable[
     [SamplingRequest], "str | GenerateResult | Awaitable[str | GenerateResult | None] | None"
 ]
-"""A function that answers a `SamplingRequest` with a text or a result of `generate`. None refuses it.
+"""A function that answers a `SamplingRequest` with a text or a result of `generate`. If it returns None, the
+request is refused.
 
-It runs in the context of the tool call, so the engine's calls inside it count as that tool call's children.
+It runs in the context of the tool call, so calls of the engine inside it are children of that tool call.
 """
 
 
@@ -108,14 +109,14 @@ class McpLogMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OnLog: TypeAlias = Callable[[McpLogMessage], object]
-"""A function that gets a log message. It runs on the event loop and must not block."""
+"""A function that receives a log message. It runs on the event loop and must not block."""
 
 
 class McpResource(msgspec.Struct, frozen=True, kw_only=True):
     """A resource that a server offers, or a template of resources."""
 
     uri: str
-    """The URI, which `McpServer.read_resource` takes. A template's URI has parts in braces."""
+    """The URI for `McpServer.read_resource`. A template's URI has parts in braces."""
     name: str
     """The server's name of the resource."""
     title: str | None = None
@@ -153,6 +154,6 @@ class McpPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def answer_of(hook: Callable[..., T | Awaitable[T]], request: object) -> T:
-    """The result of a host's function. A plain function runs in a thread, because it may block."""
+    """Call a host's function, and return its result. A plain function runs in a thread, because it may block."""
     answer = hook(request) if is_async(hook) else await run_in_thread(lambda: hook(request))
     return await answer if inspect.isawaitable(answer) else answer

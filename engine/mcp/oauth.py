@@ -1,5 +1,5 @@
-"""OAuth for HTTP servers, with the client library's own client. A person logs in with a browser, and the host
-stores the tokens.
+"""OAuth for HTTP servers, using the client library. A person logs in with a browser, and the host stores the
+tokens.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from callboard.bus.files import write_private
 from .hooks import answer_of
 
 REDIRECT_URI = "http://127.0.0.1:8373/callback"
-"""The address to which the browser returns after a login. Some servers compare it exactly, so the port is
-fixed.
+"""The URL to which the browser returns after a login. The port is fixed, because some servers compare the URL
+exactly.
 """
 
 _PAGE = "<!doctype html><title>Callboard</title><p>You are logged in. You can close this page."
 
 
 class McpTokenStorage(Protocol):
-    """A host's storage of logins. A key identifies a server, and the data is a secret."""
+    """A host's storage for logins. A key identifies a server, and the data is secret."""
 
     async def load(self, key: str) -> bytes | None:
         """The data that was saved under a key; None if there is none."""
 
     async def save(self, key: str, data: bytes) -> None:
-        """Save the data of a key, in place of older data."""
+        """Save the data under a key. It replaces older data."""
 
 
 class McpTokenFile:
@@ -83,23 +83,23 @@ class McpMemoryTokens:
 class McpOAuth:
     """A person's login at HTTP servers. One object may serve several servers.
 
-    By default a browser opens on this machine, and returns the login over a local port. A web application passes
-    `open_url` and `wait_for_redirect` instead. For the other flows of the client library, such as client
-    credentials, pass its own object in `auth`.
+    By default, a browser opens on this machine and returns to a local port. A web application passes `open_url`
+    and `wait_for_redirect` instead. For other flows of the client library, such as client credentials, pass its
+    own object as `auth`.
 
     Args:
-        storage: Where the logins are stored. By default in memory, until the process ends.
+        storage: The storage for logins; by default, they are kept in memory until the process ends.
         open_url: Shows the login page to the person. A plain function runs in a thread.
-        wait_for_redirect: Returns the URL to which the person's browser came back, with its query.
+        wait_for_redirect: Returns the URL to which the person's browser returned, with its query.
         redirect_uri: That URL without its query.
         scope: The requested scopes, separated by spaces; None lets the server decide.
-        client_id: The id of a client that was registered by hand; None registers one.
+        client_id: The id of a client that was registered by hand; None registers a new client.
         client_secret: The secret of that client, if it has one.
         client_metadata_url: The URL of a document that describes the client, for servers that accept one.
         client_name: The name that the login page shows.
 
     Raises:
-        ConfigurationError: Only one of two arguments that need each other is given.
+        ConfigurationError: Only one of two arguments that need each other was passed.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class McpOAuth:
         storage = _LibraryStorage(self._storage, url, self._registered())
 
         class Provider(OAuthClientProvider):
-            """The library's client, which also finds the URL for renewing a login that an earlier process
+            """The library's client, extended: it also finds the URL for renewing a login that an earlier process
             stored.
             """
 
             on_login: Callable[[], object] | None = None
-            """Called when a person is asked to log in."""
+            """Called when a person must log in."""
 
             async def _initialize(self) -> None:
                 await super()._initialize()
@@ -186,7 +186,7 @@ class McpOAuth:
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
-    """The data of one server as stored."""
+    """The stored data of one server."""
 
     tokens: dict[str, Any] | None = None
     expires_at: float | None = None
@@ -208,8 +208,8 @@ class _LibraryStorage:
         self.context: Any = None
 
     async def restore(self, context: Any) -> None:
-        """Restore the library's client: the server's metadata found at the login, and the tokens' time of
-        expiry.
+        """Restore the library's client: the server's metadata from the login, and the time when the tokens
+        expire.
         """
         from mcp.shared.auth import OAuthMetadata, ProtectedResourceMetadata
 
@@ -270,7 +270,7 @@ def _plain(model: Any) -> dict[str, Any] | None:
 
 
 class _Browser:
-    """One person's browser: opens the login page, and receives the address to which the browser returns."""
+    """Opens the login page in a person's browser, and receives the URL to which the browser returns."""
 
     def __init__(
         self,

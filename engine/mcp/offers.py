@@ -1,4 +1,4 @@
-"""The resources and prompts that a program offers to other hosts, next to its tools.
+"""The resources and prompts that a program offers to other hosts, in addition to tools.
 
 resources  by URI, or by a URI template with parts in braces: a text, bytes, a file, or a function
 prompts    functions, whose parameters are the prompt's arguments
@@ -37,10 +37,10 @@ _VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Resources:
-    """The resources of a program. The mapping is read again for each request, so it may change.
+    """The resources of a program. The mapping may change, because it is read again for each request.
 
     Raises:
-        ConfigurationError: A function's parameters are not the variables of its template.
+        ConfigurationError: A function's parameters differ from the variables of its template.
     """
 
     def __init__(self, given: Mapping[str, object]) -> None:
@@ -96,7 +96,7 @@ class Prompts:
 
     def __init__(self, given: Sequence[ToolLike]) -> None:
         self._given = given
-        _ = self.tools  # raises the error of a wrong function now
+        _ = self.tools  # raises the error for an invalid function now
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -113,7 +113,7 @@ class Prompts:
         ]
 
     def values_of(self, name: str, argument: str, start: str) -> list[str]:
-        """The values of an argument that start with a text, if its type hint is a ``Literal`` or an enum."""
+        """The values of an argument that start with this text, if its type hint is a ``Literal`` or an enum."""
         prompt = next((each for each in self.tools if each.name == name), None)
         schema: Any = {} if prompt is None else prompt.definition.input_schema
         values = schema.get("properties", {}).get(argument, {}).get("enum", ())
@@ -161,7 +161,9 @@ def _require_fit(uri: str, value: object) -> None:
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """The URIs of a template. ``{name}`` stands for one part of a path, and ``{+name}`` for several."""
+    """A pattern that matches the URIs of a template. ``{name}`` matches one part of a path, and ``{+name}``
+    several.
+    """
     parts: list[str] = []
     place = 0
     for match in _VARIABLE.finditer(template):

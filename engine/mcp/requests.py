@@ -5,8 +5,8 @@
     roots/list              the host's `roots`
     notifications/message   the log, and the host's `on_log`
 
-Without a hook, the ability is not offered to the server. A request runs in the context of its tool call, so the
-engine's calls inside a hook are children of that tool call.
+Without a hook, the capability is not offered to the server. A request runs in the context of its tool call, so
+calls of the engine inside a hook are children of that tool call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = Log("engine.mcp")
 
 REJECTED = -1
-"""The protocol's code for a user's refusal of a sampling request."""
+"""The protocol's error code if the user refuses a sampling request."""
 
 
 class CallInProgress:
@@ -49,7 +49,7 @@ class CallInProgress:
 
 
 current_call: contextvars.ContextVar[CallInProgress | None] = contextvars.ContextVar("mcp call", default=None)
-"""The call of a server's tool that the current task belongs to."""
+"""The call of a server's tool in whose context the current task runs."""
 
 
 class Callbacks:
@@ -60,7 +60,7 @@ class Callbacks:
         elicit: Asks the user.
         sampling: Gets a model's reply.
         roots: Returns the current roots.
-        on_log: Gets log messages, in addition to the log.
+        on_log: Receives log messages, which are also logged.
         log_level: The lowest requested level of log messages.
     """
 
@@ -161,7 +161,7 @@ def _context() -> ToolContext | None:
 
 
 def _fault(content: dict[str, Any], request: Elicitation) -> str:
-    """The reason why an answer does not follow the schema of its question."""
+    """The reason why an answer does not follow the schema of its question; empty if it does."""
     from ..type_schema import check
 
     try:

@@ -1,11 +1,11 @@
-"""A session or a set of tools as an MCP server, for other hosts.
+"""Serves a session or tools to other hosts, as an MCP server.
 
     tools      each is a tool of the server, with the same checks and time limits as in a turn
     a session  one tool, `ask`, sends a message and returns the reply, see `ask`
     resources, prompts  see `offers`
 
 A server may serve several clients, over stdin and stdout or over streamable HTTP. After a change of its lists, it
-informs older clients by a notification, and newer ones by their subscription.
+sends older clients a notification, and newer clients an event of their subscription.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .server import require_library
 _log = Log("engine.mcp.serve")
 
 Offered: TypeAlias = Literal["tools", "resources", "prompts"]
-"""The lists of a server."""
+"""The kinds of lists that a server offers."""
 
 MOST_VALUES = 100
-"""The protocol's limit of argument values in one reply."""
+"""The protocol's maximum number of argument values in one reply."""
 
 NOT_APPROVED = "it needs an approval, and this client offers no way to ask its user"
 
 
 class McpService:
-    """An MCP server of this program. `mcp_service` makes it. `timeout` is in seconds, for a call of a tool."""
+    """An MCP server of this program. `mcp_service` creates it. `timeout` is in seconds, for one tool call."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class McpService:
         self._timeout = timeout
         self._bus = InMemorySubscriptionBus()
         self._clients: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-        """The connections of older clients, with the URIs to which they have subscribed."""
+        """The connections of older clients, with the URIs to which they subscribed."""
         self._known = self._offered()
         self._server = self._made(name, instructions)
 
@@ -82,7 +82,7 @@ class McpService:
         return as_tools(self._given)
 
     async def serve_stdio(self) -> None:
-        """Serve one client over stdin and stdout, until it disconnects. Other output of the process is written to
+        """Serve one client over stdin and stdout until it disconnects. Other output of the process is written to
         stderr.
         """
         from mcp.server.stdio import stdio_server
@@ -95,7 +95,8 @@ class McpService:
         """An ASGI application that serves streamable HTTP at ``/mcp``. Its lifespan must run.
 
         Args:
-            hosts: The host names that clients use, such as ``mcp.example.com``, in addition to this machine's own.
+            hosts: The host names that clients use, such as ``mcp.example.com``. Those of this machine are always
+                allowed.
             token: The token that clients must send as ``Authorization: Bearer``; None accepts all requests.
         """
         from mcp.server.transport_security import TransportSecuritySettings
@@ -117,8 +118,8 @@ class McpService:
     async def announce(self, kind: Offered, uri: str | None = None) -> None:
         """Notify the clients of a change.
 
-        Changes of the lists are detected after each tool call, and immediately if a source of tools reports them.
-        Call this method for any other change, or if the content of a resource has changed.
+        Changes of the lists are detected after each tool call, and immediately if a tool source reports them. Call
+        this method for other changes, or if the content of a resource has changed.
 
         Args:
             kind: The list that has changed: ``tools``, ``resources`` or ``prompts``.
@@ -153,7 +154,7 @@ class McpService:
         return found
 
     async def _look(self) -> None:
-        """Announce the lists that have changed."""
+        """Notify clients about lists that have changed."""
         before, self._known = self._known, self._offered()
         for kind, now in self._known.items():
             if now != before[kind]:
@@ -161,7 +162,7 @@ class McpService:
 
     @contextlib.asynccontextmanager
     async def _following(self, _: object) -> AsyncIterator[dict[str, Any]]:
-        """Announce the changes that sources of tools report."""
+        """Notify clients about changes that tool sources report."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def report() -> None:  # called on the event loop of the source
@@ -192,7 +193,7 @@ class McpService:
         from .values import blocks_for, tool_of
 
         class Announcing(Server[dict[str, Any]]):
-            """A server that also notifies older clients of changes."""
+            """A server that also notifies older clients about changes."""
 
             def get_capabilities(self, *_: Any, **named: Any) -> types.ServerCapabilities:
                 return super().get_capabilities(NotificationOptions(True, True, True), **named)
@@ -300,7 +301,7 @@ class McpService:
         return {"on_list_prompts": listed, "on_get_prompt": get, "on_completion": complete}
 
     def _approver(self, user: _User) -> Approve:
-        """The approval function: the host's own, or else a question to the client's user."""
+        """The approve hook: the host's own, or else one that asks the client's user."""
         careful = {each.name for each in self.tools if each.needs_approval is not None}
 
         async def approve(request: ApprovalRequest) -> Approval:
@@ -317,7 +318,7 @@ _APPROVAL = "approval"
 
 
 class _User:
-    """The user of a client, who is asked about a call of a tool.
+    """Asks the user of a client about tool calls.
 
     An older client is asked during the call. A newer client gets the question as the call's result, and repeats
     the call with the answer.
@@ -331,12 +332,12 @@ class _User:
         self.state: str = params.request_state or ""
         """See `AskingUser.state`."""
         self.question: Any = None
-        """The question that is the result of the call; None if there is none."""
+        """The question that is returned as the call's result; None if there is none."""
         self.lacks: dict[str, Any] | None = None
-        """The capability that a newer client lacks for this call; None if it has all."""
+        """The capability that this call needs and a newer client lacks; None if there is none."""
 
     async def decides(self, request: ApprovalRequest) -> Approval:
-        """Decide about a call of a tool that is served."""
+        """Decide about a call of a tool that this server offers."""
         from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
         if not self._can_be_asked and self._session.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
@@ -366,7 +367,9 @@ class _User:
         return capabilities is not None and capabilities.elicitation is not None
 
     async def _asked(self, request: ApprovalRequest) -> Approval:
-        """The answer of an older client, or a question as the result for a newer one."""
+        """Ask an older client and wait for its answer. For a newer client, store the question as the call's
+        result.
+        """
         import mcp_types as types
 
         if not self._can_be_asked:
@@ -414,7 +417,7 @@ class _Progress:
                 self._task = asyncio.create_task(self._send())
 
     async def sent(self) -> None:
-        """Return when all progress is sent."""
+        """Wait until all progress was sent."""
         if self._task is not None:
             await self._queue.join()
 
@@ -433,7 +436,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[Any]:
-    """The original stdout, for the protocol only. Meanwhile, other output to stdout is written to stderr."""
+    """Reserve stdout for the protocol. Meanwhile, other output to stdout is written to stderr."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -447,7 +450,7 @@ def _own_stdout() -> Iterator[Any]:
 
 
 class _Gate:
-    """Refuses requests without the token. It also removes spaces around header values."""
+    """Refuses requests without the token, and removes spaces around header values."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app = app
@@ -478,33 +481,34 @@ def mcp_service(
     approve: Approve | None = None,
     timeout: float = 600.0,
 ) -> McpService:
-    """An MCP server with these tools, a session, or both: `await mcp_service([search]).serve_stdio()`.
+    """Make an MCP server of tools, a session, or both: `await mcp_service([search]).serve_stdio()`.
 
-    Clients are notified if a list changes: the tools of a source, or a list or mapping that was passed here.
+    Clients are notified of changes: of the tools of a source, and of a list or mapping that was passed here.
 
     Args:
         tools: The tools, or plain functions with type hints and docstrings.
-        session: A session, to which the tool `ask` sends messages. All clients share it. A function makes a
-            session for each conversation instead: `ask` returns the id of the conversation, and continues it if a
-            client passes the id. The text of the reply and the tools that run are reported as progress. If a
-            client cancels its call, the turn is cancelled.
+        session: A session to which the tool `ask` sends messages. All clients share it. If you pass a function
+            instead, it returns a session for each conversation: `ask` returns the id of the conversation, and
+            continues it if a client passes the id. The text of the reply and the tools that run are reported as
+            progress. If a client cancels its call, the turn is cancelled.
         resources: The resources by URI: a text, bytes, a `pathlib.Path`, a content block, or a function that
-            returns one of these. A URI with variables, such as ``note://{name}``, needs a function of them.
+            returns one of these. A URI with variables, such as ``note://{name}``, needs a function with these
+            parameters.
         prompts: Functions whose parameters are texts, and whose result is the prompt: a text, content blocks or
             messages.
         name: The server's name.
         description: The description of `ask`, for the model of the client.
         instructions: A text about the use of the server, for the system prompt of the client.
-        approve: Decides about each call, as in `TurnOptions`. By default the client's user is asked about tools
-            that need approval. If the client can't ask, such calls are refused.
-        timeout: Seconds for a call of a tool without its own limit.
+        approve: Decides about each call, as in `TurnOptions`. By default, the client's user is asked about tools
+            that need approval. If the client does not support questions, such calls are refused.
+        timeout: The time limit in seconds for tools without their own limit.
 
     Raises:
         ConfigurationError: The library is missing, there is nothing to serve, two tools have one name, or a
             resource's function does not take the variables of its URI.
     """
     require_library()
-    # Without a session, the original object is used, because it may be a source whose tools change.
+    # Without a session, the original object is passed on, because it may be a source whose tools change.
     given: Sequence[ToolLike] = tools if session is None else [*tools, ask_tool(session, description)]
     if session is None and not tools and resources is None and prompts is None:
         raise ConfigurationError("an MCP server needs tools or a session to serve")

@@ -1,4 +1,4 @@
-"""One MCP server over its restarts: its state, its tools, its resources and prompts."""
+"""An MCP server across its restarts: its state, tools, resources and prompts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ T = TypeVar("T")
 _log = Log("engine.mcp")
 
 LONGEST_ERROR = 2000
-"""The number of characters of an error that are kept."""
+"""The maximum number of characters of an error that are stored."""
 
 WAIT_SECONDS = 10.0
-"""Seconds for which a call waits for a server that is being restarted."""
+"""Seconds that a call waits for a server that is being restarted."""
 
 State: TypeAlias = Literal["starting", "up", "restarting", "failed", "closed"]
 """``starting``: the first start is in progress. ``up``: it serves. ``restarting``: it has ended and is being
-restarted. ``failed``: it has failed too many times. ``closed``: its context was left.
+restarted. ``failed``: it failed too often. ``closed``: its context was left.
 """
 
 
@@ -62,10 +62,10 @@ def require_library() -> None:
 
 
 class McpServer:
-    """One MCP server, over its restarts. `mcp_servers` makes it.
+    """An MCP server across its restarts. `mcp_servers` creates it.
 
-    Its methods wait a few seconds for a server that is being restarted. They may be used on any event loop.
-    `timeout` is in seconds, for one call of a tool.
+    Its methods wait a few seconds for a server that is being restarted. They may be called on any event loop.
+    `timeout` is in seconds, for one tool call.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class McpServer:
         self.settings = settings
         """The server's settings."""
         self.error: str | None = None
-        """The reason of the last failure; None if there was none."""
+        """The reason for the last failure; None if there was none."""
         self.offered: tuple[ServerTool, ...] = ()
-        """The tools that are offered, as the server describes them."""
+        """The tools to offer, as the server describes them."""
         self.version = 0
         """The number of changes of `offered` and of the state."""
         self.ref: ActorRef | None = None
         self.first_try = asyncio.Event()
-        """Set when the server is up for the first time, or has failed."""
+        """Set when the server is up for the first time or has failed."""
         self._callbacks = callbacks
         self._server = server
         self._auth = auth
@@ -199,7 +199,7 @@ class McpServer:
     # --- Connection ---
 
     async def live(self) -> None:
-        """Connect, and serve until the connection ends. A lost connection raises CallboardError."""
+        """Connect, and run until the connection ends. A lost connection raises CallboardError."""
         from .connection import Connection, unwrapped
 
         connection = Connection(self.name, self.settings, self._callbacks, server=self._server, auth=self._auth)
@@ -224,7 +224,7 @@ class McpServer:
             raise CallboardError(self.error) from error
         finally:
             self._connection = None
-            if self.ref is None:  # nothing restarts it, so no call needs to wait
+            if self.ref is None:  # nothing restarts the server, so calls need not wait
                 self._up.set()
             else:
                 self._up.clear()
@@ -252,7 +252,7 @@ class McpServer:
             await self._connection.roots_changed()
 
     def _words(self, error: BaseException, connection: Connection) -> str:
-        """The text of an error, with the command's last stderr lines and without secrets."""
+        """The text of an error, with the command's last stderr lines, without secrets."""
         text = getattr(error, "message", None) or str(error)
         if connection.status is not None:
             text += f" (HTTP {connection.status})"
@@ -267,7 +267,7 @@ class McpServer:
     # --- Its tools ---
 
     def tool(self, tool: ServerTool, name: str) -> McpTool:
-        """A tool of the server, with its name for models. Raises ValueError if its schema can't be used."""
+        """Make a tool of the server with a name for models. Raises ValueError if its schema can't be used."""
         from .values import definition_of
 
         async def execute(arguments: JsonObject, /, context: ToolContext) -> ResultContent:
@@ -310,7 +310,7 @@ class McpServer:
                     f"The MCP server {self.name} stopped during this call, which may have been carried out "
                     "in part or in full."
                 ) from error
-            await connection.settle()  # so that the next step has the current tools
+            await connection.settle()  # so that the next step of the turn has the current tools
             content = self._cut(content_of(result), context)
             if result.is_error:
                 raise ToolError(content or "The tool failed without an error text.")
@@ -332,7 +332,7 @@ class McpServer:
         return shortened(content, limit, note) or content
 
     async def _connected(self) -> Connection:
-        """The connection, after a restart if needed. Raises ToolError if there is none."""
+        """The connection, after a restart if needed. Raises ToolError if there is no connection."""
         if self._connection is None or not self._connection.is_up:
             self._up.clear()
             if self.state in ("starting", "restarting"):
@@ -349,7 +349,7 @@ class McpServer:
                 raise ToolError(f"The MCP server {self.name} is restarting. Try again later.")
 
     async def _at_home(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of a coroutine that runs on the event loop of the connection."""
+        """Run a coroutine on the event loop of the connection, and return its result."""
         if asyncio.get_running_loop() is self._loop:
             return await work()
         if self._loop.is_closed():

@@ -1,4 +1,4 @@
-"""MCP servers of a host: one server's tools while a context is open, or several servers under supervision.
+"""The MCP servers of a host: one server while a context is open, or several servers with supervision.
 
 Nothing here imports the client library before a server is opened.
 """
@@ -47,13 +47,13 @@ ACTOR = "mcp "
 """The prefix of the name of a server's actor in the supervision tree."""
 
 KEPT_RESULTS = 64
-"""The number of full results kept in memory, for results that were shortened for the model."""
+"""The maximum number of full results kept in memory, if results were shortened for the model."""
 
 # --- One server ---
 
 
 class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
-    """A connection to an MCP server, open while it is entered. `mcp_tools` makes it."""
+    """A connection to an MCP server, open while its context is entered. `mcp_tools` creates it."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         if self._task is None or self._server is None:
             return
         self._server.close()
-        with anyio.CancelScope(shield=True):  # bounded by the library's own limits
+        with anyio.CancelScope(shield=True):  # limited by the library's own time limits
             self._task.cancel()
             await asyncio.wait((self._task,))
 
@@ -120,20 +120,20 @@ def mcp_tools(
     needs_approval: NeedsApproval | None = None,
     connect_seconds: float = 30.0,
 ) -> McpConnection:
-    """The tools of an MCP server while the context is open: `async with mcp_tools(server) as tools: …`.
+    """Use the tools of an MCP server while the context is open: `async with mcp_tools(server) as tools: …`.
 
     The list of tools is read when the context is entered. A name that models don't accept is changed, with a
     warning. `original_name` has the server's name. A tool with an unusable schema is left out, with a warning. If
-    the server dies later, calls of its tools fail, and the model sees the error. `mcp_servers` restarts its
-    servers and follows their lists.
+    the server ends later, calls of its tools fail, and the model gets the error. To restart servers and follow
+    changes of their lists, use `mcp_servers`.
 
     Args:
         server: A URL (streamable HTTP), a command as a list, or an object that the client library's `Client`
-            takes, such as a transport. A command is started and ended with the context.
+            takes, such as a transport. A command starts and ends with the context.
         env: The environment variables of a command, in addition to the few that the library passes on.
         cwd: The folder in which a command runs.
         headers: The headers of requests to a URL.
-        prefix: A text before each name, for servers that have tools of the same name.
+        prefix: A text before each name, for servers with tools of the same name.
         include: A function that returns whether to include a tool, by the server's own name.
         timeout: Seconds for one call of each tool, as in `Tool`.
         needs_approval: Whether calls of the tools need approval, as in `Tool`.
@@ -181,7 +181,7 @@ def mcp_tools(
 
 
 def _made(named: Sequence[tuple[McpServer, ServerTool, str]]) -> Iterator[McpTool]:
-    """The tools of servers, each with a prefix, under legal and distinct names."""
+    """The tools of servers, under valid and distinct names."""
     from .values import legal_names
 
     names = legal_names(prefix + tool.name for _, tool, prefix in named)
@@ -215,13 +215,13 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[str, ...]
     """The names of its tools, as the model sees them."""
     error: str | None = None
-    """The reason of the last failure; None if there was none."""
+    """The reason for the last failure; None if there was none."""
 
 
 class McpServers(ToolSource):
-    """Several MCP servers, open while the object is entered. `mcp_servers` makes it.
+    """Several MCP servers, open while the context is entered. `mcp_servers` creates it.
 
-    As a sequence it has the current tools. A session with it among its tools follows changes between steps.
+    It is a sequence of the current tools. A session that has it among its tools follows changes between steps.
     """
 
     def __init__(
@@ -257,8 +257,8 @@ class McpServers(ToolSource):
     # --- Open and close ---
 
     async def __aenter__(self) -> Self:
-        """Start the servers. Returns when each is up or has failed once. Failed servers are restarted in the
-        background.
+        """Start the servers. Returns when each server is up or has failed once. Failed servers are restarted in
+        the background.
         """
         if self._entered:
             raise CallboardError("these MCP servers have already been opened. Call mcp_servers(...) again")
@@ -275,7 +275,7 @@ class McpServers(ToolSource):
         await self.aclose()
 
     def __enter__(self) -> Self:
-        """Start the servers in a program without an event loop, for `generate_sync` and the like."""
+        """Start the servers in a program without an event loop, for `generate_sync` and similar functions."""
         from ..functions.sync import sync_host
 
         host = sync_host()
@@ -302,7 +302,7 @@ class McpServers(ToolSource):
                 await root.remove_child(supervisor.name)
 
     async def _supervise(self) -> None:
-        """Start a supervisor below the engine's supervisor, or on its own without an engine."""
+        """Start a supervisor under the engine's supervisor. Without an engine, it is separate."""
         if self._engine is not None:
             life = await self._engine._host.running_life()
             root = self._root = life.supervisor
@@ -386,7 +386,7 @@ class McpServers(ToolSource):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The roots that servers see, as URIs."""
+        """The roots for the servers, as URIs."""
         return self._roots or ()
 
     async def set_roots(self, roots: Sequence[str | Path]) -> None:
@@ -436,13 +436,13 @@ class McpServers(ToolSource):
         )
 
     def whole_result(self, tool_call_id: str) -> ResultContent | None:
-        """The full text of a result that was shortened for the model; None if it is not stored any more, or never
-        was.
+        """The full text of a result that was shortened for the model; None if it is no longer stored, or was not
+        shortened.
         """
         return self._results.get(tool_call_id)
 
     def _kept(self, tool_call_id: str, content: ResultContent) -> str:
-        """Store a full result. Returns a sentence for the model, with its place."""
+        """Store a full result. Returns a sentence for the model with its location."""
         self._results[tool_call_id] = content
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
@@ -492,22 +492,24 @@ def mcp_servers(
     restarts: RestartPolicy = RESTARTS,
     results_folder: str | Path | None = None,
 ) -> McpServers:
-    """The tools of several MCP servers: `async with mcp_servers("mcp.json") as servers: …`, then `tools=servers`.
+    """Use the tools of several MCP servers: `async with mcp_servers("mcp.json") as servers: …`, then
+    `tools=servers`.
 
-    A server that ends is started again with backoff. Its calls in progress become error results for the model. A
-    server that fails too many times in a row is not started again; the others continue. A session uses the current
-    tools in each step of a turn. In a program without an event loop, use `with mcp_servers(...)`.
+    A server that ends is restarted with backoff. For its calls in progress, the model gets error results. A server
+    that fails too many times in a row is not restarted; the others continue. A session uses the current tools in
+    each step of a turn. In a program without an event loop, use `with mcp_servers(...)`.
 
     Args:
         servers: A file in the common format of MCP hosts (``{"mcpServers": {...}}``), its content, or
             `McpServerSettings` by name. In a file, ``${VAR}`` and ``${VAR:-default}`` are replaced.
-        engine: The engine that supervises the servers. None gives them their own supervisor.
+        engine: The engine that supervises the servers. With None, they have a separate supervisor.
         elicit: A function that asks the user the questions of a server.
-        sampling: The model that answers servers, or a function that decides about each request.
+        sampling: The model that answers the servers' sampling requests, or a function that answers each request.
         roots: The folders that servers may work on. `McpServers.set_roots` changes them.
         auth: The login at HTTP servers: a `McpOAuth` for all, or by the servers' names a `McpOAuth` or another
             authentication of the client library. A server that needs no login is not affected.
-        on_log: A function that gets the servers' log messages. They go to the log ``callboard.engine.mcp``, too.
+        on_log: A function that receives the servers' log messages. They are also logged as
+            ``callboard.engine.mcp``.
         log_level: The lowest requested level of log messages, such as ``info``.
         prefix: ``clash``: tools with the same name on several servers get the server's name as a prefix.
             ``always``: all tools do.

@@ -1,4 +1,4 @@
-"""The settings of MCP servers, from a program or from a file in the common format of MCP hosts.
+"""The settings of MCP servers, from a program or from a file in the usual format of MCP hosts.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["some-server", "${HOME}"], "env": {"TOKEN": "${TOKEN}"}},
                     "search": {"type": "http", "url": "https://example.com/mcp",
@@ -26,7 +26,7 @@ from callboard.bus.log import Log
 if TYPE_CHECKING:
     from ..tools.context import NeedsApproval as Approval
 else:
-    Approval = Any  # msgspec knows no functions
+    Approval = Any  # msgspec does not support functions
 
 _log = Log("engine.mcp")
 
@@ -45,10 +45,10 @@ _TRANSPORTS: Mapping[str, Transport] = {
     "remote": "http",
     "sse": "sse",
 }
-"""The transports by their names in MCP hosts."""
+"""The transports by their names in the files of MCP hosts."""
 
 LONGEST_RESULT = 100_000
-"""The default number of characters of a result that the model gets."""
+"""The default maximum number of characters of a result for the model."""
 
 
 class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,19 +73,19 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     """The headers of requests to the URL."""
     allow: Sequence[str] | None = None
-    """The server's tools that are offered, by name or by a pattern such as ``read_*``; None offers all."""
+    """The tools to offer, by the server's own name or by a pattern such as ``read_*``; None offers all."""
     deny: Sequence[str] = ()
-    """The server's tools that are not offered. It takes precedence over `allow`."""
+    """The tools that are not offered. This takes precedence over `allow`."""
     timeout: float | None = None
-    """Seconds for one call of a tool; None means the engine's `Timeouts.tool`."""
+    """Seconds for one tool call; None uses the engine's `Timeouts.tool`."""
     connect_timeout: float = 30.0
     """Seconds for the server to start and list its tools."""
     max_result_chars: int = LONGEST_RESULT
-    """The number of characters of a result that the model gets. The middle of a longer text is left out."""
+    """The maximum number of characters of a result for the model. The middle of a longer text is left out."""
     needs_approval: Approval | None = None
     """Whether calls of the server's tools need approval, as in `Tool`."""
     disabled: bool = False
-    """Whether the server is left out."""
+    """Whether the server is not used."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
@@ -107,7 +107,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transport(self) -> Transport:
-        """The transport that `type` names."""
+        """The transport for `type`."""
         if self.type is None:
             return "stdio" if self.url is None else "http"
         found = _TRANSPORTS.get(self.type.lower())
@@ -138,7 +138,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORTEST_SECRET = 8
-"""The shortest value that counts as a secret, in characters. A shorter one occurs in ordinary words."""
+"""The minimum length in characters of a value that counts as a secret. Shorter values occur in ordinary words."""
 
 Given: TypeAlias = "str | Path | Mapping[str, McpServerSettings | Mapping[str, Any]]"
 """The servers: a file, or its content, or settings by the servers' names."""
@@ -219,7 +219,7 @@ def _replacement(found: re.Match[str]) -> str:
     name, default = found.group(1), found.group(2)
     value = os.environ.get(name)
     if default is not None:
-        return value or default  # as in a shell, an empty variable counts as missing
+        return value or default  # an empty variable counts as missing, as in a shell
     if value is None:
         raise ConfigurationError(f"the environment variable {name} is not set; ${{{name}:-default}} has a default")
     return value

@@ -37,9 +37,10 @@ LONGEST_NAME = 64
 
 
 def legal_names(names: Iterable[str], prefix: str = "") -> dict[str, str]:
-    """A distinct, legal name for each of a server's names. A name that is legal already is not changed. Pure.
+    """A distinct, valid name for each of a server's names. A name that is already valid is not changed. Pure.
 
-    Names that would become equal get a digest of the original name, so the result doesn't depend on their order.
+    If names would become equal, a digest of the original name is added, so the result doesn't depend on their
+    order.
     """
     originals = list(dict.fromkeys(names))
     candidates = {name: _legal(prefix + name) for name in originals}
@@ -74,7 +75,7 @@ def definition_of(tool: types.Tool, name: str) -> ToolDefinition:
 
 
 def tool_of(definition: ToolDefinition) -> types.Tool:
-    """A tool of the engine for another host."""
+    """Convert a tool of the engine for another host."""
     hints = definition.annotations
     return types.Tool(
         name=definition.name,
@@ -113,7 +114,7 @@ def annotations_of(tool: types.Tool) -> ToolAnnotations | None:
 def content_of(result: types.CallToolResult) -> ResultContent:
     """The text and media of a result, or its structured content if there is nothing else.
 
-    A part that models don't accept in a tool's result, such as audio, is replaced by its name.
+    If models don't accept a part in a tool's result, such as audio, its name replaces it.
     """
     parts = tuple(part_of(block) for block in result.content)
     if not parts:
@@ -151,7 +152,7 @@ def resource_part(resource: types.TextResourceContents | types.BlobResourceConte
 
 
 def shortened(content: ResultContent, limit: int, note: str) -> ResultContent | None:
-    """The content with at most `limit` characters of text, and a note in place of the rest. Pure.
+    """Shorten content to at most `limit` characters of text, and insert a note for the omitted part. Pure.
 
     The start and the end are kept, because errors are often at the end. None if the content is short enough.
     """
@@ -177,7 +178,7 @@ def shortened(content: ResultContent, limit: int, note: str) -> ResultContent | 
 
 
 def _without(text: str, start: int, left_out: range, note: str) -> str:
-    """A part of the text from `start`, with a note in place of the omitted part."""
+    """A part of the text from `start`, with a note instead of the omitted part."""
     first = min(max(left_out.start - start, 0), len(text))
     last = min(max(left_out.stop - start, 0), len(text))
     begins_here = start <= left_out.start < start + len(text)
@@ -185,7 +186,7 @@ def _without(text: str, start: int, left_out: range, note: str) -> str:
 
 
 def blocks_for(content: str | Sequence[ContentBlock]) -> list[types.ContentBlock]:
-    """The engine's content in MCP's form, for another host."""
+    """Convert the engine's content to MCP's, for another host."""
     parts = (TextBlock(content),) if isinstance(content, str) else content
     return [found for part in parts if (found := _block_for(part)) is not None]
 
@@ -216,7 +217,7 @@ def _block_for(
 def resource_contents(
     uri: str, data: bytes, media_type: str | None
 ) -> types.TextResourceContents | types.BlobResourceContents:
-    """Data for another host: as text if it is UTF-8 and not media, else as base64."""
+    """Convert data for another host: to text if it is UTF-8 and not media, otherwise to base64."""
     if not (media_type or "").startswith(("image/", "audio/", "video/")):
         try:
             return types.TextResourceContents(uri=uri, mime_type=media_type or "text/plain", text=data.decode())
@@ -235,7 +236,7 @@ def message_of_prompt(message: types.PromptMessage) -> Message:
 
 
 def messages_of(sampled: Iterable[types.SamplingMessage]) -> tuple[Message, ...]:
-    """The messages of a sampling request. Results of tools become separate messages."""
+    """Convert the messages of a sampling request. Tool results become separate messages."""
     found: list[Message] = []
     for message in sampled:
         given = message.content if isinstance(message.content, list) else [message.content]
@@ -273,7 +274,7 @@ _STOP_REASONS = {
 def sampling_result(
     content: Sequence[ContentBlock], model: str, stop_reason: StopReason
 ) -> types.CreateMessageResult | types.CreateMessageResultWithTools:
-    """A model's reply for a server's sampling request. Only text, images and tool calls are sent."""
+    """Convert a model's reply for a server's sampling request. Only text, images and tool calls are included."""
     blocks: list[types.TextContent | types.ImageContent | types.ToolUseContent] = []
     for block in content:
         if isinstance(block, ToolUseBlock):

@@ -1,9 +1,10 @@
-"""The chain of an engine's middleware, through which every call goes.
+"""The chain of an engine's middleware.
 
-The engine's first middleware is the outermost. It sees a request first and the outcome last. If it doesn't pass a
-request on, the others never see the request. Every call of a conversation passes through the chain, also in tool
-rounds and after a fallback. Its request already fits the chosen model. Middleware can't change the requests of
-other calls (embeddings, images, videos). It only admits these calls and observes their end.
+The engine's first middleware is the outermost. It receives a request first and the outcome last. If it doesn't
+pass a request on, the others never receive the request. Every call of a conversation passes through the chain,
+including calls in tool rounds and after a fallback. The request is already fitted to the chosen model. Middleware
+can't change the requests of other calls (embeddings, images, videos). It only admits these calls and observes
+their end.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from ..calls.outcome import CallEnd, CallInfo, CallOutcome
 # --- The interface of a middleware ---
 
 EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]]
-"""A function that gets some events of a message, in order, and returns the events to deliver in their place."""
+"""A function that receives some events of a message, in order, and returns the events to deliver instead."""
 
 AsyncEventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Awaitable[Sequence[StreamEvent]]]
-"""An `EventFilter` that may wait. It gets the events that arrive in the meantime as one batch."""
+"""An `EventFilter` that may wait. It receives the events that arrive meanwhile as one batch."""
 
 AnyEventFilter: TypeAlias = EventFilter | AsyncEventFilter
-"""A filter that may wait, or one that doesn't."""
+"""A plain or an async filter."""
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,23 +43,22 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     guardrail: str
     """The guardrail's name."""
     action: Literal["changed", "stopped"]
-    """The action of the guardrail."""
     content_block_index: int
-    """The place of its block in the reply, from 0."""
+    """The index of its block in the reply, from 0."""
     held_characters: int
     """The length of the piece."""
     passed_characters: int
     """The length of the text that was delivered instead."""
     reason: str = ""
-    """The reason of a stop."""
+    """The reason for stopping."""
 
 
 class StoppedAfter(Exception):
-    """Raised by a filter to end the reply: some events still pass, then the call fails with an error.
+    """Raised by a filter to end the reply: some events are still delivered, then the call fails with an error.
 
     Args:
-        passed: The events.
-        error: The error.
+        passed: The events to deliver.
+        error: The error of the call.
     """
 
     def __init__(self, passed: Sequence[StreamEvent], error: Exception) -> None:
@@ -68,20 +68,20 @@ class StoppedAfter(Exception):
 
 
 GuardReport: TypeAlias = Callable[[Judged], object]
-"""A function that receives the report about a piece."""
+"""A function that receives a `Judged` report."""
 
 Next: TypeAlias = Callable[[CanonicalRequest], Awaitable[CallOutcome]]
-"""A function that passes a request on: to the next middleware, and from the last one to the model."""
+"""A function that passes a request to the next middleware, or from the last middleware to the model."""
 
 Around: TypeAlias = Callable[[CanonicalRequest, Next], Awaitable[CallOutcome]]
 """A middleware that is an async function: ``async def name(request, next)``."""
 
 Steps: TypeAlias = Generator[CanonicalRequest, CallOutcome, CallOutcome | None]
-"""The generator of a middleware that is a generator function."""
+"""The generator of a middleware that is written as a generator function."""
 
 
 class Middleware:
-    """A middleware with all hooks. Override any of them. One object serves all concurrent calls of an engine."""
+    """Middleware with all hooks. Override any of them. One object serves all concurrent calls of an engine."""
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
         """Answer one call of a conversation.
@@ -97,16 +97,16 @@ class Middleware:
         return await next(request)
 
     def events(self, request: CanonicalRequest) -> AnyEventFilter | None:
-        """A filter for the events of one call; None leaves all events as they are. It may be an async function.
+        """A filter for the events of one call, plain or async; None changes no event.
 
-        A call that is not streamed passes all its events through the filter in one pass. The `final_content` of
-        MessageComplete enters the history, so a filter that changes deltas changes it as well. A filter that isn't
-        async must be quick.
+        If the call is not streamed, the filter receives all events at the end, as one batch. The `final_content`
+        of MessageComplete enters the history, so a filter that changes deltas changes it as well. A plain filter
+        must be quick, because it runs on the event loop.
         """
         return None
 
     def guarded(self, request: CanonicalRequest, report: GuardReport) -> AnyEventFilter | None:
-        """The filter of `events`, for a layer that reports its changes to the trace.
+        """Like `events`, for middleware that reports its changes to the trace.
 
         Args:
             request: The request.
@@ -118,19 +118,19 @@ class Middleware:
         """Allow a call that is not a conversation: return to allow it, wait to delay it, or raise an exception to
         prevent it.
 
-        Every fallback is admitted separately. The operation ``video``, which counts the cost of a finished video,
-        is not admitted.
+        It is called separately for every fallback. It is not called for the operation ``video``, which records the
+        cost of a finished video.
         """
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
         """Observe the end of a call of any kind, with its usage and its cost.
 
-        A request that was answered without a call is not reported. The method must be quick. Its exceptions are
-        only logged.
+        It is not called for a request that was answered without a call. It must be quick. Its exceptions are only
+        logged.
         """
 
     async def aclose(self) -> None:
-        """Release all resources, because the engine has stopped. Another engine may still use the object."""
+        """Release all resources, because the engine has stopped. Another engine may still use the same object."""
 
 
 MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], Steps]
@@ -142,13 +142,14 @@ generator function of a request. The generator yields the request to send and re
         outcome = yield request
         print(request.model, time.monotonic() - started, outcome.usage.output_tokens)
 
-A failure is raised at the `yield`. A returned outcome replaces the outcome; without a `yield` it answers the call.
+If the call fails, its exception is raised at the `yield`. An outcome that the generator returns replaces the
+call's outcome. If it returns an outcome before the `yield`, no call is made.
 """
 
 
 def is_async(function: object) -> bool:
-    """Whether calls of a function are awaited: an async function, a partial of one, or an object with an async
-    call.
+    """Whether the result of a function must be awaited: an async function, a partial of one, or an object with an
+    async call.
     """
     while isinstance(function, partial):
         function = function.func
@@ -174,14 +175,14 @@ class _Steps(Middleware):
         steps = self._function(request)
         outcome: CallOutcome | None = None
         try:
-            asked = steps.__next__()  # `next` is the layer below
+            sent = steps.__next__()  # `next` is the layer below
             while True:
                 try:
-                    outcome = await next(asked)
+                    outcome = await next(sent)
                 except Exception as error:
-                    asked = steps.throw(error)
+                    sent = steps.throw(error)
                 else:
-                    asked = steps.send(outcome)
+                    sent = steps.send(outcome)
         except StopIteration as stop:
             answer = outcome if stop.value is None else stop.value
             if not isinstance(answer, CallOutcome):
@@ -195,7 +196,7 @@ class _Steps(Middleware):
 
 
 def middleware_of(given: MiddlewareLike) -> Middleware:
-    """A middleware of any of the three forms as a `Middleware`."""
+    """Convert middleware of any of the three forms to a `Middleware`."""
     if isinstance(given, Middleware):
         return given
     call: Any = given if inspect.isroutine(given) or isinstance(given, partial) else type(given).__call__
@@ -219,16 +220,16 @@ class Chain:
         return bool(self._layers)
 
     async def around(self, request: CanonicalRequest, send: Next) -> CallOutcome:
-        """The outcome of a call after all layers."""
+        """Pass a request through all layers, and return the outcome."""
         inner = send
         for layer in reversed(self._layers):
             inner = partial(layer.call, next=inner)
         return await inner(request)
 
     def filter(self, request: CanonicalRequest, report: GuardReport) -> AnyEventFilter | None:
-        """The filter for the events of a call, from the innermost layer outwards; None if no layer has one.
+        """The combined filter for the events of a call, innermost layer first; None if no layer has a filter.
 
-        It is async if a layer's is.
+        It is async if the filter of any layer is async.
         """
         layers = reversed(self._layers)
         found = [each for layer in layers if (each := layer.guarded(request, report)) is not None]
@@ -239,7 +240,7 @@ class Chain:
         return partial(_through, cast("list[EventFilter]", found))
 
     async def admit(self, call: CallInfo) -> None:
-        """Return when all layers have admitted the call. An exception of a layer is raised here."""
+        """Wait until all layers have admitted the call. The exception of a layer is raised here."""
         for layer in self._layers:
             await layer.admit(call)
 
@@ -262,7 +263,7 @@ def _through(filters: Sequence[EventFilter], events: Sequence[StreamEvent]) -> S
     for each in filters:
         try:
             events = each(events)
-        except StoppedAfter as stopped:  # The next layer may still stop the text that has passed so far.
+        except StoppedAfter as stopped:  # The next layer may still stop the text that has passed this layer.
             events, error = stopped.passed, error or stopped.error
     if error is not None:
         raise StoppedAfter(events, error)
@@ -288,11 +289,11 @@ R = TypeVar("R")
 
 
 class Filtering:
-    """The filter of one call.
+    """Runs the filter of one call.
 
     Args:
         function: The filter.
-        deliver: Gets the events that it lets pass.
+        deliver: Receives the events that the filter returns.
         stop: Called once, if the filter raises an exception.
     """
 
@@ -320,7 +321,7 @@ class Filtering:
         self._scope: anyio.CancelScope | None = None
 
     def take_in(self, events: Sequence[StreamEvent]) -> None:
-        """Filter some events, and deliver the events that pass. If the filter waits, they are delivered later."""
+        """Filter some events, and deliver the result. If the filter waits, the events are delivered later."""
         if self.error is not None:  # an adapter that ignores a cancellation may still send
             return
         if self._at_once is None:
@@ -335,7 +336,7 @@ class Filtering:
         self._hand_on(passed)
 
     async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
-        """Await work that adds events, and return when all events are filtered."""
+        """Await work that adds events, and then wait until all events are filtered."""
         if self._waiting is None:
             return await work()
         failure: Exception | None = None
@@ -345,7 +346,7 @@ class Filtering:
             group.start_soon(self._filter_arriving, self._waiting)
             try:
                 result = await work()
-            except Exception as error:  # the task group would raise it as another exception
+            except Exception as error:  # otherwise the task group would wrap the exception
                 failure = error
             self._all_arrived = True
             self._news.set()

@@ -1,5 +1,5 @@
-"""Guardrails hold back a window of a reply's text until it is checked. Then they pass it, change it or stop the
-reply.
+"""Guardrails: they hold back a part of a reply's text until it is checked. Then they pass it, change it or stop
+the reply.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .chain import AnyEventFilter, GuardReport, Judged, Middleware, StoppedAfter
 Unit: TypeAlias = Literal["characters", "words", "sentences", "block"]
 
 MOST_CHARACTERS = 4000
-"""The length at which text is cut if no word or sentence ends in it."""
+"""The number of characters after which text is cut if no word or sentence ends in it."""
 
 _WORD = re.compile(r"\S+\s")
 _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s|[。！？｡][\"'”’」』）]{0,8}(?=.)|\n", re.DOTALL)
 _LONGEST_END = 10
-"""The most characters of a sentence's end, including the next character, which confirms the end."""
+"""The maximum length of a sentence's end in characters, including the next character, which confirms the end."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -40,11 +40,11 @@ class Window(msgspec.Struct, frozen=True):
     """
 
     unit: Unit
-    """The unit that is counted."""
+    """The unit in which the size is counted."""
     size: int = 1
-    """The number of units in a piece."""
+    """The number of units in each piece."""
     overlap: int = 0
-    """The characters at the end of a piece that are held back and checked again with the next piece."""
+    """The number of characters at the end of a piece that are held back and checked again with the next piece."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.overlap < 0:
@@ -55,9 +55,9 @@ class Window(msgspec.Struct, frozen=True):
         """Pieces of a number of characters.
 
         Args:
-            size: The new characters of each piece.
-            overlap: The characters that are checked again with the next piece. A match that is at most one
-                character longer than the overlap is always found whole.
+            size: The number of new characters in each piece.
+            overlap: The number of characters that are checked again with the next piece. A match that is at most
+                one character longer than the overlap is always within one piece.
         """
         return cls("characters", size, overlap)
 
@@ -66,8 +66,8 @@ class Window(msgspec.Struct, frozen=True):
         """Pieces of a number of words, each with its trailing white space.
 
         Args:
-            size: The words of each piece.
-            overlap: The characters that are checked again with the next piece.
+            size: The number of words in each piece.
+            overlap: The number of characters that are checked again with the next piece.
         """
         return cls("words", size, overlap)
 
@@ -75,17 +75,18 @@ class Window(msgspec.Struct, frozen=True):
     def sentences(cls, size: int = 1, *, overlap: int = 0) -> Self:
         """Pieces of a number of sentences.
 
-        A full stop, a question mark or an exclamation mark before white space ends one, and so does a line's end.
+        A sentence ends with a full stop, a question mark or an exclamation mark before white space, or at the end
+        of a line.
 
         Args:
-            size: The sentences of each piece.
-            overlap: The characters that are checked again with the next piece.
+            size: The number of sentences in each piece.
+            overlap: The number of characters that are checked again with the next piece.
         """
         return cls("sentences", size, overlap)
 
     @classmethod
     def block(cls) -> Self:
-        """The whole text of a block: nothing passes before the end of the block."""
+        """The whole text of a block: no text is delivered before the end of the block."""
         return cls("block")
 
 
@@ -99,7 +100,7 @@ class TextWindow:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._held = ""
-        self._scanned = 0  # the length that has been searched for ends
+        self._scanned = 0  # the length of the text in which ends were searched
         self._counted = 0  # the number of units that have ended
         self._last_end = 0  # the end of the last of these units
 
@@ -114,12 +115,12 @@ class TextWindow:
         return pieces
 
     def rest(self) -> str:
-        """The held rest at the end of the text, which is not a complete piece."""
+        """The text that is held back at the end and is not a complete piece."""
         rest, self._held = self._held, ""
         return rest
 
     def _end(self) -> int | None:
-        """The end of the first held piece; None if it hasn't arrived."""
+        """The end of the first piece; None if it hasn't arrived."""
         window, held = self._window, self._held
         if window.unit == "block":
             return None
@@ -147,7 +148,7 @@ GuardedKind: TypeAlias = Literal["text", "thinking"]
 """A kind of text that a guardrail checks."""
 
 BEFORE_CHARACTERS = 2000
-"""The largest number of characters before a piece that its guardrail gets."""
+"""The maximum number of characters before a piece that its guardrail receives."""
 
 _BROKEN = (StopReason.CANCELLED, StopReason.ERROR)
 
@@ -156,21 +157,21 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of text that is held back until its guardrail has checked it."""
 
     text: str
-    """The text. With an overlap it starts with the end of the piece before, as that was passed."""
+    """The text. With an overlap, it starts with the end of the previous piece, as that was delivered."""
     before: str
-    """The text of the same block that has passed, its last 2,000 characters."""
+    """The text of the same block that was delivered before, at most its last 2,000 characters."""
     last: bool
     """Whether the block's text ends here."""
     kind: GuardedKind
     """The kind of the text."""
     block_index: int
-    """The place of its block in the reply, from 0."""
+    """The index of its block in the reply, from 0."""
     request: CanonicalRequest
     """The request that the reply answers."""
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """The answer of a guardrail that ends the reply here. The piece isn't delivered, and nothing after it."""
+    """The answer of a guardrail to end the reply. Neither the piece nor anything after it is delivered."""
 
     reason: str
     """The reason, for the error and the trace."""
@@ -184,9 +185,9 @@ class _Block:
         self.kind: GuardedKind = kind
         self.index = index
         self.window = TextWindow(window)
-        self.kept = ""  # the end of the piece before, to be checked again
+        self.kept = ""  # the end of the previous piece, to be checked again
         self.passed: list[str] = []
-        self.before = ""  # the end of the passed text
+        self.before = ""  # the end of the delivered text
         self.changed = False
         self.signature: str | None = None
 
@@ -196,8 +197,8 @@ class HeldReply:
 
     Args:
         name: The guardrail's name.
-        window: The amount of text that is held.
-        kinds: The kinds of text.
+        window: The amount of text that is held back.
+        kinds: The kinds of text to hold back.
         request: The request.
         report: Called with each piece that was changed or stopped.
     """
@@ -222,12 +223,12 @@ class HeldReply:
         self._ready: list[StreamEvent] = []
 
     def take(self) -> list[StreamEvent]:
-        """The events that may be passed on."""
+        """Return the events that may be delivered."""
         ready, self._ready = self._ready, []
         return ready
 
     def steps(self, events: Sequence[StreamEvent]) -> Steps:
-        """Add events. Yields each piece to check, and receives the answer by `send`."""
+        """Add events. Yields each piece to check, and receives the answer through `send`."""
         for event in events:
             match event:
                 case TextDelta() if "text" in self._kinds:
@@ -235,13 +236,13 @@ class HeldReply:
                 case ThinkingDelta() if "thinking" in self._kinds:
                     yield from self._text("thinking", event)
                 case ProviderEvent():
-                    pass  # It may contain the held text.
+                    pass  # It may contain the text that is held back.
                 case MessageStart():
                     self._start, self._message_id = event, event.message_id
                 case MessageComplete():
                     if event.stop_reason in _BROKEN:
                         self._drop()
-                        if self._start is not None:  # Nothing has passed, so the call counts as empty.
+                        if self._start is not None:  # No text was delivered, so the reply counts as empty.
                             return
                     else:
                         yield from self._close()
@@ -261,7 +262,7 @@ class HeldReply:
             yield from self._judge(block, piece, last=False)
 
     def _close(self) -> Steps:
-        """Check the rest of a block at its end."""
+        """Check the remaining text of a block at its end."""
         block = self._block
         if block is None:
             return
@@ -273,7 +274,7 @@ class HeldReply:
             self._pass(ThinkingDelta("", block.signature, block.index, self._message_id))
 
     def _drop(self) -> None:
-        """End the open block with the text that has passed the check."""
+        """End the open block with the delivered text."""
         block, self._block = self._block, None
         if block is not None:
             self._texts[block.index] = "".join(block.passed)
@@ -314,8 +315,8 @@ class HeldReply:
         self._ready.append(event)
 
     def _final(self, content: tuple[ContentBlock, ...]) -> tuple[ContentBlock, ...]:
-        """The content with the texts that have passed. A changed text loses the provider's other data, which might
-        contain the original text.
+        """The content with the delivered texts. If a text was changed, the provider's other data is removed,
+        because it might contain the original text.
         """
         final: list[ContentBlock] = []
         for index, block in enumerate(content):
@@ -342,7 +343,7 @@ class HeldReply:
 # --- Guardrail ---
 
 Guard: TypeAlias = Callable[[Held], str | Stop] | Callable[[Held], Awaitable[str | Stop]]
-"""A function, plain or async, that gets a piece of text, and returns the text to deliver for it or a `Stop`."""
+"""A function, plain or async, that receives a piece of text and returns the text to deliver, or a `Stop`."""
 
 _TEXT: tuple[GuardedKind, ...] = ("text",)
 
@@ -350,18 +351,17 @@ _TEXT: tuple[GuardedKind, ...] = ("text",)
 class Guardrail(Middleware):
     """A guardrail that holds a reply's text back until a function has checked it.
 
-    Readers of the stream, the reply, the session's history and captured content only get the text that the
-    function let pass. Tool calls and other blocks pass unchanged, in order. If a reply is cancelled or breaks off,
+    The stream, the reply, the session's history and captured content only have the text that the function
+    returned. Tool calls and other blocks are delivered unchanged, in order. If a reply is cancelled or breaks off,
     its unchecked text is dropped.
 
-    An exception of the function ends the call, and is raised. The call is billed for everything that the provider
-    generated.
+    An exception of the function ends the call, and is raised. The provider bills everything that it generated.
 
     Args:
-        check: The function. It may be async and call another model. The reply continues to arrive meanwhile.
-        window: The text that it gets at a time. A larger window delays readers more; see `Window`.
-        kinds: The kinds of text that it gets. If its reasoning was changed, a reply can't be sent back to a
-            provider that requires it.
+        check: The function. It may be async, and may call another model. The reply continues to arrive meanwhile.
+        window: The amount of text in each piece. A larger window delays readers more; see `Window`.
+        kinds: The kinds of text to check. If reasoning was changed, the reply can't be sent back to a provider
+            that requires the original reasoning.
         name: The name in the trace; defaults to the function's.
 
     Raises:

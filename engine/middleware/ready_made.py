@@ -1,4 +1,4 @@
-"""A cache of replies, in memory or in a file."""
+"""Included middleware: a cache of replies, a log of calls, and a fallback for unwanted outcomes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _ONLY_ABOUT_THE_STREAM = frozenset({"stream", "stream_options"})
 
 
 class ReplyStore(Protocol):
-    """The place where a `Cache` keeps replies. All times are microseconds since the epoch."""
+    """Stores the replies of a `Cache`. All times are microseconds since the epoch."""
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply for a key; None if there is no valid one at `now_us`."""
+        """The reply for a key; None if no reply is valid at `now_us`."""
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
-        """Keep a reply until `until_us`, in place of an earlier one. Replies that have expired at `now_us` may be
+        """Store a reply until `until_us`. It replaces an earlier one. Replies that have expired at `now_us` may be
         removed.
         """
 
@@ -59,7 +59,7 @@ class MemoryReplies:
     """Keeps replies in memory.
 
     Args:
-        most: The number of replies. The most recently used ones are kept.
+        most: The maximum number of replies. The most recently used replies are kept.
     """
 
     def __init__(self, most: int = 1000) -> None:
@@ -87,14 +87,14 @@ class MemoryReplies:
 class Cache(Middleware):
     """Answers a repeated request with the stored reply. Then there is no call and no cost.
 
-    Two requests are the same if they go to the same model with equal messages, tools, system prompt and settings.
-    Only whole replies are kept: no refusals, no empty replies and no replies that were cut off. The replies are
-    content, so a file with them is as confidential as the conversations.
+    Two requests are the same if they have the same model and equal messages, tools, system prompt and settings.
+    Only complete replies are stored, no refusals, empty replies or truncated replies. Replies are content, so a
+    file of replies is as confidential as the conversations.
 
     Args:
-        store: The place for replies: `MemoryReplies()`, the default, or `tracestore.SavedReplies(path)`.
+        store: `MemoryReplies()`, the default, or `tracestore.SavedReplies(path)`.
         ttl_seconds: Seconds for which a reply is valid.
-        clock: The clock of that time.
+        clock: The clock for `ttl_seconds`.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Cache(Middleware):
             return None
 
     async def _keep(self, key: str, response: CanonicalResponse, now_us: int) -> None:
-        """Keep a reply without its usage: this call used the tokens, and later requests use none."""
+        """Store a reply without its usage: only this call used the tokens."""
         reply = msgspec.json.encode(msgspec.structs.replace(response, usage=TokenUsage(), latency_ms=0))
         try:
             await self._store.put(key, reply, now_us, now_us + self._ttl_us)
@@ -142,7 +142,7 @@ class Cache(Middleware):
 
 
 def key_of(request: CanonicalRequest) -> str:
-    """A digest of everything that the reply depends on."""
+    """A digest of all data that the reply depends on."""
     messages = tuple(Message(message.role, message.content) for message in request.messages)
     asked = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
     if (wire := asked.wire) is not None:  # a client's own body may lead to another reply
@@ -157,8 +157,8 @@ _call_log = Log("engine.calls")
 
 
 class LogCalls(Middleware):
-    """Logs ``call_done`` with model, tokens, cost and milliseconds, or ``call_failed`` with the error. Never
-    content.
+    """Logs ``call_done`` with model, tokens, cost and milliseconds, or ``call_failed`` with the error. Content is
+    never logged.
 
     Calls other than conversations are logged with their `operation`.
     """
@@ -194,7 +194,7 @@ class LogCalls(Middleware):
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
         if call.operation == "chat":
-            return  # `call` logs it, also if it was answered without a provider.
+            return  # `call` logs it, even if it was answered without a provider
         about = {"operation": call.operation, "model": call.model, "request_id": call.request_id}
         match end:
             case LlmCallFailed():
@@ -219,19 +219,19 @@ def _amounts(usage: TokenUsage, cost: Cost) -> dict[str, object]:
 
 
 class TryModels(Middleware):
-    """Asks other models, in order, if a call fails or if its outcome is unwanted.
+    """Tries other models, in order, if a call fails or its outcome is unwanted.
 
     The engine itself handles failures of a provider (`fallback=`). This middleware also judges replies: a refusal,
-    an empty text, a reply that is not JSON. Delivered text can't be taken back, so a streamed call is tried again
-    only if it fails before its first content. Each try is a call with its own cost. If all outcomes are unwanted,
-    the last one is returned. If all calls fail, the first error is raised.
+    an empty text, a reply that is not JSON. A streamed call is tried again only if it fails before its first
+    content, because delivered text can't be taken back. Each try is a separate call with its own cost. If all
+    outcomes are unwanted, the last one is returned. If all calls fail, the first error is raised.
 
     Args:
-        models: The names of the other models, without the model that the caller asks for.
+        models: The names of the other models, without the model of the call.
         unwanted: A function that returns whether an outcome is unwanted; None accepts every outcome.
 
     Raises:
-        ValueError: `models` is empty or no list of names.
+        ValueError: `models` is empty, or is not a list of names.
     """
 
     def __init__(self, models: Sequence[str], *, unwanted: Callable[[CallOutcome], bool] | None = None) -> None:

@@ -4,13 +4,13 @@ It has three sources, which are read at their first use, and never at import:
 
 * The tables in the folders of the providers (`adapters.provider`) have the abilities of models. The adapters use
   the same tables.
-* The published prices (`tracestore.prices.files`) list the models of some forty more providers, most of them with
-  their window. Their abilities are unknown, so they are None. Abilities are never guessed. `callboard prices
-  update` fetches prices and names of newer models.
-* `callboard models update` fetches limits and abilities of models, also of models in no table (`known_models`). An
+* The published prices (`tracestore.prices.files`) list the models of about forty more providers, most of them with
+  their window. The abilities of these models are unknown (None), never guessed. `callboard prices update` fetches
+  prices and names of newer models.
+* `callboard models update` fetches limits and abilities, also for models that no table has (`known_models`). An
   adapter's own table takes precedence.
 
-The catalogue restricts nothing: a name that isn't in it goes to the provider unchanged.
+A name that isn't in the catalogue also works: it is sent to the provider unchanged.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One model of the file. None means unknown."""
+    """A model in the file of `callboard models update`. None means unknown."""
 
     id: str
     """``provider:name``, with the provider's name in price tables."""
     context_window: int | None = None
-    """The largest number of input tokens."""
+    """The maximum number of input tokens."""
     max_output: int | None = None
-    """The largest number of output tokens."""
+    """The maximum number of output tokens."""
     tools: bool | None = None
     """Whether it calls tools."""
     vision: bool | None = None
     """Whether it reads images."""
     reasoning: bool | None = None
     structured: bool | None = None
-    """Whether it follows a schema."""
+    """Whether it supports output that follows a schema."""
     retires: str | None = None
     """The date of its retirement, as YYYY-MM-DD."""
 
@@ -88,7 +88,7 @@ NOTHING = KnownModels(kind="known-models", format=FORMAT, date="", source="", mo
 
 
 def known_models(home: Path) -> KnownModels:
-    """The known models of a folder; none if it has no such file."""
+    """Read the known models of a folder; empty if the folder has no such file."""
     path = home / FILE_NAME
     try:
         data = path.read_bytes()
@@ -100,7 +100,7 @@ def known_models(home: Path) -> KnownModels:
 
 
 def decode(data: bytes, source: str) -> KnownModels:
-    """The contents of such a file."""
+    """Parse such a file."""
     try:
         found = msgspec.json.decode(data, type=KnownModels)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -111,12 +111,12 @@ def decode(data: bytes, source: str) -> KnownModels:
 
 
 def encode(known: KnownModels) -> bytes:
-    """The bytes of such a file."""
+    """Encode such a file."""
     return msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n"
 
 
 def convert(data: Json, *, source: str, day: str) -> KnownModels:
-    """LiteLLM's list in Callboard's form."""
+    """Convert LiteLLM's list to Callboard's format."""
     if not isinstance(data, dict):
         raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
     names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}
@@ -128,7 +128,7 @@ def convert(data: Json, *, source: str, day: str) -> KnownModels:
 
 
 def _models(data: JsonObject, names: Mapping[str, str]) -> Iterator[KnownModel]:
-    """The models for conversations. `names` maps LiteLLM's names of vendors to Callboard's."""
+    """The models for conversations. `names` maps LiteLLM's vendor names to Callboard's."""
     for name, facts in data.items():
         if isinstance(facts, dict) and facts.get("mode") in _CHATS:
             provider = facts.get("litellm_provider")
@@ -151,7 +151,7 @@ def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
 
 
 def _tokens(value: Json) -> int | None:
-    """A limit; None for a value that is not a number, or that is not a limit."""
+    """A limit as an integer; None if the value is not a valid limit."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None
 
 
@@ -173,25 +173,25 @@ CAPABILITIES = {
 """The abilities by which models can be chosen, and the field of `ModelInfo` for each."""
 
 _SAME = {"images": "vision", "thinking": "reasoning"}
-"""Other names for two abilities, from the adapters."""
+"""Other names for two abilities, as the adapters use them."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The known facts of one model. None means unknown.
+    """Information about a model. None means unknown.
 
-    They come from shipped tables, or from `callboard models update`. No provider is asked.
+    It comes from shipped tables, or from `callboard models update`, never from a request to the provider.
     """
 
     id: str
     """The provider's own name of the model."""
     provider: str
-    """The provider, by its name in price tables."""
+    """The provider's name in price tables."""
     display_name: str
     """A name for people."""
     context_window: int | None = None
-    """The largest number of tokens of input and output together."""
+    """The maximum number of tokens of input and output together."""
     max_output: int | None = None
-    """The largest number of output tokens."""
+    """The maximum number of output tokens."""
     supports_tools: bool | None = None
     """Whether it calls tools."""
     supports_vision: bool | None = None
@@ -199,19 +199,19 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_reasoning: bool | None = None
     """Whether it reasons."""
     supports_structured_output: bool | None = None
-    """Whether it follows a schema."""
+    """Whether it supports output that follows a schema."""
     input_cost_per_million: Decimal | None = None
-    """USD for a million input tokens at today's prices, exact, for a small prompt at the standard tier."""
+    """The exact price in USD of a million input tokens today, for a small prompt at the standard tier."""
     output_cost_per_million: Decimal | None = None
-    """USD for a million output tokens, in the same way."""
+    """The exact price in USD of a million output tokens, likewise."""
     aliases: tuple[str, ...] = ()
     """Short names for it in Callboard."""
     general: bool = True
-    """Whether it is for general use. Other models are for one purpose, or for selected users."""
+    """Whether it is for general use. Other models have a special purpose, or are only for selected users."""
     released: str | None = None
     """Its release date, as YYYY-MM-DD."""
     deprecated: bool = False
-    """Whether its provider advises against it."""
+    """Whether the provider has deprecated it."""
     retires: str | None = None
     """The date of its retirement."""
     source: str = ""
@@ -233,7 +233,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capability_name(word: str) -> str:
-    """One of `CAPABILITIES`. The adapters' own words are accepted, too."""
+    """Map a word to one of `CAPABILITIES`. The adapters' own words are accepted, too."""
     plain = word.removeprefix("supports_")
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:
@@ -244,13 +244,13 @@ def capability_name(word: str) -> str:
 
 
 def get_model_info(model_id: str) -> ModelInfo | None:
-    """The known facts of a model. A provider with its own table of models takes precedence.
+    """Information about a model. A provider with its own table of models takes precedence.
 
     Args:
-        model_id: The model's id, also a dated one; a short name; or ``provider:id``.
+        model_id: The model's id, with or without a date; a short name; or ``provider:id``.
 
     Returns:
-        None if the model is unknown, or if several providers have it and the id names none of them.
+        The information; None if the model is unknown, or if several providers have it and the id has no provider.
 
     Raises:
         ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
@@ -261,7 +261,7 @@ def get_model_info(model_id: str) -> ModelInfo | None:
 def list_models(
     provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
 ) -> list[ModelInfo]:
-    """All known models that are still served. The models of a provider with its own table are in the table's
+    """All known models that are still available. If a provider has its own table, its models are in the table's
     order, the best first.
 
     Args:
@@ -277,16 +277,16 @@ def list_models(
 
 
 def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo | None:
-    """The default model of a provider: the best for general use that isn't deprecated.
+    """The default model of a provider: the best model for general use that isn't deprecated.
 
     Of two similar models, the newer one is preferred.
 
     Args:
-        provider: The provider. Only providers with their own table have one.
+        provider: The provider. Only providers with their own table have a default model.
         capability: An ability that the model must have.
 
     Returns:
-        None if no model fits, or if the provider has no table.
+        The model; None if no model fits, or if the provider has no table.
 
     Raises:
         CallboardError: The capability does not exist.
@@ -295,7 +295,7 @@ def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo 
 
 
 def default_catalogue() -> Catalogue:
-    """The catalogue with the published prices: those of `callboard prices update`, else the shipped ones."""
+    """The catalogue with the published prices of `callboard prices update`, or else the shipped prices."""
     from callboard.tracestore.home import SNAPSHOT_NAME
 
     home = home_folder()
@@ -346,7 +346,7 @@ class Catalogue:
         return None if found is None else self._of_provider(*found)
 
     def locate(self, name: str) -> tuple[str, str] | None:
-        """The provider of a model, and its name there; None if the model is unknown or ambiguous."""
+        """The provider of a model, and the model's name there; None if the model is unknown or ambiguous."""
         provider, colon, rest = name.partition(":")
         provider = published_vendor(provider)
         if colon and self._knows(provider):
@@ -355,7 +355,7 @@ class Catalogue:
         return (owners[0], name) if len(owners) == 1 or (owners and owners[0] in tabled_vendors()) else None
 
     def owners(self, name: str) -> tuple[str, ...]:
-        """The provider in a name, or else all providers with a model of that name."""
+        """The provider in a name; without one, all providers with a model of that name."""
         provider, colon, _ = name.partition(":")
         provider = published_vendor(provider)
         if colon and self._knows(provider):
@@ -393,7 +393,7 @@ class Catalogue:
 
     @cached_property
     def _prices(self) -> PriceTable:
-        """The price table. It is made when the first price is needed, because names need none."""
+        """The price table. It is created when a price is first needed."""
         from callboard.tracestore.prices.files import shipped_snapshot
 
         if self._own_prices is not None:
@@ -406,12 +406,11 @@ class Catalogue:
 
     @cached_property
     def _priced(self) -> dict[str, dict[str, SnapshotModel]]:
-        """The snapshot's models by provider and id."""
         return _by_provider(self._snapshot.models)
 
     @cached_property
     def _known(self) -> dict[str, dict[str, KnownModel]]:
-        """The models of the update, by provider and id."""
+        """The models of `callboard models update`, by provider and id."""
         return _by_provider(self._known_file.models)
 
     def _all(self, provider: str | None) -> Iterator[ModelInfo]:
@@ -420,7 +419,7 @@ class Catalogue:
             for row in table.rows if table is not None else ():
                 yield self._from_row(name, row)
         for name in {**self._priced, **self._known} if provider is None else (provider,):
-            # The price list of a provider with a table also has retired models and models without chat.
+            # The price list of such a provider also has retired models, and models that are not for chat.
             priced = self._priced.get(name, {}) if name not in tabled_vendors() else {}
             for model in {**priced, **self._known.get(name, {})}:
                 if _row(name, model) is None:
@@ -464,7 +463,7 @@ class Catalogue:
         )
 
     def _of_lists(self, provider: str, name: str) -> ModelInfo:
-        """A model that is in no table, from the price list and the update together."""
+        """Combine the price list and the update to describe a model that is in no table."""
         priced = self._priced.get(provider, {}).get(name)
         known = self._known.get(provider, {}).get(name)
         origin = self._snapshot if known is None else self._known_file

@@ -48,24 +48,26 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
     listed: bool
     """Whether models.yaml lists it. Otherwise the catalogue lists it, and its provider's key is set."""
     state: State | Literal["not_configured"]
-    """Its availability so far in this engine; ``not_configured`` if a key is missing or no adapter can be made."""
+    """Its current availability in this engine; ``not_configured`` if a key is missing or no adapter can be
+    made.
+    """
     reason: str = ""
     """The reason why it is not available; empty if it is."""
     capabilities: AdapterCapabilities | None = None
-    """Its abilities through its adapter, corrected by models.yaml; None if there is no adapter to ask."""
+    """Its abilities through its adapter, corrected by models.yaml; None without an adapter."""
     input_cost_per_million: Decimal | None = None
     """USD for a million input tokens at the engine's current prices; None if it is unpriced."""
     output_cost_per_million: Decimal | None = None
     """USD for a million output tokens at the engine's current prices; None if it is unpriced."""
     info: ModelInfo | None = None
-    """The catalogue's facts about it; None if it has none."""
+    """The catalogue's information about it; None if the catalogue does not have it."""
 
 
 def configured_models(
     registry: ModelRegistry, consult: Consult, availability: AvailabilityTable, prices: PriceTable, clock: Clock
 ) -> list[ConfiguredModel]:
-    """All usable models: first the models of models.yaml, in their order. The others of each adapter follow, the
-    best first.
+    """All usable models: first the models of models.yaml, in their order, then the other models of each adapter,
+    the best first.
     """
     return list(_ModelList(registry, consult, availability, prices, clock).models())
 
@@ -175,12 +177,12 @@ def key_variables() -> Mapping[str, str]:
 
 
 def load_registry(path: Path | str | None, environ: Mapping[str, str] | None = None) -> ModelRegistry:
-    """Load the registry from a file. Without a file, load it from the keys that are set.
+    """Load the registry from a file. Without a file, make it from the keys that are set.
 
-    The default file is $CALLBOARD_HOME/models.yaml.
+    The default file is $CALLBOARD_HOME/models.yaml. Without the variable, it is ~/.callboard/models.yaml.
 
     Args:
-        path: The file; None looks in $CALLBOARD_HOME, or ~/.callboard.
+        path: The file; None uses the default file.
         environ: The variables in which keys are found. None uses the environment first, and then the keys of
             `callboard keys`.
 
@@ -195,7 +197,8 @@ def load_registry(path: Path | str | None, environ: Mapping[str, str] | None = N
 
 
 def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
-    """The providers with keys, the expected providers, and the local model, which needs no key.
+    """The registry from the environment: the providers with keys, the usual providers, and the local model, which
+    needs no key.
 
     A provider's descriptor names the variables of its key and its address. The default provider is the first one
     with a key that supports conversations.
@@ -219,7 +222,10 @@ def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
 
 
 def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | None:
-    """A provider's adapter with the key of the environment; None for an unexpected provider without a key."""
+    """A provider's adapter with the key in the environment.
+
+    Without a key, only a usual provider has an adapter; for others, the result is None.
+    """
     variable = next((name for name in provider.key_variables if environ.get(name)), None)
     if variable is None and not provider.expected:
         return None
@@ -248,10 +254,10 @@ def _of_preset(preset: Preset) -> ModelEntry:
 
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> ModelRegistry:
-    """The registry of one models.yaml. Unless the file has `only: true`, the environment's models are added.
+    """Read the registry from a models.yaml. Unless the file has `only: true`, the environment's models are added.
 
-    See `load_registry`. An adapter, a model or an alias of the file replaces one of the environment. Without a
-    `default_provider` the environment's applies.
+    See `load_registry`. An adapter, a model or an alias in the file replaces that of the environment. If the file
+    has no `default_provider`, that of the environment applies.
     """
     environ = key_variables() if environ is None else environ
     try:
@@ -289,6 +295,6 @@ def entry_of(name: str, adapter: HostAdapter, prices_as: str | None = None) -> A
 
 
 def _type_of(adapter: object) -> str:
-    """The registered name of an adapter's class, or else the place of the class."""
+    """The registered name of an adapter's class, or else the import path of the class."""
     kind = type(adapter)
     return registered_type(kind) or f"{kind.__module__}:{kind.__qualname__}"

@@ -1,4 +1,4 @@
-"""One adapter and one model of a configuration, and their defaults."""
+"""The entries of a configuration for adapters and models, and their defaults."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How tools are sent to a model. None changes nothing."""
+    """Settings for the tools of a model. None means no change."""
 
     strict: bool | None = None
     """Whether tools without their own setting are strict."""
     max: int | None = None
-    """The largest number of tools in a request.
+    """The maximum number of tools in a request.
 
-    `core` tools are kept first, then the tools that the conversation has used, then the rest in order.
+    If there are more, `core` tools are kept first, then the tools that the conversation has used, then the others
+    in order.
     """
     core: tuple[str, ...] | None = None
     """The names of the tools that are kept first."""
     parallel: bool | None = None
-    """Whether one reply may have several calls if the caller doesn't set this."""
+    """Whether one reply may have several tool calls, if the caller doesn't set this."""
     force_first_turn: bool | None = None
     """Whether the first reply of a conversation must call a tool, if there are any."""
 
@@ -61,11 +62,11 @@ class ModelInput(msgspec.Struct, frozen=True):
     schema: JsonObject | None = None
     """The schema that the model itself must follow."""
     forced: ToolChoice | None = None
-    """The tool choice, if a schema is requested as a tool call."""
+    """The forced tool choice, if the schema is sent as a tool."""
 
 
 def over(upper: S, lower: S) -> S:
-    """Settings whose unset fields are filled from the settings below."""
+    """Settings whose unset fields are filled from the lower level."""
     said = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
     return msgspec.structs.replace(lower, **said)
 
@@ -93,7 +94,7 @@ def model_input(
 
 
 def joined(system_prompt: str | None, addendum: str | None) -> str | None:
-    """A system text with a text that the model also needs."""
+    """A system text followed by an addendum."""
     if not addendum:
         return system_prompt or None
     return f"{system_prompt}\n\n{addendum}" if system_prompt else addendum
@@ -106,7 +107,7 @@ def _limited(
     messages: Sequence[Message],
     choice: ToolChoice | None,
 ) -> tuple[tuple[ToolDefinition, ...], tuple[CallWarning, ...]]:
-    """The allowed number of tools, in their own order, so that providers' caches stay valid."""
+    """Limit the number of tools. They stay in their own order, so that providers' caches stay valid."""
     chosen = choice.tool_name if choice is not None else None
     used = {call.name for message in messages for call in message.tool_uses}
 
@@ -131,7 +132,9 @@ def first_choice(
     messages: Sequence[Message],
     capabilities: AdapterCapabilities,
 ) -> ToolChoice | None:
-    """The tool choice for the first call of a turn: the caller's, or the forced one of the configuration."""
+    """The tool choice for the first call of a turn: the caller's, or else the forced choice of the
+    configuration.
+    """
     if choice is not None or not settings.force_first_turn or not tools or not capabilities.supports_tool_choice:
         return choice
     started = any(message.role is Role.ASSISTANT for message in messages)
@@ -145,17 +148,17 @@ def parallel_calls(
     tools: Sequence[ToolDefinition],
     capabilities: AdapterCapabilities,
 ) -> bool | None:
-    """The setting for parallel calls: the caller's, else the configuration's if the model supports it."""
+    """The setting for parallel calls: the caller's, or else the configuration's if the model supports it."""
     if asked is not None or settings.parallel is None or not tools:
         return asked
     return settings.parallel if capabilities.supports_parallel_tool_calls else None
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values for options that the caller of a model leaves out. None leaves an option to the model."""
+    """Defaults for the options of calls. None leaves the option to the model."""
 
     max_output_tokens: int | None = None
-    """The largest number of tokens of a reply, reasoning included."""
+    """The maximum number of tokens of a reply, including reasoning."""
     temperature: float | None = None
     """The sampling temperature, mostly from 0 to 2."""
     effort: str | None = None
@@ -169,38 +172,41 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One configured adapter."""
 
     name: str
-    """The name before the colon of its models' names."""
+    """The name, which is the part before the colon in the names of its models."""
     type: str
     """A registered type, or ``package.module:Class``."""
     config: AdapterConfig
     """The configuration of the adapter."""
     prices_as: str | None = None
-    """The provider that publishes the models' prices, if type and address don't show it."""
+    """The provider whose published prices apply, if the type and the address don't determine it."""
     missing_key: str | None = None
     """The environment variable of its key, if it is not set."""
     key_from: str | None = None
-    """A text about the place of its key; None without a key, and for a key from code."""
+    """The source of its key, as text; None without a key, or for a key from code."""
     address_from: str | None = None
-    """The environment variable that its address came from; None if it came from elsewhere or is the provider's
-    own.
+    """The environment variable with its address; None if the address has another source or is the provider's
+    default.
     """
     max_concurrency: int | None = None
-    """The largest number of concurrent calls; further calls wait. None means the engine's
-    `Limits.calls_per_provider`."""
+    """The maximum number of concurrent calls; further calls wait. None uses the engine's
+    `Limits.calls_per_provider`.
+    """
     capabilities: dict[str, bool | int] = {}
     """Corrections of the abilities of its models. A model's own correction takes precedence."""
     defaults: ModelDefaults = NO_DEFAULTS
     """Options of requests to its models. A model's own options take precedence."""
     tools: ToolSettings = NO_TOOL_SETTINGS
-    """How tools are sent to its models. A model's own settings take precedence."""
+    """Settings for the tools of its models. A model's own settings take precedence."""
     prompt_addendum: str | None = None
     """Text after the system prompt, for models without their own."""
     make: Callable[[], ProviderAdapter] | None = None
-    """A function that makes the adapter, in place of its type; for adapters of `Engine.register`."""
+    """A function that makes the adapter instead of its type; for adapters of `Engine.register`."""
     shared: bool = False
-    """Whether `make` returns the same adapter each time, which belongs to the host."""
+    """Whether `make` returns the same adapter each time, which the host owns."""
     offered: bool = False
-    """Whether only the environment offers the adapter. An adapter of models.yaml or of the host replaces it."""
+    """Whether the adapter only comes from the environment. An adapter of models.yaml or of the host replaces
+    it.
+    """
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:
@@ -208,7 +214,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
         return "configured" if self.missing_key is None else "not_configured"
 
     def create(self, clock: Clock) -> ProviderAdapter:
-        """An adapter as configured. A host's own adapter may raise any other exception.
+        """Create the adapter. A host's own function may raise other exceptions.
 
         Raises:
             ConfigurationError: No adapter can be made.
@@ -233,37 +239,38 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     tier: str | None = None
     """A name of the model within its adapter."""
     can_delegate: bool = False
-    """A mark for hosts. It is stored and not used here."""
+    """For hosts. Callboard stores it and does not use it."""
     aliases: tuple[str, ...] = ()
     """Further names."""
     max_output_tokens: int | None = None
-    """The largest number of output tokens that may be requested."""
+    """The maximum number of output tokens that may be requested."""
     fallback: tuple[str, ...] = ()
     """The names of the models to try, in order, when this one fails."""
     capabilities: dict[str, bool | int] = {}
     """Fields of `AdapterCapabilities` that replace the adapter's values."""
     defaults: ModelDefaults = NO_DEFAULTS
-    """Options of requests, unless callers set them."""
+    """Default options of requests."""
     tools: ToolSettings = NO_TOOL_SETTINGS
-    """How tools are sent to it."""
+    """Settings for its tools."""
     prompt_addendum: str | None = None
     """Text that follows the system prompt."""
     max_retries: int | None = None
-    """The number of retries, in place of the adapter's."""
+    """The maximum number of retries; overrides the adapter's."""
     retry: RetryPolicy | None = None
-    """The retry policy, in place of the adapter's."""
+    """The retry policy; overrides the adapter's."""
     retry_empty: int | None = None
-    """The number of times that an empty reply is requested again, unless callers set it."""
+    """The maximum number of times that an empty reply is requested again, unless the caller sets it."""
     usual_max_output: int | None = None
-    """The output limit of all the adapter's models, as far as their own limits allow."""
+    """The adapter's output limit for all its models. A model's own limit may be lower."""
     kind: ModelKind = "chat"
-    """The kind of question that it answers. Only a model of kind ``chat`` is chosen for a conversation
-    automatically."""
+    """The kind of request that it answers. For conversations, only models of kind ``chat`` are chosen
+    automatically.
+    """
     embedding_space: str | None = None
-    """A name shared by models that can replace each other; None means the model's name."""
+    """Models with the same name here can replace each other; None uses the model's name."""
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:
-        """This entry, with its unset settings filled from its adapter."""
+        """This entry, with unset settings filled from its adapter."""
         defaults = over(self.defaults, msgspec.structs.replace(adapter.defaults, max_output_tokens=None))
         return msgspec.structs.replace(
             self,

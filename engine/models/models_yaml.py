@@ -1,4 +1,6 @@
-"""A models.yaml as a registry, checked key by key. Every error names file, key and expected value."""
+"""Reads models.yaml into a registry, and checks each key. Every error names the file, the key and the expected
+value.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 _log = Log("engine.config")
 
 _SHARED_KEYS = ("capabilities", "defaults", "prompt_addendum", "retry", "tools")
-"""The keys that an adapter may have for all its models, and a model for itself."""
+"""The keys that can be set for an adapter, for all its models, and for a model."""
 
 _ADAPTER_KEYS = {
     "type",
@@ -76,7 +78,7 @@ _GATEWAY_KEYS = {"names"}
 
 
 def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
-    """An adapter's entry with the new name of its time limit."""
+    """An adapter's entry with the new name of the key for its time limit."""
     if "timeout_seconds" not in entry:
         return entry
     warn_of_old_name(f"{where}.timeout_seconds is deprecated: use {where}.timeout")
@@ -118,7 +120,7 @@ class Reader:
         )
 
     def _client_names(self, top: JsonObject) -> dict[str, tuple[str, ...]]:
-        """The names that clients of a gateway use, each with the models that serve it."""
+        """The names for clients of a gateway, each with the models that serve it."""
         given = self._section(top.get("gateway") or {}, _GATEWAY_KEYS, "gateway")
         names: dict[str, tuple[str, ...]] = {}
         for name, value in self._mapping(given.get("names") or {}, "gateway.names").items():
@@ -183,7 +185,7 @@ class Reader:
         )
 
     def _address(self, entry: JsonObject, kind: str, where: str) -> tuple[str | None, str | None]:
-        """The adapter's address, and the variable that it came from."""
+        """The adapter's address, and the environment variable that contains it, if any."""
         stated = self._string(entry, "base_url", where)
         if stated is not None:
             return stated, None
@@ -191,7 +193,7 @@ class Reader:
         return None if variable is None else self.environ[variable], variable
 
     def _key(self, entry: JsonObject, where: str) -> tuple[str | KeySource | None, str | None]:
-        """The adapter's key. If its variable is not set, the name of the variable instead."""
+        """The adapter's key; if its variable is not set, the name of the variable instead."""
         direct = self._string(entry, "api_key", where)
         if direct is not None:
             _log.warning("api_key_in_file", file=str(self.path), key=f"{where}.api_key", better="api_key_env")
@@ -208,7 +210,7 @@ class Reader:
         return (key, None) if key else (None, variable)
 
     def _key_from(self, entry: JsonObject, where: str) -> str:
-        """The place of the key that `_key` found."""
+        """The source of the key that `_key` found, as text."""
         if "api_key" in entry:
             return f"api_key in {self.path}"
         if "api_key_file" in entry:
@@ -313,7 +315,7 @@ class Reader:
         return ToolSettings(max=limit, core=core or None, **flags)
 
     def _retry(self, entry: JsonObject, where: str, policy: RetryPolicy) -> RetryPolicy:
-        """The retry settings of an entry, on top of a policy."""
+        """The retry policy with the settings of an entry."""
         where = f"{where}.retry"
         given = self._section(
             entry.get("retry") or {}, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where
@@ -331,7 +333,7 @@ class Reader:
         return tuple(cast("list[str]", names))
 
     def _section(self, value: object, known: Collection[str], where: str) -> JsonObject:
-        """A mapping with known keys only."""
+        """Check that a value is a mapping with known keys only."""
         section = self._mapping(value, where)
         self._known(section, known, where)
         return section
@@ -405,14 +407,14 @@ def read_yaml(text: str, source: str) -> object:
 
 
 def _describe_fault(error: Exception) -> str:
-    """The fault in the YAML and its place, without any of its text."""
+    """The problem in the YAML and its position, without any of its text."""
     mark = getattr(error, "problem_mark", None)
     said = getattr(error, "problem", None) or type(error).__name__
     return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark is not None else str(said)
 
 
 def write_yaml(value: Mapping[str, object]) -> str:
-    """The YAML of a mapping, in its order. A text of several lines is written as readable lines."""
+    """Format a mapping as YAML, in its order. A text of several lines is written as readable lines."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

@@ -4,11 +4,12 @@ A name is looked up in this order:
 
 1. ``provider:name`` as listed;
 2. an alias;
-3. a provider's own name for a model, listed here or in the catalogue, which also has short names such as
-   ``sonnet``;
-4. any name at all, with an explicit provider that is configured, or with a default one.
+3. a provider's own name for a model, listed here or in the catalogue, or a short name in the catalogue, such as
+``sonnet``;
+4. any name, with an explicit provider that is configured, or with the default provider.
 
-If the catalogue lacks the name, too, it is passed through unchanged. Its abilities are then unknown.
+If the catalogue does not have the name either, it is sent to the provider unchanged. The model's abilities are
+then unknown.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 
 
 _MOST_FOUND = 1024
-"""The number of unlisted names that a registry caches with their models. Each turn looks up a name."""
+"""The maximum number of unlisted names that a registry caches with their models."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """The meaning of a name."""
+    """The result of a name lookup."""
 
     model: ModelEntry
-    """The model that the name means."""
+    """The model with that name."""
     resolved_by: str
     """How the model was found: ``id``, ``alias``, ``native_name``, ``catalogue`` or ``passthrough``."""
 
@@ -48,14 +49,14 @@ class ModelRegistry:
 
     Args:
         adapters: The adapters by name.
-        models: The models by id, as given. They are completed by the settings of their adapters.
+        models: The models by id. Unset settings are filled from their adapters.
         default_model: The model for calls without a model.
-        default_provider: The adapter for all unknown names. None makes such names errors.
+        default_provider: The adapter for all unknown names. With None, such names are errors.
         source: The origin of the configuration, for messages.
-        removed: Names that an earlier configuration of the same engine had. They are errors, and never passed
-            through.
-        client_names: The names for a gateway's clients, each with the models that serve it, the first choice
-            first. A ``*`` in a name stands for any text.
+        removed: Names that an earlier configuration of the same engine had. They are errors, and are never sent to
+            a provider.
+        client_names: The names for a gateway's clients, each with the models that serve it, in order of
+            preference. A ``*`` in a name stands for any text.
 
     Raises:
         ConfigurationError: Two entries have the same name, or a name refers to a missing entry.
@@ -95,11 +96,11 @@ class ModelRegistry:
         self._check_fallbacks()
 
     def serving(self, name: str) -> tuple[str, ...]:
-        """The models that serve a name of a gateway's client, the first one first.
+        """The models that serve a name that a gateway's client uses, in order of preference.
 
-        A name that is not in `client_names` stands for the model of that name. A listed name takes precedence over
-        a model's own id or alias, which takes precedence over a pattern. An earlier pattern takes precedence over
-        a later one.
+        A name that is not in `client_names` means the model of that name. A listed name takes precedence over a
+        model's own id or alias, which takes precedence over a pattern. An earlier pattern takes precedence over a
+        later one.
         """
         listed = self.client_names.get(name)
         if listed is not None:
@@ -114,7 +115,7 @@ class ModelRegistry:
         return frozenset((*self.models, *self._aliases))
 
     def succeeding(self, previous: ModelRegistry) -> ModelRegistry:
-        """This registry as the successor of an earlier one. Names that are gone become errors."""
+        """This registry as the successor of an earlier one. Names that were removed become errors."""
         return ModelRegistry(
             self.adapters,
             self.models,
@@ -156,15 +157,15 @@ class ModelRegistry:
         return aliases
 
     def resolve(self, name: str, provider: str | None = None) -> Resolved:
-        """The model of a name.
+        """Find the model for a name.
 
         Args:
             name: The name.
-            provider: The name of the adapter that must serve the model; None is any.
+            provider: The name of the adapter that must serve the model; None allows any.
 
         Raises:
-            ConfigurationError: The name is unknown, ambiguous, or of another provider. For an unknown name, the
-                text lists the nearest names.
+            ConfigurationError: The name is unknown or ambiguous, or belongs to another provider. For an unknown
+                name, the text lists the nearest names.
         """
         if provider is not None:
             return self._at(name, provider)
@@ -185,7 +186,7 @@ class ModelRegistry:
         return found
 
     def _look_for(self, name: str) -> Resolved:
-        """The model of a name that is neither an id nor an alias here."""
+        """Find the model for a name that is neither an id nor an alias here."""
         prefix, colon, rest = name.partition(":")
         if colon and prefix in self.adapters:
             return self._listed_at(prefix, rest) or self._unlisted_at(prefix, rest)
@@ -199,7 +200,7 @@ class ModelRegistry:
         return self._not_listed(name)
 
     def _at(self, name: str, provider: str) -> Resolved:
-        """The model of a name that one adapter serves."""
+        """Find the model for a name at one adapter."""
         if provider not in self.adapters:
             raise ConfigurationError(self._no_adapter(provider))
         prefix, colon, rest = name.partition(":")
@@ -213,12 +214,12 @@ class ModelRegistry:
         return self._listed_at(provider, local) or self._unlisted_at(provider, local)
 
     def _listed_at(self, adapter: str, name: str) -> Resolved | None:
-        """An adapter's listed model by its provider's name, or by its tier."""
+        """An adapter's listed model, by its provider's name or by its tier."""
         listed = [m for m in self.models.values() if m.adapter == adapter and name in (m.wire_name, m.tier)]
         return Resolved(listed[0], "native_name") if len(listed) == 1 else None
 
     def _unlisted_at(self, adapter: str, name: str) -> Resolved:
-        """A model of an adapter by a name of the catalogue, or by any name."""
+        """An adapter's unlisted model, by a name in the catalogue or by any name."""
 
         wire_name, known = name_at(self.adapters[adapter], name)
         listed = self._listed_at(adapter, wire_name)
@@ -228,7 +229,7 @@ class ModelRegistry:
         return Resolved(entry.on(self.adapters[adapter]), "catalogue" if known else "passthrough")
 
     def _not_listed(self, name: str) -> Resolved:
-        """The model of a bare name in the catalogue, or of the default provider."""
+        """The model for a name without a provider: from the catalogue, or of the default provider."""
 
         placed = place_in_catalogue(self.adapters, name, self.default_provider)
         if placed is not None:
@@ -326,16 +327,16 @@ def _with_client(entry: AdapterEntry, client: httpx.AsyncClient) -> AdapterEntry
 def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
     """The ``provider:name`` of a model in published price tables.
 
-    The provider is the one of `published_provider`. The name is the provider's own name of the model.
+    The provider is that of `published_provider`. The name is the provider's own name of the model.
     """
     return published_name_at(published_provider(adapter), adapter, model)
 
 
 def published_name_at(provider: str | None, adapter: AdapterEntry, model: ModelEntry) -> str | None:
-    """`published_name` with a given `published_provider`.
+    """Like `published_name`, but with the result of `published_provider` as an argument.
 
-    A vendor's own model has the vendor's prices at any address, such as a gateway's. The trace stores the name as
-    `priced_as`.
+    A vendor's own model has the vendor's prices at any address, for example at a gateway. The trace stores the
+    name as `priced_as`.
     """
     provider = provider or _vendor_of(model.wire_name)
     if provider is None:
@@ -355,8 +356,8 @@ def _vendor_of(name: str) -> str | None:
 def published_provider(adapter: AdapterEntry) -> str | None:
     """The provider of an adapter's models, by its name in published tables.
 
-    It is the adapter's `prices_as`, or else the server at its address, or else its type, if that is a provider's
-    own.
+    It is the adapter's `prices_as`, or else the server at its address, or else its type, if the type belongs to
+    one provider.
     """
     if adapter.prices_as:
         return adapter.prices_as
@@ -370,7 +371,7 @@ def published_provider(adapter: AdapterEntry) -> str | None:
 def place_in_catalogue(
     adapters: Mapping[str, AdapterEntry], name: str, default_provider: str | None
 ) -> tuple[str, str] | None:
-    """The adapter for a model of the catalogue, and the model's name or short name there."""
+    """The adapter for a model of the catalogue, and the model's name at that adapter's provider."""
     found = default_catalogue().locate(name)
     if found is None:
         return None
@@ -387,7 +388,9 @@ def place_in_catalogue(
 
 
 def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
-    """A model's name at an adapter's provider, and whether its table lists it. An unlisted name is not changed."""
+    """A model's name at an adapter's provider, and whether the provider's table lists it. An unlisted name is not
+    changed.
+    """
     table = model_table(published_provider(adapter) or "")
     if table is None:
         return name, False
@@ -396,17 +399,17 @@ def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
 
 
 def names_at(adapters: Iterable[AdapterEntry]) -> list[str]:
-    """All ids and short names in the tables of the models that some adapters serve."""
+    """All ids and short names of the models that some adapters serve, from their tables."""
     tables = [model_table(provider) for provider in {published_provider(entry) or "" for entry in adapters}]
     rows = [row for table in tables if table is not None for row in table.rows]
     return sorted({name for row in rows for name in (row.id, *row.aliases)})
 
 
 def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
-    """If an adapter serves one vendor's models alone, raise ConfigurationError for another vendor's model."""
+    """If an adapter serves only one vendor's models, raise ConfigurationError for another vendor's model."""
     own = published_provider(adapter)
     if own not in tabled_vendors():
-        return  # A server may serve models of any vendor.
+        return  # The server may have models of any vendor.
     owners = default_catalogue().owners(name)
     if owners and own not in owners:
         whose = " or ".join(owners[:3])

@@ -20,16 +20,16 @@ from ..routing.rate_slots import LimitObservation
 _log = Log("engine.node")
 
 REPEAT_SECONDS = 5.0
-"""Seconds after which an open state is published again."""
+"""Seconds after which the availability of a provider that is not available is published again."""
 
 _KNOWN_HERE_ONLY = ("network", "adapter_crashed", "key refused")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An observed change of availability, as sent to other nodes."""
+    """A change of availability that one node observed, as sent to other nodes."""
 
     node: str
-    """The node: the run of its engine."""
+    """The node's id, which is the run id of its engine."""
     provider: str
     """The adapter's name."""
     model: str | None
@@ -38,11 +38,11 @@ class Found(msgspec.Struct, frozen=True):
     """``available``, ``degraded`` or ``unavailable``."""
     reason: str
     seconds: float | None
-    """Seconds until it may be tried again; None if no time is set."""
+    """Seconds until the next try is allowed; None if no time is set."""
 
 
 class MessageBroker(Protocol):
-    """The methods of the broker that are used here."""
+    """The methods of the broker that this module uses."""
 
     def publish(self, subject: str, payload: bytes, /) -> bool:
         """Send a message without waiting."""
@@ -52,7 +52,7 @@ class MessageBroker(Protocol):
 
 
 class SharedAvailability:
-    """The part of a node. See `engine.nodes.part`.
+    """Shares the availability of providers with other nodes. A part of a node, see `engine.nodes.node.Part`.
 
     Args:
         node: This node.
@@ -94,10 +94,10 @@ class SharedAvailability:
                     self._publish(change)
 
     async def drain(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no data waits."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
         """Apply an observation of another node."""
@@ -136,25 +136,25 @@ class SharedAvailability:
 _limits_log = Log("engine.shared_limits")
 
 TELL_SECONDS = 1.0
-"""The least time between two messages, unless a request was refused."""
+"""The minimum number of seconds between two messages, unless a request was refused."""
 
 _Place = tuple[str, str, str]
 
 
 class LimitAnnouncement(msgspec.Struct, frozen=True):
-    """A learned limit, as sent to the other nodes."""
+    """A learned rate limit, as sent to the other nodes."""
 
     node: str
-    """The node: the run of its engine."""
+    """The node's id, which is the run id of its engine."""
     adapter: str
     key: str
-    observation: LimitObservation = msgspec.field(name="lesson")  # the name on the wire
+    observation: LimitObservation = msgspec.field(name="lesson")  # the field's name in messages
     age_us: int
     """Microseconds since the observation."""
 
 
 class LearnedLimits:
-    """The part of a node. See `engine.nodes.part`.
+    """Shares learned rate limits with other nodes. A part of a node, see `engine.nodes.node.Part`.
 
     Args:
         node: This node.
@@ -199,10 +199,10 @@ class LearnedLimits:
                 await self._wake.wait()
 
     async def drain(self) -> None:
-        """Do nothing: unsent limits are useless later."""
+        """Do nothing: unsent limits would be useless later."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
         """Apply limits that another node has learned."""
@@ -231,12 +231,12 @@ LEASE_SECONDS = 10.0
 """The length of a lease in seconds. It is renewed while the probe is in progress."""
 
 _RENEW_SECONDS = 3.0
-_BEGINS_SECONDS = 1.0  # seconds within which a call that was allowed to probe must start
+_BEGINS_SECONDS = 1.0  # seconds within which a call must start after it was allowed to probe
 _LOOK_SECONDS = 0.005
 
 
 class ProbeLeases:
-    """The part of a node. See `engine.nodes.part`.
+    """Lets only one node at a time probe a provider. A part of a node, see `engine.nodes.node.Part`.
 
     Args:
         node: This node.
@@ -255,10 +255,10 @@ class ProbeLeases:
         self._bus = bus
         self._clock = clock
         self._asking = anyio.Lock()
-        self._held: dict[RecordKey, float] = {}  # the event loop's time at which a call was allowed to probe
+        self._held: dict[RecordKey, float] = {}  # the event loop's time when a call was allowed to probe
 
     async def may_go(self, provider: str, model: str) -> bool:
-        """Whether this node may probe an unavailable model. False while another node does."""
+        """Whether this node may probe an unavailable model. False while another node probes it."""
         if not self._half_open(provider, model):
             return True
         async with self._asking:
@@ -281,7 +281,7 @@ class ProbeLeases:
                 await anyio.sleep(_LOOK_SECONDS)
 
     async def drain(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no data waits."""
 
     async def close(self) -> None:
         for provider, model in tuple(self._held):

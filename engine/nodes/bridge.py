@@ -1,4 +1,4 @@
-"""Events on their way to other processes: committed events are sent over the broker, in order."""
+"""Sends committed events over the broker to other processes, in order."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PAGE_EVENTS = 256
 class Page(msgspec.Struct, frozen=True):
     run_id: str
     after: int
-    """The `seq` of the event before its first one; 0 if there is none."""
+    """The `seq` of the event before the page; 0 if there is none."""
     last: int
-    """The `seq` of its last event."""
+    """The `seq` of the page's last event."""
     lines: bytes | None = None
-    """The envelopes, one per line; None if they were too large to send."""
+    """The envelopes, one on each line; None if they were too large to send."""
 
     @property
     def message_id(self) -> str:
@@ -42,7 +42,7 @@ class Page(msgspec.Struct, frozen=True):
         return f"{self.run_id}:{self.after}-{self.last}"
 
     def envelopes(self) -> list[Envelope] | None:
-        """Its events; None if the page has none. Raises ValueError if they can't be read."""
+        """The events of the page; None if it contains none. Raises ValueError if they can't be read."""
         return None if self.lines is None else [decode_envelope(line) for line in self.lines.splitlines()]
 
 
@@ -99,7 +99,7 @@ def _lines(envelopes: Sequence[Envelope], *, content: bool) -> bytes:
 
 
 def _not_captured(envelope: Envelope) -> Envelope:
-    """Unmark an event as captured, so that its line has no content."""
+    """Mark an event as not captured, so that its line has no content."""
     event = envelope.data
     for kind in (SessionMessageAppended, SessionConfigured):
         if isinstance(event, kind) and type(event) is not kind:
@@ -111,24 +111,24 @@ def _not_captured(envelope: Envelope) -> Envelope:
 # --- The bridge's decisions ---
 
 MOST_WAITING = 8 * 1024 * 1024
-"""The largest size of the pages that wait in memory, in bytes."""
+"""The maximum size of the pages that wait in memory, in bytes."""
 
 FIRST_RETRY = 0.1
-"""Seconds until a page is sent again. They double with each further failure."""
+"""Seconds until a failed page is sent again. The time doubles with each further failure."""
 
 LONGEST_RETRY = 5.0
-"""The longest such wait, in seconds."""
+"""The maximum of this time, in seconds."""
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a page, and report with `BridgeQueue.acknowledged` or `BridgeQueue.failed`."""
+    """An instruction to send a page. Report the result with `BridgeQueue.acknowledged` or `BridgeQueue.failed`."""
 
     page: Page
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Read the events after a given one from the trace, and report with `BridgeQueue.read`, or
-    `BridgeQueue.failed`.
+    """An instruction to read the events after a given one from the trace. Report the result with
+    `BridgeQueue.read` or `BridgeQueue.failed`.
     """
 
     after: int
@@ -136,10 +136,10 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Wait until there are new events."""
+    """An instruction to wait for new events."""
 
     seconds: float | None
-    """The seconds after which to continue in any case. None if there is nothing to do."""
+    """Seconds after which to continue even without new events; None for no limit."""
 
 
 Step: TypeAlias = Send | Read | Pause
@@ -149,12 +149,12 @@ class BridgeQueue:
     """The progress of sending one run's events. Times are seconds of any monotonic clock.
 
     Args:
-        behind: Whether events may have been committed already.
+        behind: Whether events may have been committed before.
     """
 
     def __init__(self, *, behind: bool = False) -> None:
         self.cursor = 0
-        """The `seq` up to which the broker has everything."""
+        """The `seq` up to which the broker has all events."""
         self.last = 0
         """The `seq` of the last event that waits or was sent."""
         self.committed = 0
@@ -209,7 +209,7 @@ class BridgeQueue:
             self._bytes -= len(page.lines or b"")
 
     def failed(self, now: float) -> None:
-        """Record that the broker has not confirmed the page, or that the trace can't be read."""
+        """Record that the broker did not confirm the page, or that the trace can't be read."""
         self.failures += 1
         self._retry_at = now + min(FIRST_RETRY * 2.0 ** min(self.failures - 1, 20), LONGEST_RETRY)
 
@@ -224,7 +224,7 @@ class BridgeQueue:
             self.last = page.last
 
     def _fall_behind(self) -> None:
-        """Drop all waiting pages except the one that may have been sent, and read the rest from the trace
+        """Drop all waiting pages except the one that may have been sent. The others are read from the trace
         later.
         """
         first = self._waiting[0]
@@ -239,10 +239,10 @@ class BridgeQueue:
 _log = Log("engine.bridge")
 
 MOST_BYTES = 256 * 1024
-"""The largest size of a page's lines, in bytes. Readers have some dozens of pages in memory."""
+"""The maximum size of a page's lines, in bytes. Readers have some dozens of pages in memory."""
 
 HEAD_BYTES = 1024
-"""The room in a message for everything except the lines."""
+"""The number of bytes in a message for everything except the lines."""
 
 
 class EventBroker(Protocol):
@@ -253,11 +253,11 @@ class EventBroker(Protocol):
 
     @property
     def most_bytes(self) -> int:
-        """The largest size of a message, in bytes."""
+        """The maximum size of a message, in bytes."""
         ...
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
-        """Store a message, once for each id. False if that isn't certain. It never raises."""
+        """Store a message, once for each id. Returns False if that isn't certain. It never raises."""
         ...
 
 
@@ -265,23 +265,23 @@ class BridgeStatistics(msgspec.Struct, frozen=True):
     """A snapshot of a bridge."""
 
     sent: int
-    """The `seq` up to which the broker has everything."""
+    """The `seq` up to which the broker has all events."""
     committed: int
     """The `seq` of the last event that is known to be committed."""
     waiting_bytes: int
-    """The bytes that wait in memory to be sent."""
+    """The number of bytes that wait in memory to be sent."""
     is_behind: bool
-    """Whether some waiting events are only in the trace."""
+    """Whether some events that wait are only in the trace."""
     failures: int
     """The number of failures in a row."""
 
 
 class EventBridge:
-    """The sending side of one run's events. It is a part of a node, see `engine.nodes.node`.
+    """Sends one run's events. A part of a node, see `engine.nodes.node`.
 
     Args:
         run_id: The run.
-        store: The trace that the events are committed to.
+        store: The trace to which the events are committed.
         broker: The broker that receives them.
         content: Whether message content is sent with them.
         behind: Whether events may have been committed before the first call of `committed`.
@@ -326,7 +326,7 @@ class EventBridge:
                     await self._more.wait()
 
     async def drain(self) -> None:
-        """Send the rest, as long as the broker accepts it."""
+        """Send the remaining events while the broker accepts them."""
         seconds: float | None = 0.0
         while seconds is not None:
             rest = await self._step()
@@ -356,7 +356,7 @@ class EventBridge:
 
     async def _send(self, page: Page) -> None:
         message = encode_page(page)
-        if len(message) > self._broker.most_bytes:  # it was built before the broker's limit was known
+        if len(message) > self._broker.most_bytes:  # the page was made before the broker's limit was known
             message = encode_page(msgspec.structs.replace(page, lines=None))
         if await self._broker.publish(page.run_id, page.message_id, message):
             self._course.acknowledged(page)

@@ -1,9 +1,10 @@
-"""The connection to NATS, which may be lost and restored at any time.
+"""The connection to NATS. It may be lost and restored at any time.
 
     connecting ──▶ connected ⇄ away ──▶ closed
 
-Subscriptions may be made at any time, and apply from the next connection on. Messages published while the broker
-is away are lost: `publish` returns False, and a callback reports that the broker is back.
+Subscriptions may be made at any time, and apply from the next connection on. Messages that are published while the
+broker is unreachable are lost. Then `publish` returns False, and a callback reports when the broker is reachable
+again.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 _log = Log("engine.broker")
 
 RECONNECT_SECONDS = 0.25
-"""The time between two attempts to reach the broker."""
+"""Seconds between two attempts to reach the broker."""
 
 PING_SECONDS = 5
-"""Seconds between two pings. A broker that has not answered two of them counts as away."""
+"""Seconds between two pings. A broker that has not answered two of them counts as unreachable."""
 
 LET_GO_ROUNDS = 8
-"""The largest number of cycles of the event loop in which the client's task may write."""
+"""The maximum number of cycles of the event loop to wait until the client's task has written."""
 
 MOST_WAITING = 16 * 1024 * 1024
-"""The bytes that may wait to be sent. Messages beyond them are refused."""
+"""The maximum number of bytes that may wait to be sent. Further messages are refused."""
 
 Receiver: TypeAlias = Callable[[str, bytes, str], None]
 """Receives a message: its subject, its payload, and the subject for an answer, if any."""
@@ -52,9 +53,9 @@ class BrokerStatistics(msgspec.Struct, frozen=True):
     connected: bool
     """Whether the broker can be reached."""
     reconnects: int
-    """The number of times that it came back."""
+    """The number of reconnections."""
     waiting_bytes: int
-    """The bytes that wait to be sent."""
+    """The number of bytes that wait to be sent."""
 
 
 class _Subscription:
@@ -84,7 +85,7 @@ class _Subscription:
 
 
 class Broker:
-    """The connection of one node.
+    """The connection of one node to the broker.
 
     Args:
         url: The address of the broker, or several with commas between them.
@@ -118,7 +119,7 @@ class Broker:
     async def run(self) -> None:
         """Connect, and send published messages, until cancelled. An unreachable broker is retried forever.
 
-        The connection stays until `close`, so that the rest can be sent at the end.
+        The connection is kept until `close`, so that remaining messages can be sent at the end.
         """
         if self._client is None or self._client.is_closed:
             await self._connect()
@@ -147,15 +148,15 @@ class Broker:
             await self._client.flush(seconds)
 
     async def reached(self) -> None:
-        """Return when the broker is connected."""
+        """Wait until the broker is connected."""
         while not self.connected:
             self._reached.clear()
             await self._reached.wait()
 
     async def let_go(self) -> None:
-        """Return when published messages have been passed to the operating system.
+        """Wait until published messages were passed to the operating system.
 
-        The system sends them even if this process dies. If the broker accepts nothing now, this returns
+        The operating system sends them even if this process dies. If the broker accepts nothing now, this returns
         immediately. It never raises.
         """
         if (client := self._client) is None or not self.connected:
@@ -164,7 +165,7 @@ class Broker:
         for _ in range(LET_GO_ROUNDS):
             if not client.pending_data_size:
                 break
-            await asyncio.sleep(0)  # the client writes in its own task
+            await asyncio.sleep(0)  # the client writes in a separate task
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -179,13 +180,13 @@ class Broker:
 
     @property
     def connected_seconds(self) -> float:
-        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
+        """Seconds of uninterrupted connection to the broker; 0 if it can't be reached."""
         since = self._connected_at
         return 0.0 if since is None or not self.connected else asyncio.get_running_loop().time() - since
 
     @property
     def most_bytes(self) -> int:
-        """The largest size of a message, in bytes."""
+        """The maximum size of a message, in bytes."""
         return self._client.max_payload if self._client is not None and self._client.max_payload > 0 else 1 << 20
 
     def publish(self, subject: str, payload: bytes) -> bool:
@@ -198,7 +199,7 @@ class Broker:
         return True
 
     async def subscribe(self, subject: str, receive: Receiver) -> _Subscription:
-        """Receive the messages of a subject. The subscription is renewed when the broker is back."""
+        """Receive the messages of a subject. The subscription is renewed after a reconnection."""
         subscription = _Subscription(subject, receive, self._subscriptions)
         self._subscriptions.add(subscription)
         if self._client is not None:
@@ -206,9 +207,9 @@ class Broker:
         return subscription
 
     async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
-        """The first answer to a message.
+        """Send a message, and return the first answer.
 
-        None without a listener, without an answer in time, or without a broker.
+        Returns None if there is no receiver, no answer in time, or no connection.
         """
         from nats.errors import Error
 
@@ -224,17 +225,17 @@ class Broker:
         self._callbacks.append(callback)
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Call a function with True when the broker is reachable, and with False when it is not or never was."""
+        """Call a function with True when the broker is reachable, and with False when it is unreachable."""
         self._watchers.append(callback)
 
     @property
     def jetstream(self) -> JetStreamContext | None:
-        """nats-py's object for the broker's storage; None while the broker is away."""
+        """nats-py's object for the broker's storage; None while the broker is unreachable."""
         return self._client.jetstream(timeout=2) if self._client is not None and self.connected else None
 
     @property
     def client(self) -> Client | None:
-        """nats-py's connection; None while the broker is away."""
+        """nats-py's connection; None while the broker is unreachable."""
         return self._client if self.connected else None
 
     def statistics(self) -> BrokerStatistics:
@@ -254,7 +255,8 @@ class Broker:
                 self._servers,
                 name=self._client_name,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=cast("int", RECONNECT_SECONDS),  # the cast is safe: fractions are accepted
+                # the cast is safe, because nats-py accepts fractions
+                reconnect_time_wait=cast("int", RECONNECT_SECONDS),
                 ping_interval=PING_SECONDS,
                 connect_timeout=2,
                 error_cb=self._on_error,
@@ -333,7 +335,7 @@ class Broker:
 
 
 def closing_transport() -> TcpTransport:
-    """A transport that closes its previous connection when it makes another."""
+    """A class of transports that close their previous connection when they make another."""
     from nats.aio.transport import TcpTransport
 
     class ClosingTransport(TcpTransport):
@@ -354,25 +356,25 @@ def closing_transport() -> TcpTransport:
 
 
 class StreamContents(msgspec.Struct, frozen=True):
-    """The contents of one of a broker's streams."""
+    """The size of one of a broker's streams."""
 
     messages: int
     bytes: int
-    """Their bytes."""
+    """The size in bytes."""
 
 
 class BrokerCondition(msgspec.Struct, frozen=True):
-    """The condition of a broker, as it reports it."""
+    """The condition of a broker, as the broker reports it."""
 
     server: str
-    """Its address, without a password."""
+    """The broker's address, without a password."""
     version: str
     jetstream: bool
-    """Whether it can keep messages."""
+    """Whether the broker can store messages."""
     events: StreamContents | None
-    """The events that it stores for the cluster; None if it never stored any."""
+    """The stored events of the cluster; None if there never were any."""
     frames: StreamContents | None
-    """The frames of streams that it stores for the cluster, for some minutes; None if it stores none."""
+    """The stored frames of the cluster's streams; None if there are none. Frames are stored for some minutes."""
 
 
 async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCondition:
@@ -387,7 +389,7 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
     async def failed(error: Exception) -> None:
         failures.append(error)
         if len(failures) >= len(servers):
-            raise error  # otherwise it would retry forever
+            raise error  # otherwise nats-py would retry forever
 
     client = Client()
     try:

@@ -1,7 +1,7 @@
 """The broker's stream of recent events: written with acknowledgements, and read in order.
 
-The stream helps readers that were disconnected for a short time. Events that it lost, or dropped because of age or
-size, are in the shared store.
+The stream is for readers that were disconnected for a short time. If it has lost events, or dropped them because
+of age or size, they are in the shared store.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ EVENTS_SECONDS = 24 * 3600
 """Seconds for which events are kept."""
 
 EVENTS_BYTES = 1024 * 1024 * 1024
-"""The largest size of the stored events, in bytes. Above it, the oldest are dropped."""
+"""The maximum size of the stored events, in bytes. Above it, the oldest are dropped."""
 
 DEDUPLICATED_SECONDS = 120
-"""Seconds for which the broker recognizes repeated messages. Readers drop later repetitions."""
+"""Seconds during which the broker detects repeated messages. Readers drop later repetitions."""
 
 ACK_SECONDS = 2.0
-"""The longest wait for an acknowledgement, or for an answer."""
+"""The maximum number of seconds to wait for an acknowledgement or an answer."""
 
 PULLED = 64
-"""The number of messages that are requested at a time. No more messages wait for a reader."""
+"""The number of messages in one request. No more messages wait for a reader."""
 
 PULL_SECONDS = 30.0
-"""Seconds for which the broker keeps such a request."""
+"""Seconds after which such a request expires at the broker."""
 
 HEARTBEAT_SECONDS = 2.0
-"""Seconds between heartbeats while the broker has no messages. If two are missing, the reader starts again."""
+"""Seconds between heartbeats while the broker has no messages. If two heartbeats are missing, the reader starts
+again.
+"""
 
 FORGOTTEN_SECONDS = 300.0
 """Seconds after which the broker drops an inactive reader."""
@@ -59,7 +61,7 @@ _ID = "Nats-Msg-Id"
 
 class StreamPosition(msgspec.Struct, frozen=True):
     stream: str
-    """The stream of the position. A stream that was deleted and recreated is another."""
+    """The id of the stream. If the stream is deleted and created again, it has another id."""
     sequence: int
     """The number of the message before the position."""
 
@@ -89,7 +91,7 @@ class BrokerEvents:
 
     @property
     def most_bytes(self) -> int:
-        """The largest size of a message, in bytes."""
+        """The maximum size of a message, in bytes."""
         return self._broker.most_bytes
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
@@ -128,7 +130,7 @@ class BrokerEvents:
         return end, [headers[_ID] for headers in headers if _ID in headers]
 
     async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[RetainedMessage]:
-        """The messages of the stream in their order, without end."""
+        """The messages of the stream in order, without end."""
         from nats.errors import Error
         from nats.js.api import ConsumerConfig, DeliverPolicy
 
@@ -184,7 +186,7 @@ class BrokerEvents:
 
     @asynccontextmanager
     async def _pulling(self, config: ConsumerConfig) -> AsyncIterator[tuple[_Pull, int]]:
-        """A reader of the stream, and the number of messages that waited for it when it started."""
+        """A reader of the stream, and the number of messages that waited for the reader when it started."""
         from nats.errors import Error
         from nats.js.api import AckPolicy
 
@@ -205,7 +207,7 @@ class BrokerEvents:
 
 
 class _Pull:
-    """One reader at the broker. It requests messages when it has received all requested before."""
+    """A reader at the broker. It requests more messages when it has received all requested ones."""
 
     def __init__(self, client: Client, subscription: Subscription, inbox: str, consumer: str) -> None:
         self._client = client
@@ -215,7 +217,9 @@ class _Pull:
         self._expected = 0
 
     async def next(self) -> Msg:
-        """The next message. Raises TimeoutError if the broker is silent, and OSError if it sends no more."""
+        """The next message. Raises TimeoutError if the broker is silent, and OSError if it sends no more
+        messages.
+        """
         while True:
             if self._expected <= 0:
                 await self._ask()
@@ -248,22 +252,22 @@ FRAMES_SECONDS = 600
 """Seconds for which the broker keeps frames."""
 
 FRAMES_BYTES = 256 * 1024 * 1024
-"""The largest size of the frames that the broker stores, in bytes. Above it, the oldest are dropped."""
+"""The maximum size of the frames that the broker stores, in bytes. Above it, the oldest are dropped."""
 
 FETCHED = 256
-"""The number of frames that are fetched at a time."""
+"""The number of frames that are fetched in one request."""
 
 FETCH_SECONDS = 2.0
-"""The longest wait for them."""
+"""The maximum number of seconds to wait for them."""
 
 
 class BrokerFrames:
-    """The broker of frames.
+    """Sends and stores frames at the broker.
 
     Args:
         broker: The connection.
         cluster: The cluster's name.
-        subject: The subject of all frames that are to be kept.
+        subject: The pattern of the subjects of all frames to store.
     """
 
     def __init__(self, broker: Broker, cluster: str, subject: str) -> None:
@@ -281,12 +285,12 @@ class BrokerFrames:
 
     @property
     def connected_seconds(self) -> float:
-        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
+        """Seconds of uninterrupted connection to the broker; 0 if it can't be reached."""
         return self._broker.connected_seconds
 
     @property
     def most_bytes(self) -> int:
-        """The largest size of a message, in bytes."""
+        """The maximum size of a message, in bytes."""
         return self._broker.most_bytes
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
@@ -294,9 +298,7 @@ class BrokerFrames:
         self._callbacks.append(callback)
 
     async def run(self) -> None:
-        """Create the stream for frames again whenever the broker is back, because its data may have been
-        deleted.
-        """
+        """Create the stream for frames after each reconnection, because it may have been deleted."""
         while True:
             await self._back.wait()
             self._back.clear()
@@ -335,7 +337,7 @@ class BrokerFrames:
     async def forget(self, subject: str) -> None:
         """Delete the stored frames of a subject that were sent before now.
 
-        While the broker is away, nothing is done: frames expire after their time.
+        While the broker is unreachable, this does nothing: frames expire later.
         """
         from nats.errors import Error
 
@@ -366,5 +368,5 @@ class BrokerFrames:
         )
         try:
             await jetstream.add_stream(config)
-        except (Error, TimeoutError) as error:  # JetStream is disabled, or another version's stream exists
+        except (Error, TimeoutError) as error:  # JetStream is disabled, or has a stream of another version
             _log.warning("frames_not_kept", stream=self._stream, error=f"{type(error).__name__}: {error}")

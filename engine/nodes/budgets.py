@@ -1,12 +1,13 @@
 """A node's slices of shared budgets: requested from the store, and returned when idle.
 
-If a call does not fit into the node's slices, the node queries the store. It sends one query at a time and numbers
-them. So a lost answer, or a statement that outlives its connection, is harmless. The node stops using a slice
-before it returns it to the store, so it never spends more than it has.
+If a call does not fit into the node's slices, the node requests larger slices from the store. It sends one request
+at a time, each with a number. So a lost answer, or a statement that runs after its connection was lost, is
+harmless. The node stops using a slice before it returns the slice to the store, so it never spends more than it
+has.
 
-If a change got no answer, because the store failed or the call was cancelled, it may still be executed later. So
-before the next reading counts, the node sets the same slices again with a higher number. After that, the earlier
-change has no effect, and the excess is returned.
+If a request got no answer, because the store failed or the call was cancelled, it may still be executed later. So
+before the node uses the next answer, it sets the same slices again with a higher number. Then the earlier request
+has no effect any more, and the excess is returned.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from ..budgets.ledger import Account, AccountState, Amount, Refusal
 
 
 class Scope:
-    """The account of one value under one budget. Pure.
+    """The shared account of one value under one budget. Pure.
 
     Args:
         budget: The budget.
-        value: The session, provider, model or value of a tag; empty for the account of all.
+        value: The session, provider, model or tag value; empty for the engine's account.
     """
 
     def __init__(self, budget: Budget, value: str) -> None:
@@ -43,26 +44,26 @@ class Scope:
         self._window = budget.counted_over
 
     def slot(self, now_us: int) -> Slot:
-        """The slot that a moment belongs to."""
+        """The slot at a given time."""
         return self.shared_slot(self._window.slot(now_us))
 
     def query(self, now_us: int) -> SpendingQuery:
-        """The calls of the trace that count at a moment."""
+        """The calls of the trace that count at a given time."""
         only = None if self._budget.per == "engine" else self.value
         return msgspec.structs.replace(query_of(self._budget, now_us), value=only)
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
-        """The slot for the slot number in an answer to `query`."""
+        """The slot for the slot number that an answer to `query` contains."""
         return self.slot(now_us if query.slot_us is None else (query.since_us or 0) + number * query.slot_us)
 
     def shared_slot(self, slot: WindowSlot) -> Slot:
-        """The shared form of one of the window's slots, equal on all nodes."""
+        """A slot of the window with boundaries that are equal on all nodes."""
         return Slot(slot.start_us, self._window.forgets_us(slot))
 
 
 def name_of(budget: Budget) -> str:
-    """The shared name of a budget. It is equal on all nodes, and differs between budgets that count different
-    calls.
+    """The name of a budget in the shared store. It is equal on all nodes. Budgets that count different calls have
+    different names.
     """
     scope = budget.per if budget.of is None else f"{budget.per}={budget.of}"
     limits = f"{budget.max_nano_usd} nano-USD, {budget.max_tokens} tokens"
@@ -81,7 +82,7 @@ class SharedAccount(Account):
         super().__init__(budget, value)
         self.scope = Scope(budget, value)
         self.granted: dict[Slot, Allotment] = {}
-        """The node's slices."""
+        """The node's slices, by slot of the window."""
         self.asked_us = -ENDLESS_US
         """The time of the last reservation, in microseconds since the epoch."""
         self.recently: Allotment = _NOTHING
@@ -98,7 +99,7 @@ class SharedAccount(Account):
         return _NOTHING if found is None else (found.money, found.tokens)
 
     def slots_in_use(self) -> list[Slot]:
-        """The slots in which this node has used something."""
+        """The slots in which this node has used a part of its slice."""
         return [
             self.scope.shared_slot(found.slot) for found in self._slots.values() if found.money or found.tokens
         ]
@@ -113,10 +114,10 @@ class SharedAccount(Account):
         return None if fits else needs
 
     def idle(self, now_us: int, idle_us: int, *, wanted: bool) -> list[tuple[Slot, Allotment]]:
-        """The slices that are larger than needed, with the needed sizes.
+        """The slices that are larger than needed, each with the needed size.
 
-        A slice with a recent reservation may be larger, unless another node needs it. Grants in ended slots are no
-        longer needed.
+        A slice with a recent reservation may be larger than needed, unless another node needs room. Slices of
+        ended slots are no longer needed.
         """
         current = self.scope.slot(now_us)
         found = []
@@ -140,9 +141,7 @@ class SharedAccount(Account):
         return refusal
 
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
-        """The reason why an amount has no room in the whole cluster, by this node's last state; None if it
-        fits.
-        """
+        """The reason why an amount has no room in the whole cluster, by the last known state; None if it fits."""
         refusal = super().refuses(_with(_with(asked, self._spent), self._others), now_us)
         return None if refusal is None else self._refusal(refusal.why, asked, now_us)
 
@@ -151,7 +150,7 @@ class SharedAccount(Account):
         return super().refuses(_with(asked, self._spent), now_us) is None
 
     def add_asked(self, asked: Amount, now_us: int) -> None:
-        """Record a reservation, so that the next requested slice is large enough."""
+        """Count an amount towards recent reservations, so that the next requested slice is large enough."""
         self.asked_us = now_us
         self.recently = (self.recently[0] + asked.money, self.recently[1] + asked.tokens)
 
@@ -160,14 +159,16 @@ class SharedAccount(Account):
         return super()._is_low(money + spent[0] + others[0], tokens + spent[1] + others[1])
 
     def state(self, now_us: int) -> AccountState:
-        """The account as a value, including amounts in the trace and amounts held or spent by other nodes."""
+        """The account's state, including amounts in the trace and amounts that other nodes hold or have spent."""
         own = super().state(now_us)
         return msgspec.structs.replace(
             own, spent=_plus(own.spent, self._spent), held=_plus(own.held, self._others)
         )
 
     def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
-        """The end of the slot, because other nodes' use in the window is unknown here."""
+        """The end of the slot. An earlier time is not known, because other nodes' use in the window is unknown
+        here.
+        """
         limit = self._max_money if why == "money" else self._max_tokens
         need = asked.money if why == "money" else asked.tokens
         end = self._window.slot(now_us).end_us
@@ -188,23 +189,23 @@ _log = Log("engine.shared_budgets")
 _Slices: TypeAlias = list[tuple[SharedAccount, Slot]]
 
 LOOK_SECONDS = 1.0
-"""Seconds between two checks of accounts in use, which also return idle slices."""
+"""Seconds between two checks of the accounts in use. A check also returns idle slices."""
 
 TRIES = 4
-"""The number of attempts of a call to get idle slices of other nodes, half of `LOOK_SECONDS` apart."""
+"""The maximum number of attempts of a call to get idle slices of other nodes, `LOOK_SECONDS` / 2 apart."""
 
 IDLE_US = 2_000_000
 """Microseconds after a reservation during which a slice may be larger than needed."""
 
 FORGET_US = 60_000_000
-"""Microseconds after a reservation during which an account is checked."""
+"""Microseconds after its last reservation during which an account is still checked."""
 
 SETTLE_SECONDS = 15.0
 """Seconds between two searches for slices of dead nodes."""
 
 
 class BudgetSlices:
-    """The slices of one node. `Budgets` uses it as its `SharedBudgets`.
+    """The budget slices of one node. `Budgets` uses them as its `SharedBudgets`.
 
     Args:
         tables: The shared rows.
@@ -216,7 +217,7 @@ class BudgetSlices:
 
     name = "shared budgets"
     shared = True
-    """Whether, at the end, the trace of all calls is in the shared store; set before `close`."""
+    """Whether the shared store has the trace of all calls at the end; set before `close`."""
 
     def __init__(
         self,
@@ -237,12 +238,12 @@ class BudgetSlices:
         self._ahead_us = 0  # microseconds by which the store's clock is ahead of the engine's
         self._overdrawn = False
         self._unsure: set[tuple[SharedAccount, Slot]] = set()
-        """The slices of changes with missing answers."""
+        """The slices of requests without an answer."""
 
     # --- Interface for budgets ---
 
     def now_us(self) -> int:
-        """The time of the store's clock, as far as known, in microseconds since the epoch."""
+        """The store's time, as far as it is known, in microseconds since the epoch."""
         return self._clock.now_us() + self._ahead_us
 
     def account(self, budget: Budget, value: str) -> SharedAccount:
@@ -252,10 +253,10 @@ class BudgetSlices:
         return account
 
     async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
-        """Get a large enough grant for a call, if there is room.
+        """Get large enough slices for a call, if there is room.
 
-        Idle slices of other nodes count as room. Those nodes return them when they see the need, and this method
-        waits for it.
+        Idle slices of other nodes count as room. Those nodes return them when they detect the request, and this
+        method waits for that.
         """
         needed = _in_order(accounts)
         for again in range(TRIES):
@@ -308,9 +309,9 @@ class BudgetSlices:
         self._unsure = {each for each in self._unsure if each[0].scope.budget in self._named}
 
     async def carry(self, accounts: Sequence[Account]) -> None:
-        """Get slices for the amounts that this node used in accounts that are new here, even without room.
+        """Get slices for the amounts that this node has already used in new accounts, even if there is no room.
 
-        Until then the store counted them from the trace.
+        Until then, the store counts these amounts from the trace.
         """
         carried = _in_order(accounts)
         if not carried:
@@ -339,17 +340,17 @@ class BudgetSlices:
                 _log.debug("accounts_not_tended", error=str(error))
 
     async def drain(self) -> None:
-        """Do nothing: spending counts in its slices until it is in the trace."""
+        """Do nothing: spending counts in the node's slices until it is in the trace."""
 
     async def close(self) -> None:
-        """Release all slices, if the shared trace has all calls. Otherwise they count until it has them."""
+        """Release all slices if the shared trace has all calls. Otherwise the slices count until it has them."""
         if self.shared and self._accounts:
             await self._tables.settle(self._node, [account.scope for account in _in_order(self._accounts)])
 
     # --- Helpers ---
 
     def _lacks(self, accounts: Sequence[SharedAccount], asked: Amount) -> list[SharedAccount]:
-        """The accounts with too small a grant on this node."""
+        """The accounts in which this node's slice is too small."""
         now_us = self.now_us()
         return [account for account in accounts if account.short_of(asked, now_us) is not None]
 
@@ -368,7 +369,7 @@ class BudgetSlices:
     async def _grant(
         self, slices: Callable[[int], _Slices], requests: Callable[[SharedAccount, Slot], SliceRequest]
     ) -> None:
-        """Request slices, and apply the answer."""
+        """Request slices from the store, and apply the answer."""
         asked: _Slices = []
 
         def ask(now_us: int) -> list[SliceRequest]:
@@ -383,7 +384,7 @@ class BudgetSlices:
         self._take_in([account for account, _ in asked], answer, began)
 
     async def _make_sure(self) -> None:
-        """Set the slices of unanswered changes again, so that their earlier versions can't take effect."""
+        """Set the slices of unanswered requests again, so that these requests can't take effect later."""
         slices = sorted(self._unsure, key=lambda each: by_name(each[0].scope))
         if slices:
             await self._grant(
@@ -396,7 +397,9 @@ class BudgetSlices:
         self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
 
     def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
-        """Admit a call without the store: grant this node the amount, and report it to the store later."""
+        """Admit a call without the store: enlarge this node's slices by the amount, and report that to the store
+        later.
+        """
         self._overdrawn = True
         now_us = self.now_us()
         for account in accounts:
@@ -417,7 +420,7 @@ class BudgetSlices:
         await self._give_back(wanted)
 
     async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
-        """Refresh the state of accounts. Returns, for each, whether another node was just refused there."""
+        """Refresh the state of accounts. Returns for each account whether it just refused another node."""
         asked = _in_order(accounts)
         if not asked:
             return {}
@@ -444,7 +447,7 @@ class BudgetSlices:
                 self._unsure.difference_update(slices)
 
     async def _report_admitted(self) -> None:
-        """Report to the store the calls that were admitted without it."""
+        """Report the calls that were admitted without the store to the store."""
         async with self._asking:
             slices = [(account, slot) for account in _in_order(self._accounts) for slot in account.granted]
             await self._grant(

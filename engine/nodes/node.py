@@ -1,10 +1,10 @@
-"""The cluster of an engine, as the host configures it, and the engine's node in the cluster.
+"""The configuration of a cluster, and the engine's node in the cluster.
 
 All nodes have the same configuration. `Runtime` joins the cluster, and `Life` starts and ends the node:
 
-    start    after the trace writer and the shipper, before the turns: a supervisor "node" with one actor a part
+    start    after the trace writer and the shipper, before the turns: a supervisor "node" with an actor a part
     drain    when all turns have ended and the trace is committed, with its store still open
-    close    last, when the trace is shipped: other nodes may then take over everything that the node held
+    close    last, when the trace is shipped: other nodes may then take over the node's sessions
 """
 
 from __future__ import annotations
@@ -59,41 +59,41 @@ from .takeover import SharedSessions
 from .trees import RemoteTrees
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""The form of a cluster's name, which is a part of subjects."""
+"""The pattern for a cluster's name, which is a part of subjects."""
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of an engine: `Engine(cluster=Cluster(nats="nats://…", store="postgresql://…"))`.
 
-    Sessions then have one owner at a time and can be resumed on any node. If only `nats` is set, only events and
-    streams are shared. If only `store` is set, only its contents are shared.
+    Then each session has one owner at a time and can be resumed on any node. If only `nats` is set, only events
+    and streams are shared. If only `store` is set, only the store is shared.
 
     Raises:
-        ConfigurationError: A value is impossible.
+        ConfigurationError: A value is invalid.
     """
 
     nats: str | None = None
-    """The address of the broker, as ``nats://HOST:PORT``, or several with commas between them."""
+    """The address of the broker, such as ``nats://HOST:PORT``, or several with commas between them."""
     store: str | None = None
-    """The address of the shared trace, as ``postgresql://USER@HOST/DATABASE``.
+    """The address of the shared trace, such as ``postgresql://USER@HOST/DATABASE``.
 
-    A trace in a file is shipped there. None is the database of the engine's own PostgreSQL store.
+    If the engine's trace is a file, it is shipped there. None uses the engine's own PostgreSQL store.
     """
     name: str = "callboard"
     """The cluster's name: letters, digits, ``-`` and ``_``. Clusters with different names may share a broker."""
     node: str | None = None
-    """The node's name, for people; None is the name of the host and the number of the process."""
+    """The node's name, for people; None uses the host's name and the process id."""
     content: bool = False
-    """Whether events are sent over the broker with their content."""
+    """Whether events sent over the broker contain message content."""
     lease_seconds: float = 15.0
     """Seconds for which a node counts as alive after its last renewal.
 
     During this time its sessions are not taken over.
     """
     frame_seconds: float = 0.025
-    """Seconds after which new content of a stream is sent to other nodes, at the latest."""
+    """The maximum number of seconds until new content of a stream is sent to other nodes."""
     frame_bytes: int = 4096
-    """Bytes after which it is sent immediately."""
+    """The number of bytes after which new content is sent immediately."""
     without_store: Literal["refuse", "admit"] = "refuse"
     """Whether calls under a budget or a limit are admitted while the shared store can't be reached."""
 
@@ -130,11 +130,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """The address to which the engine's trace is shipped.
 
         Args:
-            ship_to: The address that the host gave itself.
+            ship_to: The address that the host configured.
             from_file: Whether the engine's trace is in a file.
 
         Raises:
-            ConfigurationError: The trace would be shipped to another place than the cluster's trace.
+            ConfigurationError: The trace would be shipped to an address other than the cluster's store.
         """
         if ship_to is not None and self.store is not None and ship_to != self.store:
             raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
@@ -142,34 +142,34 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(Protocol):
-    """One task of a node: it is created with the engine, runs while the engine lives, and ends in two steps.
+    """A task of a node. It is created with the engine, runs as long as the engine, and ends in two steps.
 
     A part doesn't fail if a server is unreachable. It reports that on the bus, and continues when the server is
-    back.
+    reachable again.
     """
 
     @property
     def name(self) -> str:
-        """The part's name in the tree of supervision."""
+        """The part's name in the supervision tree."""
 
     async def run(self) -> None:
-        """Work until cancelled. It may be called again, after an exception."""
+        """Work until cancelled. After an exception, it may be called again."""
 
     async def drain(self) -> None:
-        """Send the rest. All turns have ended, the trace is committed, and its store is still open.
+        """Send the remaining data. All turns have ended, the trace is committed, and its store is still open.
 
-        It may take at most a second or two, and is then cut off.
+        It is cancelled after `PART_SECONDS`.
         """
 
     async def close(self) -> None:
-        """Release everything that the node holds, and its connections. The trace has been shipped.
+        """Release all resources and connections. The trace has been shipped.
 
-        It is called once, even if `run` never was. It may take a second or two, and is then cut off.
+        It is called once, even if `run` was never called. It is cancelled after `PART_SECONDS`.
         """
 
 
 def child_of(part: Part) -> ChildSpec:
-    """The part as a child of a supervisor. If it can't be kept running, it stays down, and calls continue."""
+    """The part as a child of a supervisor. If it crashes too often, it stays down, and calls continue."""
     return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")
 
 
@@ -210,7 +210,7 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
 
 
 def _streams(frames: Frames) -> Check:
-    """Report the streams that are sent and read here. Frames that could not be sent are sent again."""
+    """Report the streams that are sent and read on this node. Frames that could not be sent are sent again."""
     found = frames.sender.statistics()
     detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
     if found.lost:
@@ -270,7 +270,7 @@ PART_SECONDS = 2.0
 
 
 class Node(Alone):
-    """One engine of a cluster. It starts nothing and waits for nothing by itself.
+    """The node of an engine in a cluster. Creating it starts nothing.
 
     Args:
         cluster: The cluster.
@@ -296,7 +296,7 @@ class Node(Alone):
         self.cluster = cluster
         self._clock = clock
         self.id = bus.run_id
-        """The node's identity: a node is one run of an engine."""
+        """The node's id: the run id of its engine."""
         self.name = cluster.node or f"{socket.gethostname()}:{os.getpid()}"
         """The node's name, for people."""
         self.database = _shared_database(cluster, store)
@@ -310,9 +310,9 @@ class Node(Alone):
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
         """The shared database, for short transactions; None without one."""
         self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
-        """The owners of sessions; None without a shared database."""
+        """The ownership of sessions; None without a shared database."""
         self.probes: ProbeLeases | None = None
-        """The leases of probes; None without a shared database."""
+        """The leases for probes; None without a shared database."""
         if self.shared is not None and self.ownership is not None:
             probes = PostgresProbes(self.shared, cluster.name)
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
@@ -324,9 +324,9 @@ class Node(Alone):
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
-        """The shared, learned rate limits; None without a broker."""
+        """The sharing of learned rate limits; None without a broker."""
         self.trees: RemoteTrees | None = None
-        """The trees of turns across several nodes; None without a broker."""
+        """The trees of turns on several nodes; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self.streams = self._frames(self.broker, streams)
@@ -342,11 +342,13 @@ class Node(Alone):
                 self.parts = [*self.parts, self.bridge]
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
-        """The output tokens of a dead node's message that readers on other nodes have; 0 if unknown."""
+        """The number of output tokens of a dead node's message that readers on other nodes have received; 0 if
+        unknown.
+        """
         if self.frames is None or self.broker is None:
             return 0
         if not (self.broker.connected or self._waited):
-            with anyio.move_on_after(PART_SECONDS):  # lost runs are ended while the node is still starting
+            with anyio.move_on_after(PART_SECONDS):  # lost runs are handled while the node is still starting
                 await self.broker.reached()
             self._waited = True
         try:
@@ -391,7 +393,7 @@ class Node(Alone):
         return None if self.probes is None else self.probes.may_go
 
     def open_sessions(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> OpenSessions:
-        """The open sessions of the engine; with a shared database, each has one owner in the cluster."""
+        """The open sessions of the engine. With a shared database, each session has one owner in the cluster."""
         if self.ownership is None:
             return super().open_sessions(bus, store, host, captures=captures)
         return SharedSessions(
@@ -415,11 +417,11 @@ class Node(Alone):
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The data with which another node joins a tree of turns of this node; empty without a broker."""
+        """The data that another node needs to join a tree of turns of this node; empty without a broker."""
         return {} if self.trees is None else self.trees.carry(caller)
 
     def reach(self, caller: Caller) -> None:
-        """Connect a tool's run on another node with the calls that it starts here."""
+        """Connect a tool run on another node with the calls that it starts here."""
         if self.trees is not None:
             self.trees.reach(caller)
 
@@ -439,7 +441,7 @@ class Node(Alone):
             return await store.delete_session(session_id)
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which this node has a session; 0 if it doesn't, or without a shared database."""
+        """The epoch in which this node owns a session; 0 if it doesn't, or without a shared database."""
         return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
 
     def _connection(self, url: str, bus: Bus) -> Broker:
@@ -481,7 +483,7 @@ class Node(Alone):
         )
 
     async def start(self, root: Supervisor) -> None:
-        """Start all parts, below their own supervisor."""
+        """Start all parts under a separate supervisor."""
         supervisor = await root.start_supervisor("node")
         for part in self.parts:
             await supervisor.start_child(child_of(part))

@@ -1,4 +1,4 @@
-"""The owners of sessions: a node's lease, the sessions that it holds, and their handover."""
+"""The ownership of sessions: a node's lease, the sessions that it owns, and their handover."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _RENEWALS = 3
 """The number of renewals during a lease."""
 
 _TRIES = 15
-"""The number of retries of a failed renewal during a lease."""
+"""The number of retries during one lease if a renewal fails."""
 
 
 class Renewal(msgspec.Struct, frozen=True):
     """A lease renewal in progress."""
 
     at_ns: int
-    """The moment before it was sent."""
+    """The time before it was sent."""
     known: int
-    """The number of the lease that the node had then."""
+    """The number of the node's lease at that time."""
     held: Mapping[str, int]
-    """The sessions that the node held then, with their epochs."""
+    """The sessions that the node owned at that time, with their epochs."""
 
 
 class Holding:
-    """The lease and the sessions of a node, from the node's own point of view.
+    """A node's own record of its lease and its sessions.
 
     Args:
         lease_seconds: The length of its lease.
@@ -57,7 +57,7 @@ class Holding:
 
     def __init__(self, lease_seconds: float) -> None:
         self.breaks = 0
-        """The number of times that the lease expired, so that other nodes may have taken sessions."""
+        """The number of times that the lease expired, so that other nodes may have taken over sessions."""
         self._lease_ns = round(lease_seconds * 1e9)
         self._lease = 0
         self._until_ns: int | None = None
@@ -66,19 +66,19 @@ class Holding:
 
     @property
     def sessions(self) -> Mapping[str, int]:
-        """The sessions that it holds, with their epochs."""
+        """The sessions that the node owns, with their epochs."""
         return self._sessions
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which it holds a session; 0 if it doesn't."""
+        """The epoch in which the node owns a session; 0 if it doesn't."""
         return self._sessions.get(session_id, 0)
 
     def lives(self, now_ns: int) -> bool:
-        """Whether its lease is valid, by its own clock."""
+        """Whether the lease is valid, by the node's own clock."""
         return self._until_ns is not None and now_ns < self._until_ns
 
     def may_act(self, session_id: str, epoch: int, now_ns: int) -> bool:
-        """Whether it may act for a session that it claimed in that epoch."""
+        """Whether the node may act for a session that it claimed in that epoch."""
         return self._sessions.get(session_id) == epoch and self.lives(now_ns)
 
     def seconds_left(self, now_ns: int) -> float:
@@ -86,7 +86,7 @@ class Holding:
         return 0.0 if self._until_ns is None else max(0, self._until_ns - now_ns) / 1e9
 
     def pause(self, now_ns: int) -> float:
-        """Seconds until the next action: a renewal, or the report that the lease has expired."""
+        """Seconds until the next action: a renewal, or reporting that the lease has expired."""
         moments = [self._next_ns]
         if self._until_ns is not None and self._until_ns > now_ns:
             moments.append(self._until_ns)
@@ -131,21 +131,21 @@ class Holding:
 _log = Log("engine.ownership")
 
 LOOK_SECONDS = 1.0
-"""Seconds between two checks for sessions that other nodes request or that no code here uses any more."""
+"""Seconds between two checks for sessions that other nodes request or that this node no longer uses."""
 
 HANDOVER_SECONDS = 3.0
 """Seconds that a running owner has to hand over a requested session."""
 
 ASK_SECONDS = 0.1
-"""Seconds between two requests of a node that waits for a session."""
+"""Seconds between two attempts of a node that waits for a session."""
 
 
 OUTCOME_UNKNOWN = "the node that ran this turn has stopped, and the state of its last call is unknown"
-"""The reason for the end of a turn on a dead node."""
+"""The error text for the end of a dead node's turn."""
 
 
 class LocalSessions(Protocol):
-    """The sessions that are open in the engine, as ownership sees them."""
+    """The open sessions of the engine, for `Ownership`."""
 
     def is_open(self, session_id: str) -> bool:
         """Whether the session is open in this engine."""
@@ -157,11 +157,11 @@ class LocalSessions(Protocol):
         """Close the session and end its turns with SessionTakenOver and this text."""
 
     async def ship(self) -> bool:
-        """Ship everything so far to the shared store. Returns whether it arrived."""
+        """Ship all events so far to the shared store. Returns whether they arrived."""
 
 
 class Ownership:
-    """The lease and the sessions of one node.
+    """Keeps the lease of one node, and owns its sessions.
 
     Args:
         tables: The shared rows.
@@ -174,9 +174,11 @@ class Ownership:
     local: LocalSessions
     """The open sessions; set before the start."""
     tell: Callable[[str], None] = staticmethod(lambda _node: None)
-    """Notifies a node that one of its sessions is requested, if there is a faster way than the shared rows."""
+    """Notifies another node that one of its sessions is requested. By default, the shared rows are the only
+    notice.
+    """
     shared = True
-    """Whether, at the end, all content is in the shared store; set before `close`."""
+    """Whether the shared store has all content at the end; set before `close`."""
 
     def __init__(self, tables: OwnershipTables, info: NodeInfo, bus: Bus, clock: Clock) -> None:
         self.tables = tables
@@ -187,11 +189,11 @@ class Ownership:
         self._renewing = anyio.Lock()
         self._reported_loss = False
         self._reason = ""
-        self._unheld: set[str] = set()  # sessions that no code here was using at the last check
+        self._unheld: set[str] = set()  # sessions that this engine did not use at the last check
         self._wanted: tuple[str, ...] = ()
         self._wake = anyio.Event()
         self._ended: set[str] = set()  # turns of other nodes whose end was decided here
-        self._deleted: set[str] = set()  # deleted sessions that are still held here
+        self._deleted: set[str] = set()  # deleted sessions that this node still owns
 
     def statistics(self) -> OwnershipStatistics:
         now = self._clock.monotonic_ns()
@@ -212,9 +214,9 @@ class Ownership:
         return self.holding.epoch_of(session_id)
 
     def may_act(self, session_id: str) -> bool:
-        """Whether this node may act for a session, as far as it can judge without asking.
+        """Whether this node may act for a session, by its own record of the lease.
 
-        It may act for an unclaimed session, for instance one without stored content.
+        It may act for an unclaimed session, for example a session without stored content.
         """
         return not self.holding.epoch_of(session_id) or self.holding.lives(self._clock.monotonic_ns())
 
@@ -223,8 +225,8 @@ class Ownership:
         return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
 
     async def require(self, session_id: str, epoch: int) -> None:
-        """Check that this node owns the session in that epoch, with the store if needed. Raises an error
-        otherwise.
+        """Check that this node owns the session in that epoch, with a query to the store if needed. Raises an
+        error if not.
         """
         if not self.holds(session_id, epoch):
             await self._have_lease()
@@ -268,14 +270,14 @@ class Ownership:
             _log.warning("session_not_released", session_id=session_id, error=str(error))
 
     def deleted(self, session_id: str) -> None:
-        """Record that a session was deleted, so that its release removes the remaining rows, unless it is claimed
-        again.
+        """Record that a session was deleted. Unless it is claimed again, its release then removes the remaining
+        rows.
         """
         if self.holding.epoch_of(session_id):
             self._deleted.add(session_id)
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The end of a turn with a lost owner, see `frames.retained_turns.TurnEndings`."""
+        """The end of a turn with an unreachable owner, see `frames.retained_turns.TurnEndings`."""
         found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
         if found is None:
             return None
@@ -291,7 +293,7 @@ class Ownership:
     async def end_of_turn(
         self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus
     ) -> TurnEnding | None:
-        """The decided end of a turn; it is decided now if its owner can no longer end it."""
+        """The decided end of a turn. If its owner can no longer end it, it is decided now."""
         ending = TurnEnding(
             stream_id=stream_id, session_id=session_id, epoch=epoch, status=status, decided_by=self.info.node
         )
@@ -321,12 +323,12 @@ class Ownership:
                 await self._wake.wait()
 
     async def drain(self) -> None:
-        """Do nothing: messages are shipped after this."""
+        """Do nothing: messages are shipped later."""
 
     async def close(self) -> None:
-        """Release all sessions and end the lease, so that no node has to wait for it.
+        """Release all sessions and end the lease, so that other nodes need not wait.
 
-        Sessions with content that exists only here are kept until the lease expires.
+        Sessions with content that is only on this node are kept until the lease expires.
         """
         try:
             if self.shared:
@@ -444,7 +446,7 @@ def _cannot_ask(session_id: str, error: StoreError) -> str:
 
 
 class TakeoverRequests:
-    """The part of a node that sends and receives requests for sessions.
+    """Sends and receives requests for sessions. A part of a node.
 
     A lost request delays the takeover by at most a second, because owners also check the shared rows.
 
@@ -482,4 +484,4 @@ class TakeoverRequests:
         """Do nothing: no data waits to be sent."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

@@ -1,9 +1,9 @@
-"""A node's share of declared rate limits.
+"""The shares of a node in declared rate limits.
 
-A node may use its share of a limit. The share is never smaller than the node's use in the last minute. The shares
+Each node may use its share of a limit. A share is never smaller than the node's use in the last minute. The shares
 of all nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never
-exceed the limit. A node requests the amount that its waiting requests need, and returns the rest. The share of a
-node that stops renewing it expires after 90 seconds.
+exceed the limit. A node requests the amount that its waiting requests need, and returns the unused part. A share
+that is not renewed expires after 90 seconds.
 
 While the store is unreachable, a node uses the limit divided by the last known number of nodes.
 """
@@ -27,26 +27,26 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of the shares when no request waits."""
 
 PAUSE_SECONDS = 0.02
-"""The shortest time between two requests, in seconds."""
+"""The minimum time between two requests, in seconds."""
 
 NODES_SECONDS = 15.0
 """Seconds between two counts of the nodes."""
 
 KEPT_US = 90_000_000
-"""The time for which an unrenewed share lasts, in microseconds: longer than a limit's window."""
+"""The time after which an unrenewed share expires, in microseconds. It is longer than a limit's window."""
 
 REFRESH_US = 20_000_000
 """The time between two renewals of a share, in microseconds."""
 
 
 class LimitScope:
-    """The limits of one adapter and key, as an account in the shared rows. The number of requests is stored in the
-    money fields.
+    """The limits of one adapter and key, as an account in the shared rows. The money fields contain the number of
+    requests.
 
     Args:
         adapter: The adapter.
         key: The name of the key.
-        limits: The requests and the tokens of a minute; None means no limit.
+        limits: The requests and the tokens in a minute; None means no limit.
     """
 
     value = ""
@@ -66,10 +66,10 @@ class LimitScope:
 
 
 class SharedLimit:
-    """The limits of one gate, and this node's share of them.
+    """The limits of one queue, and this node's share of them.
 
     Args:
-        live: The gate.
+        live: The queue.
     """
 
     def __init__(self, live: AsyncRateLimiter) -> None:
@@ -88,7 +88,7 @@ class SharedLimit:
         return used.get("requests", 0), used.get("tokens", 0)
 
     def needs(self) -> tuple[Allotment, Allotment]:
-        """The share that all waiting requests need, and the share that the first one needs."""
+        """The share that all waiting requests need, and the share that only the first one needs."""
         tickets = self.live.limiter.in_line()
         return self._with(tickets), self._with(tickets[:1])
 
@@ -115,7 +115,7 @@ class SharedLimit:
 
 
 class RateLimitShares:
-    """The shares of one node.
+    """The shares of one node. A part of a node.
 
     Args:
         tables: The shared rows.
@@ -142,7 +142,7 @@ class RateLimitShares:
         self._degraded = False
 
     def join(self, live: AsyncRateLimiter) -> None:
-        """Share the declared limits of a gate from now on."""
+        """Share the declared limits of a queue from now on."""
         limit = self._limits[live] = SharedLimit(live)
         for each in limit.declared:
             each.share = 0.0
@@ -205,7 +205,7 @@ class RateLimitShares:
         return not _exceeds(up_to, limit.granted)
 
     async def _give_back(self, limit: SharedLimit) -> None:
-        """Return everything except the used amount. Later requests ask for a share again."""
+        """Return the unused part of the share. Later requests request a larger share again."""
         limit.granted = limit.used()
         limit.use(limit.granted)
         self._number += 1

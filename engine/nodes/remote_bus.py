@@ -1,13 +1,13 @@
-"""A bus with the events of other processes.
+"""A bus with the events of engines in other processes.
 
     async with RemoteBus("nats://bus.example", store="postgresql://…") as bus:
         async with bus.subscribe("llm.*") as events:
             async for envelope in events:
                 ...
 
-Subscriptions take the same patterns and policies as on an engine's own bus, and get the same envelopes. Each run's
-events are in order. There is no order across runs. Events that the broker has lost or dropped come from the shared
-store.
+Subscriptions have the same patterns and policies as on an engine's own bus, and receive the same envelopes. Each
+run's events are in order. There is no order across runs. Events that the broker has lost or dropped are read from
+the shared store.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from .broker_streams import BrokerEvents
 from .remote_source import RemoteEvents, RemoteStatistics
 
 CONNECT_SECONDS = 3.0
-"""Seconds for which the start waits for the broker."""
+"""Seconds to wait for the broker at the start."""
 
 
 class RemoteBus(ReplayBus):
-    """The events of all engines of a cluster, from now on or from a moment. It is for one use, on asyncio.
+    """The events of all engines of a cluster, from now on or from an earlier time. Use it once, on asyncio.
 
-    A slow lossless reader delays the others as on a replay (see `bus.observable`). The waiting events are bounded.
-    While the broker is away, events come from the store, some seconds late. Messages have no content, unless the
-    cluster sends it, and never if they come from the store.
+    A slow lossless reader delays other readers, as in a replay (see `bus.observable`). The number of waiting
+    events is limited. While the broker is unreachable, events are read from the store, some seconds late. Messages
+    have content only if the cluster sends it, and never if they are read from the store.
 
     Args:
         nats_url: The address of the broker, or several with commas between them.
-        store: The address of the shared store, or a store. Without one a gap can't be filled: it is passed over
+        store: The address of the shared store, or a store. Without a store, a gap can't be filled: it is skipped
             and counted in `remote_statistics`.
         cluster: The name of the cluster.
-        since: The first moment, in microseconds since the epoch or as an aware datetime; None is now. With a
-            moment and a store, no event is delivered before the store can be reached.
+        since: The time of the first event, in microseconds since the epoch or as an aware datetime; None means
+            now. With a time and a store, no event is delivered before the store can be reached.
         patience: Seconds to wait for an announced event that is not in the store. Later events of its run wait,
-            too. After that time the gap is passed over and counted. None waits without limit; `remote_statistics`
-            and the log report it.
-        sweep_seconds: Seconds between requests to the store for events that the broker didn't send, such as the
+            too. After that time, the gap is skipped and counted. None waits without limit; `remote_statistics` and
+            the log report the wait.
+        sweep_seconds: Seconds between queries of the store for events that the broker didn't send, such as the
             last events of a process that died.
         clock: The clock.
 
@@ -102,7 +102,7 @@ class RemoteBus(ReplayBus):
         await super().__aenter__()
         try:
             await self._begin()
-        except BaseException as error:  # otherwise the parts that were started would never be stopped
+        except BaseException as error:  # otherwise the parts that have started would never be stopped
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -129,10 +129,8 @@ class RemoteBus(ReplayBus):
                     await self._own_store.close()
 
 
-# A separate bridge, for an engine outside of a cluster.
-
 LAST_SECONDS = 2.0
-"""Seconds for sending the rest at the end."""
+"""Seconds for sending the remaining events at the end."""
 
 
 class BridgedEngine(Protocol):
@@ -147,7 +145,7 @@ class BridgedEngine(Protocol):
 
     @property
     def store(self) -> Store | None:
-        """The trace that they are committed to."""
+        """The trace to which they are committed."""
         ...
 
     async def flush(self) -> None:
@@ -156,20 +154,20 @@ class BridgedEngine(Protocol):
 
 
 class Bridge:
-    """A bridge from one engine to a broker, as long as the context lasts.
+    """A context manager that sends the events of one engine to a broker.
 
-    Events are sent after they were committed to the engine's trace, including earlier ones. If the broker is
-    unreachable, no event is lost: it gets them when it is back. Events that were not sent before the end are in
-    the shared store.
+    Events are sent after they were committed to the engine's trace, including events from before the context. If
+    the broker is unreachable, no event is lost: they are sent after the reconnection. Events that were not sent
+    before the end are in the shared store.
 
     Args:
-        engine: The engine, which starts with the bridge if it hasn't yet.
+        engine: The engine. The bridge starts it if needed.
         nats_url: The address of the broker, or several with commas between them.
         cluster: The name under which readers find the events.
         content: Whether message content is sent with them.
 
     Raises:
-        ConfigurationError: The engine keeps no trace, or is in a cluster that has a bridge.
+        ConfigurationError: The engine has no trace, or is in a cluster that already has a bridge.
     """
 
     def __init__(
@@ -192,7 +190,7 @@ class Bridge:
         return self._broker.connected
 
     def statistics(self) -> BridgeStatistics:
-        """A snapshot."""
+        """A snapshot of the bridge."""
         return self._bridge.statistics()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The events of other processes as one stream of envelopes: each run in order and without a gap."""
+"""The events of other processes as one stream of envelopes. Each run is in order and without gaps."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ from .broker_streams import RetainedMessage, StreamPosition
 # --- One incoming run ---
 
 MOST_HELD = 64
-"""The largest number of pages that wait for earlier pages."""
+"""The maximum number of pages that wait for earlier pages."""
 
 FIRST_WAIT = 0.05
-"""Seconds before missing events are requested from the store. They double with each answer without new events."""
+"""Seconds before missing events are requested from the store. The time doubles with each answer without new
+events.
+"""
 
 LONGEST_WAIT = 1.0
-"""The maximum of these seconds."""
+"""The maximum of this time, in seconds."""
 
 GRACE_SECONDS = 1.0
-"""Seconds to wait for a page with events that are in the store already."""
+"""Seconds to wait for a page whose events are already in the store."""
 
 
 class Arrived(msgspec.Struct, frozen=True):
     after: int
-    """The `seq` of the event before its first one."""
+    """The `seq` of the event before the page."""
     last: int
-    """The `seq` of its last event."""
+    """The `seq` of the page's last event."""
     envelopes: Sequence[Envelope] | None
-    """Its events; None if they are in the store alone."""
+    """The events of the page; None if they are only in the store."""
 
 
 class Incoming:
-    """The events of one run. Times are seconds of any monotonic clock.
+    """Puts the events of one run in order. Times are seconds of any monotonic clock.
 
     Args:
-        known: The `seq` up to which the reader needs nothing. With None, the first page sets it.
-        patience: Seconds without any progress after which missing events are passed over; infinity for never.
+        known: The `seq` of the last event that the reader does not need. With None, the first page determines it.
+        patience: Seconds without any progress after which missing events are skipped; infinity means never.
     """
 
     def __init__(self, known: int | None, patience: float) -> None:
@@ -56,9 +58,9 @@ class Incoming:
         self.wanted = known or 0
         """The `seq` of the last announced event."""
         self.passed_over = 0
-        """The number of gaps that were passed over."""
+        """The number of gaps that were skipped."""
         self._patience = patience
-        self._held: dict[int, Arrived] = {}  # by `after`
+        self._held: dict[int, Arrived] = {}  # by `Arrived.after`
         self._wait = FIRST_WAIT
         self._ask_at = 0.0
         self._give_up_at = 0.0
@@ -66,7 +68,7 @@ class Incoming:
 
     @property
     def stuck_since(self) -> float | None:
-        """The time since when events are missing without any progress; None if none are missing."""
+        """The time since when events are missing without progress; None if none are missing."""
         return self._stuck_since if self.lacking else None
 
     @property
@@ -75,7 +77,7 @@ class Incoming:
 
     @property
     def ask_at(self) -> float | None:
-        """When to ask the store for the events after `known`; None if none are missing."""
+        """The time of the next query for the events after `known`; None if none are missing."""
         return self._ask_at if self.lacking else None
 
     def receive(self, page: Arrived, now: float) -> list[Envelope]:
@@ -102,7 +104,7 @@ class Incoming:
             self._expect(last, now, GRACE_SECONDS)
 
     def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
-        """Add the store's answer with the events after `known`."""
+        """Process the store's answer with the events after `known`."""
         assert self.known is not None
         given = [envelope for envelope in envelopes if envelope.seq > self.known]
         reached = max(self.known, through, given[-1].seq if given else 0)
@@ -116,14 +118,14 @@ class Incoming:
         return self._passed_over(now) if now >= self._give_up_at else []
 
     def unanswered(self, now: float) -> None:
-        """Record that the store can't be reached. This never makes the reader pass over events."""
+        """Record that the store can't be reached. This never makes the reader skip events."""
         self._ask_at = now + LONGEST_WAIT
         self._give_up_at = max(self._give_up_at, now + self._patience)
 
     def without_store(self, now: float) -> list[Envelope]:
-        """Pass over missing events immediately, because there is no store.
+        """Skip missing events immediately, because there is no store.
 
-        Returns the events that are released now.
+        Returns the events to deliver now.
         """
         return self._passed_over(now) if self.lacking else []
 
@@ -161,7 +163,7 @@ class Incoming:
         return next((page for after, page in self._held.items() if after <= known), None)
 
     def _passed_over(self, now: float) -> list[Envelope]:
-        """Pass over the gap, and return the events after it."""
+        """Skip the gap, and return the events after it."""
         assert self.known is not None
         self.passed_over += 1
         self.known = min(self._held, default=self.wanted)
@@ -172,13 +174,13 @@ class Incoming:
 _log = Log("engine.remote")
 
 ASKED_EVENTS = 500
-"""The number of events in one request to the store."""
+"""The maximum number of events in one answer of the store."""
 
 PAGES_AHEAD = 16
-"""The number of pages that are taken from the broker before they are needed."""
+"""The number of pages that are read from the broker before they are needed."""
 
 AWAY_SECONDS = 0.25
-"""Seconds until an unreachable broker is tried again."""
+"""Seconds between attempts to reach the broker."""
 
 PAST_SECONDS = 0.5
 """Seconds until a failing store is queried again for past events."""
@@ -187,10 +189,10 @@ REPORT_SECONDS = 30.0
 """Seconds after which the log reports missing events."""
 
 DAY_US = 24 * 3600 * 1_000_000
-"""Runs that ended longer ago than this before the start of reading are ignored."""
+"""Runs that ended this long before the start of reading are ignored, in microseconds."""
 
 MARGIN = timedelta(hours=1)
-"""The largest difference between the clocks of hosts."""
+"""The maximum difference between the clocks of hosts."""
 
 
 class EventReader(Protocol):
@@ -199,7 +201,7 @@ class EventReader(Protocol):
         ...
 
     def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[RetainedMessage]:
-        """Its messages in order. Raises OSError when the broker goes away."""
+        """The stream's messages in order. Raises OSError when the connection is lost."""
         ...
 
 
@@ -207,23 +209,23 @@ class RemoteStatistics(msgspec.Struct, frozen=True):
     """A snapshot of the events from other processes."""
 
     runs: int
-    """The number of runs that are known."""
+    """The number of known runs."""
     lacking: int
-    """The number of runs with missing events that are requested from the store."""
+    """The number of runs with missing events that were requested from the store."""
     waits_seconds: float
-    """The longest time that one of them has waited for the store without progress."""
+    """The longest time that one of these runs has waited for the store without progress."""
     passed_over: int
-    """The number of gaps that could not be filled."""
+    """The number of gaps that were skipped."""
 
 
 class RemoteEvents:
-    """The envelopes, as an async iterator. It belongs to one task, and `pump` to another.
+    """An async iterator over the envelopes. One task iterates, and another runs `pump`.
 
     Args:
         broker: The broker's stream.
         store: The shared store; None without one.
         clock: The clock of this process.
-        since: The first moment to read, in microseconds since the epoch; None is now.
+        since: The time of the first event to read, in microseconds since the epoch; None means now.
         patience: Seconds for which to wait for an announced event; infinity waits without limit.
         sweep_seconds: Seconds between two checks of the stored events of all runs.
     """
@@ -250,7 +252,7 @@ class RemoteEvents:
         self._runs: dict[str, Incoming] = {}
         self._lacking: set[str] = set()
         self._reported: set[str] = set()  # runs whose gaps were reported
-        self._new_run_from: int | None = None  # the first `seq` to read of a run that is new
+        self._new_run_from: int | None = None  # the first `seq` to read of a new run
         self._ready: deque[Envelope] = deque()
         self._pages: deque[Page] = deque()
         self._page_came = anyio.Event()
@@ -288,7 +290,7 @@ class RemoteEvents:
                 self._runs[name] = Incoming(last, self._patience)
 
     async def pump(self) -> None:
-        """Take pages from the broker without end, and no faster than the reader needs them."""
+        """Read pages from the broker without end, but only as fast as the reader needs them."""
         while True:
             try:
                 async for message in self._broker.read(self._position):
@@ -312,7 +314,7 @@ class RemoteEvents:
     async def _take(self, message: RetainedMessage) -> None:
         try:
             page = decode_page(message.data)
-        except ValueError as error:  # a page of another version; its events are in the store
+        except ValueError as error:  # a page of another version, whose events are in the store
             _log.warning("page_not_read", error=str(error))
             return
         while len(self._pages) >= PAGES_AHEAD:
@@ -341,7 +343,7 @@ class RemoteEvents:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until a page arrives, or a step is due."""
+        """Wait until a page arrives or a step is due."""
         moments = [self._runs[name].ask_at or 0.0 for name in self._lacking]
         if self._store is not None:
             moments.append(self._sweep_at)
@@ -393,7 +395,7 @@ class RemoteEvents:
             _log.warning("events_not_in_store", run=name, known=run.known, wanted=run.wanted)
 
     async def _sweep(self) -> None:
-        """Check the last stored event of all runs, because the broker may have missed runs."""
+        """Check the last stored event of all runs, because the broker may not have sent some runs."""
         self._sweep_at = anyio.current_time() + self._sweep_seconds
         positions = await self._positions()
         if positions is None or not await self._has_beginnings(positions):
@@ -403,9 +405,9 @@ class RemoteEvents:
             self._note(name)
 
     async def _has_beginnings(self, positions: Mapping[str, int]) -> bool:
-        """Whether the starts of runs without pages from the broker are known.
+        """Whether the start positions of runs without pages from the broker are known.
 
-        If the store could not be queried at the start, query now for the positions at that time, by the hosts'
+        If the store could not be queried at the start, this queries the positions at that time, by the hosts'
         clocks.
         """
         if self._new_run_from is not None:
@@ -435,7 +437,9 @@ class RemoteEvents:
             return None
 
     async def _read_past(self, past: _Past) -> None:
-        """Continue to read the past. While the store can't be reached, nothing is delivered, to keep the order."""
+        """Continue to read past events. While the store can't be reached, nothing is delivered, to keep the
+        order.
+        """
         try:
             if self._new_run_from is None:
                 assert self._store is not None
@@ -472,7 +476,7 @@ class RemoteEvents:
 
 
 class _Past:
-    """The events in the store since a moment, in the order of storing."""
+    """Reads the events since a given time from the store, in the order in which they were stored."""
 
     def __init__(self, store: Store, since: int) -> None:
         self._store = store

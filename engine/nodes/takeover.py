@@ -1,8 +1,8 @@
-"""The sessions of a node: claimed before they are used, taken over from other nodes, and deleted everywhere.
+"""The sessions of a node: how they are claimed, taken over from other nodes, and deleted on all nodes.
 
-If the last owner released a session, all of it is in the shared store. If the owner died, messages that are only
-in frames are added to the stored history, and the interrupted turn ends with an unknown outcome. No model is
-called again.
+If the last owner released a session, the shared store has all of its messages. If the owner died, messages that
+are only in frames are added to the stored history, and the interrupted turn ends with the status
+`outcome_unknown`. No model is called again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .ownership import Ownership
 _log = Log("engine.ownership")
 
 _ASK_SECONDS = 0.25
-"""Seconds between two requests of a turn that confirms its right."""
+"""Seconds between two attempts of a turn to confirm its permission."""
 
 
 class TurnLease(TurnRight):
-    """A turn's right to act for a session that other nodes may take over.
+    """A turn's permission to act for a session that other nodes may take over.
 
     If the node's lease never expired, no check is needed. After the lease has expired, another node may own the
     session and may have published the turn's end.
@@ -38,7 +38,7 @@ class TurnLease(TurnRight):
     Args:
         ownership: The node's ownership.
         state: The session.
-        stream_id: The turn.
+        stream_id: The turn's id.
     """
 
     may_be_lost = True
@@ -55,7 +55,7 @@ class TurnLease(TurnRight):
         await self._ownership.require(self._state.id, self._state.epoch)
 
     async def confirm(self) -> None:
-        """Return if this turn may publish its end. It retries for the length of a lease.
+        """Return if this turn may publish its end. If the store fails, this retries for the length of a lease.
 
         Raises SessionTakenOver.
         """
@@ -74,7 +74,7 @@ class TurnLease(TurnRight):
     async def is_ended_elsewhere(self) -> bool:
         """Whether another node has reported how this lost turn ended.
 
-        If none has, the turn is ended here with an unknown outcome.
+        If no node has, this ends the turn with the status `outcome_unknown`.
         """
         ownership, state = self._ownership, self._state
         try:
@@ -86,7 +86,9 @@ class TurnLease(TurnRight):
         return ending is not None and ending.decided_by != ownership.info.node
 
     async def _asked(self, ask: Callable[[], Awaitable[None]]) -> bool:
-        """Repeat the request until an answer arrives, at most for one lease. Returns whether one arrived."""
+        """Repeat a request until an answer arrives, at most for the length of a lease. Returns whether one
+        arrived.
+        """
         until = anyio.current_time() + self._ownership.info.lease_seconds
         while True:
             try:
@@ -106,8 +108,8 @@ class SharedSessions(OpenSessions):
         bus: The bus to publish on.
         store: The node's own trace; None without one.
         host: The engine's life.
-        captures: Whether the content of sessions is kept. Otherwise no other node can continue a session, so that
-            none is claimed.
+        captures: Whether the content of sessions is stored. If not, no other node can continue a session, so
+            sessions are not claimed.
         ownership: The node's ownership of sessions.
         shared_trace: Returns the trace that the nodes share.
         delete_shared: Deletes a session from that trace.
@@ -138,7 +140,7 @@ class SharedSessions(OpenSessions):
         ownership.local = self
 
     def announce(self, state: SessionState, *, begins: bool = True) -> None:
-        """Publish that a session exists. It must be claimed before that."""
+        """Publish that a session exists. It must be claimed first."""
         if state.epoch or not self._captures:
             super().announce(state, begins=begins)
 
@@ -161,7 +163,7 @@ class SharedSessions(OpenSessions):
             await self.own(state)
 
     async def admit_turn(self, state: SessionState, turn_id: str) -> TurnRight:
-        """Let a turn start only if this node owns the session. Returns the turn's right to act until its end."""
+        """Let a turn start only if this node owns the session. Returns the turn's permission to act."""
         if not self._captures or not state.id:
             return await super().admit_turn(state, turn_id)
         await self.own(state)
@@ -195,8 +197,8 @@ class SharedSessions(OpenSessions):
     ) -> SessionState | None:
         """Claim a session of the shared store for this node. Returns its state.
 
-        The state is read after the claim, because the owner may add messages before. A session without an owner
-        must be stored, unless `fresh` allows a new one. So a mistyped id is not claimed.
+        The state is read after the claim, because the owner may add messages before it. A session without an owner
+        must be stored, unless `fresh` allows a new one. This prevents claims for mistyped ids.
 
         Raises CallboardError, SessionBusy, ConfigurationError, AdmissionError or StoreError.
         """
@@ -252,7 +254,7 @@ class SharedSessions(OpenSessions):
             self._opening.discard(session_id)
 
     async def _require_known(self, store: Store, session_id: str, owner: Owner | None) -> None:
-        """Check that a session with nothing stored is a new one.
+        """Check that a session without stored data is new.
 
         This is checked before the claim, because the claim replaces the owner.
 
@@ -269,7 +271,7 @@ class SharedSessions(OpenSessions):
             )
 
     async def _resumed_here(self, store: Store, state: SessionState, epoch: int) -> SessionState:
-        """Publish a claimed session. If possible, it is in the shared store before its first message."""
+        """Publish a claimed session. If possible, the shared store has it before its first message."""
         require_nothing_lost(state.id, await store.was_answered(state.id))
         state.epoch = epoch
         self.announce(state, begins=False)
@@ -297,7 +299,7 @@ class SharedSessions(OpenSessions):
         await self._end(state.id, turn.stream_id, turn.node, turn.epoch)
 
     async def _kept(self, session_id: str) -> RetainedTurns | None:
-        """The content of a session's frames; None without a broker or while it can't be reached."""
+        """The content of a session's frames; None without a broker, or if the broker can't be reached."""
         if self._frames is None:
             return None
         try:
@@ -307,7 +309,7 @@ class SharedSessions(OpenSessions):
             return None
 
     async def _end(self, session_id: str, turn_id: str, run_by: str, epoch: int) -> None:
-        """Decide how a turn ended, and publish the end to its readers."""
+        """Decide how a turn ended, and publish its end to readers."""
         ending = await self._ownership.ending_of(turn_id, session_id, run_by, epoch)
         if ending is not None and self._frames is not None:
             self._frames.sender.announce(turn_id, session_id, ending)
@@ -317,7 +319,7 @@ class SharedSessions(OpenSessions):
     async def delete_stored(self, session_id: str) -> bool:
         """Delete a session here and in the shared store.
 
-        This node claims it first, so that no other node continues it.
+        This node claims the session first, so that no other node continues it.
         """
         ownership = self._ownership
         known = await ownership.tables.owner(session_id) is not None
@@ -335,7 +337,7 @@ class SharedSessions(OpenSessions):
 
 
 async def _open_turns(store: Store, session_id: str, run_id: str) -> list[str]:
-    """The turns of a session that a run started and never ended, according to the store."""
+    """The turns of a session that a run started and did not end, according to the store."""
     events = await store.events(run_id=run_id, session_id=session_id, topic="session.turn_*", limit=None)
     started = dict.fromkeys(each.turn_id for each in events if each.topic == "session.turn_started")
     for each in events:

@@ -1,15 +1,16 @@
-"""Trees of turns that reach over several nodes: their children, their costs, their money, and their end.
+"""Trees of turns on several nodes: their children, costs, budgets and end.
 
-`trace_context` carries the place of a tool's run to another node. There, a TreeNode represents the turn that runs
-the tool. The two nodes exchange messages over the broker, each under its own subject:
+`trace_context` passes a tool run to another node. There, a TreeNode represents the turn that runs the tool. The
+two nodes exchange messages over the broker, each under its own subject:
 
     far node → home node   "busy" before the first call, which is answered; "child", "called", "spent", "idle"
     far node → home node   a request for money, if the tree has a limit on it
-    home node → far node   "cancel": the turn or the run of the tool is over
+    home node → far node   "cancel": the turn or the tool run is over
 
 The home node waits for "idle" before its turn ends, so a turn has the whole cost of its tree. Before a far call is
-sent, it reserves the most that the call can cost. When the far node is idle, it takes back the rest. While the
-broker is away, no money is granted, and the turn's own sums lack the spending. The shared trace includes it.
+sent, the home node reserves the maximum cost of the call. When the far node is idle, the home node takes back the
+unused money. While the broker is unreachable, no money is granted, and the turn's own sums do not include the
+spending. The shared trace includes it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .broker import Receiver
 _log = Log("engine.node")
 
 GRANT_SECONDS = 3.0
-"""The seconds that the home node has to answer a request for money."""
+"""Seconds to wait for the home node's answer to a request for money."""
 
 _NOTHING = Amount()
 
@@ -43,19 +44,19 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     what: Literal["busy", "idle", "child", "called", "spent", "money", "cancel"]
     key: str
-    """The id of the place that represents the turn on the far node."""
+    """The id of the object that represents the turn on the far node."""
     sender: str = ""
-    """The far node."""
+    """The id of the far node."""
     turn: str = ""
-    """The turn of the home node."""
+    """The id of the turn on the home node."""
     tool: str = ""
-    """The tool call of that turn."""
+    """The id of the tool call of that turn."""
     child: ChildTurn | None = None
     calls: int = 0
     cost: CostSum | None = None
     usage: TokenUsage | None = None
     amount: Amount = _NOTHING
-    """The requested money. In ``idle``, all money that was spent."""
+    """The requested money. In ``idle``, the total spending."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -65,7 +66,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class TreeBroker(Protocol):
-    """The methods of the broker that are used here."""
+    """The methods of the broker that this module uses."""
 
     def publish(self, subject: str, payload: bytes, /) -> bool: ...
 
@@ -75,7 +76,7 @@ class TreeBroker(Protocol):
 
 
 class RemoteTrees:
-    """The part of a node. See `engine.nodes.node`.
+    """Connects trees of turns on several nodes. A part of a node, see `engine.nodes.node`.
 
     Args:
         node: This node.
@@ -103,20 +104,20 @@ class RemoteTrees:
         await anyio.sleep_forever()
 
     async def drain(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no data waits."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     # --- At home ---
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The data with which another node can join a tool's run here."""
+        """The data that another node needs to join a tool run of this node."""
         budgets = getattr(caller.runtime, "budgets", None)
         if not isinstance(budgets, Budgets):
             return {}
         run = self._runs.setdefault((caller.node.turn_id, caller.tool_use_id or ""), _Run(caller, budgets))
-        caller.beyond = run  # the run is referenced as long as its tool runs
+        caller.beyond = run  # this reference keeps the run alive as long as its tool runs
         carried = {"node": self.node}
         if caller.node.accounts or any(each.per in OF_TREES for each in budgets.ledger.budgets):
             carried["grants"] = "1"
@@ -153,7 +154,7 @@ class RemoteTrees:
     # --- Far from home ---
 
     def reach(self, caller: Caller) -> None:
-        """Make the local representative of a far turn report to the turn's home node."""
+        """Make the object that represents a far turn report to the turn's home node."""
         home = caller.carried.get("node")
         if not home or caller.node.remote is not None:
             return
@@ -164,13 +165,13 @@ class RemoteTrees:
         self._broker.publish(self._subjects + node, msgspec.json.encode(message))
 
     async def ask(self, node: str, message: TreeMessage) -> Grant:
-        """Send a message to a node and wait for its answer. If there is none, nothing is granted."""
+        """Send a message to a node and return its answer. Without an answer, nothing is granted."""
         payload = msgspec.json.encode(message)
         answer = await self._broker.request(self._subjects + node, payload, GRANT_SECONDS)
         return Grant(granted=False) if answer is None else msgspec.json.decode(answer, type=Grant)
 
     def hold(self, key: str, remote: RemotePlace | None) -> None:
-        """Register a place that has calls in progress, or remove it."""
+        """Register an object with calls in progress under its key, or remove it."""
         if remote is None:
             self._remote.pop(key, None)
         else:
@@ -178,7 +179,7 @@ class RemoteTrees:
 
 
 class _Run:
-    """A run of a tool here that another node has joined."""
+    """A tool run on this node that another node has joined."""
 
     def __init__(self, caller: Caller, budgets: Budgets) -> None:
         self.caller = caller
@@ -188,7 +189,7 @@ class _Run:
 
 
 class _Place:
-    """The home node's record of a far node with calls in progress for a turn here."""
+    """The home node's record of a far node with calls in progress for one of its turns."""
 
     def __init__(self, trees: RemoteTrees, run: _Run, key: str, sender: str) -> None:
         self._trees = trees
@@ -200,7 +201,7 @@ class _Place:
 
     @property
     def idle(self) -> bool:
-        """Whether no call is in progress there and no money is granted."""
+        """Whether no call is in progress on the far node and no money is granted."""
         return not self._busy and not self._grants
 
     def take(self, received: TreeMessage) -> Grant | None:
@@ -246,7 +247,7 @@ class _Place:
 
 
 class RemotePlace:
-    """The local representative of a turn on another node."""
+    """Represents a turn of another node on this node."""
 
     def __init__(self, trees: RemoteTrees, key: str, home: str, caller: Caller) -> None:
         self._trees = trees
@@ -301,7 +302,7 @@ class RemotePlace:
         self._node.cancel_open()
 
     async def ask(self, asked: Amount) -> Grant:
-        """Ask the home node for money."""
+        """Request money from the home node."""
         return await self._trees.ask(self._home, msgspec.structs.replace(self._about, what="money", amount=asked))
 
     def _send(self, message: TreeMessage) -> None:
@@ -309,7 +310,7 @@ class RemotePlace:
 
 
 class RemoteAccount(Account):
-    """The money that the home node has granted for calls here. Each call requests the most that it can cost."""
+    """The money that the home node has granted for calls on this node. Each call requests its maximum cost."""
 
     def __init__(self, place: RemotePlace, turn_id: str) -> None:
         super().__init__(Budget(max_cost_usd=0, max_tokens=0, per="turn", unpriced="refuse"), turn_id)
@@ -336,6 +337,6 @@ class RemoteAccount(Account):
 
     @property
     def used(self) -> Amount:
-        """Everything spent here. Calls with unknown usage count with the most that they can have cost."""
+        """The total spending on this node. Calls with unknown usage count with their maximum cost."""
         state = self.state(0)
         return Amount(state.spent.money + state.unknown.money, state.spent.tokens + state.unknown.tokens)

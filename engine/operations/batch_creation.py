@@ -1,9 +1,9 @@
 """Create and resume batches. A part is sent again only if the first request certainly had no effect.
 
 The trace records each part before it is sent. If a process dies before the answer, the next process searches the
-provider's list for the job, by its mark. If the list has no such job for `settle_seconds`, the job was never
-created, and the part is sent again. Only one program at a time creates a batch. Others with the same trace wait,
-then read the result. An engine without a trace remembers its own parts.
+provider's list for the job, by its mark. If the list has no such job after `settle_seconds`, the job was never
+created, and the part is sent again. Only one program at a time creates a batch. Other programs with the same trace
+wait, and then read the result. An engine without a trace stores its parts in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .batch_plan import BatchPlan, call_id, check_id, digest_of, ids_of
 from .jobs import GRACE_SECONDS, EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter
 
 Started: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
-"""A planned batch, and its parts that were sent."""
+"""A planned batch, and its parts that were sent already."""
 
 started_batches: PerEngine[dict[str, Started]] = PerEngine(dict)
 
@@ -53,12 +53,12 @@ def has_job(sent: Submission | None) -> bool:
 
 
 def turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
-    """The lock that a task of this engine needs to create a batch."""
+    """A lock, so that only one task of this engine creates a given batch at a time."""
     return _TURNS[runtime].setdefault(batch_id, anyio.Lock())
 
 
 def only_handle(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
-    """The one handle of a batch in this engine, so that its end is published once."""
+    """The single handle of a batch in this engine, so that the batch's end is published once."""
     return handles[runtime].setdefault(handle.id, handle)
 
 
@@ -74,9 +74,10 @@ _log = Log("engine.batches")
 
 @asynccontextmanager
 async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
-    """A context in which no other program with the same trace creates this batch. It waits for its turn.
+    """A context in which no other program with the same trace creates this batch. It waits for other programs to
+    leave it.
 
-    The next program reads the finished steps from the trace.
+    The next program then reads the finished steps from the trace.
     """
     store = await settled_store(runtime)
     if store is None:
@@ -113,16 +114,16 @@ async def stored_batches(runtime: Runtime, limit: int) -> list[StoredBatch]:
 
 
 SETTLE_SECONDS = 30.0
-"""Seconds after which a job is listed, if it was ever created."""
+"""Seconds after which the provider lists every job that was created."""
 
 _LOOK_EVERY = 2.0
 """Seconds between two searches for an unconfirmed job."""
 
 _LATEST = 100
-"""The number of batches in the trace with jobs that are excluded from a search."""
+"""The maximum number of batches in the trace whose jobs are excluded from a search."""
 
 MAYBE_SENT = frozenset({"OutcomeUnknownError", "ProcessLost", "CancelledError"})
-"""The errors of creations with an unknown outcome."""
+"""The errors after which the outcome of a creation is unknown."""
 
 
 async def resume_batch(
@@ -132,7 +133,6 @@ async def resume_batch(
     polling: PollPolicy,
     settle_seconds: float,
 ) -> BatchHandle:
-    """See `Engine.resume_batch`."""
     await runtime.host.start()
     runtime.pricing.notice()
     known = handles[runtime].get(batch_id)
@@ -166,7 +166,7 @@ async def resume_batch(
 async def find_part(
     runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, until: float
 ) -> Submission | None:
-    """An unconfirmed part in the provider's list; None if it is not listed."""
+    """Search the provider's list for an unconfirmed part; None if it is not listed."""
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in MAYBE_SENT:
         return None  # the provider refused it
@@ -252,9 +252,9 @@ class BatchOptions(CallOptions, total=False):
     """
 
     polling: PollPolicy
-    """The policy for checking the batch."""
+    """The intervals between checks of the batch."""
     settle_seconds: float
-    """Seconds after which a job is listed, if it was ever created."""
+    """Seconds after which the provider lists every job that was created."""
 
 
 async def create_batch(
@@ -264,7 +264,6 @@ async def create_batch(
     batch_id: str | None,
     options: BatchOptions,
 ) -> BatchHandle:
-    """See `Engine.create_batch`."""
     options = require_known(options, BatchOptions)
     name = batch_id or runtime.clock.new_id("batch")
     check_id(name)
@@ -281,7 +280,7 @@ async def create_batch(
 
 
 class _Creation:
-    """The creation of one batch, or the rest of it."""
+    """The creation of a batch, or of its missing parts."""
 
     def __init__(
         self,
@@ -300,7 +299,7 @@ class _Creation:
         self._digest = digest_of([msgspec.structs.replace(each, model=self._named.model) for each in requests])
 
     async def run(self) -> BatchHandle:
-        """The batch, with all parts sent."""
+        """Send all parts, and return the batch's handle."""
         self._require_one_model()
         async with turn(self._runtime, self._batch_id), creating(self._runtime, self._batch_id):
             return await self._run_alone()
@@ -321,7 +320,7 @@ class _Creation:
         return only_handle(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))
 
     async def _begin(self) -> Started:
-        """The batch from this engine and the trace, or a new plan."""
+        """The existing batch from this engine and the trace, or a new plan."""
         started = started_batches[self._runtime].get(self._batch_id)
         stored = await stored_batch(self._runtime, self._batch_id)
         if stored is not None:
@@ -404,9 +403,9 @@ class _Creation:
     async def _sent(
         self, plan: BatchPlan, part: int, items: Sequence[BatchItem], before: Submission | None
     ) -> Submission:
-        """A part that is sent now, or was sent before."""
+        """Send a part, or find the part that was sent before."""
         if before is not None:
-            # The sender may just have died, so `settle_seconds` starts now.
+            # The process that sent the part may just have died, so `settle_seconds` starts now.
             until = self._runtime.clock.now_us() / 1e6 + self._options.get("settle_seconds", SETTLE_SECONDS)
             found = await find_part(self._runtime, plan, part, before, until)
             if found is not None:
@@ -440,7 +439,7 @@ class _Creation:
             submissions[part] = sent
             intent = BatchSubmitting(**plan.about(), part=part, call_id=request_id, began_at=sent.began_at)
             runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
-            await share(runtime)  # It is recorded before it is sent, so that the next process can search for it.
+            await share(runtime)  # recorded before the request, so that another process can search for the part
             return JobAnswer(await adapter.create_batch(request, on_attempt=on_attempt), plan.model)
 
         def publish(answer: JobAnswer[BatchJob]) -> None:

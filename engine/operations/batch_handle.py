@@ -2,13 +2,13 @@
 
 Each part of a batch has its own state:
 
-    unsent     no job is known; it was never sent, or its creation was never confirmed
+    unsent     no job is known: the part was never sent, or its creation was never confirmed
     running    the provider works on its job; each check may change the job's status
-    over       the job has ended, and its results are not read yet
+    over       the job has ended, and its results were not read yet
     counted    its results are read, each is a call in the trace, and nothing is reserved for it
 
-A check moves running parts to over, and then to counted. The ids of results are fixed, so the trace shows which
-results another process has counted. They are not counted again.
+A check moves running parts to over, and then to counted. Each result has a fixed id, so the trace shows the
+results that another process has counted. They are not counted again.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ NOT_BILLED = Cost(0, CostSource.COMPUTED, None, "a failed request of a batch is 
 
 
 class ItemCall(EndedCall):
-    """One request of a batch as a call. It is priced at the moment at which its result is read."""
+    """One request of a batch as a call. It is priced when its result is read."""
 
     def publish(self, outcome: BatchOutcome, key: str | None) -> Cost | None:
-        """Publish the end of the request. Returns its cost; None if that isn't known."""
+        """Publish the end of the request. Returns its cost; None if the cost is unknown."""
         if isinstance(outcome, CanonicalResponse):
             return self.complete(
                 outcome, key, stop_reason=outcome.stop_reason, raw_stop_reason=outcome.raw_stop_reason
@@ -73,11 +73,11 @@ class ItemCall(EndedCall):
         return NOT_BILLED if usage is NOTHING_USED else self.price(usage)
 
     def account(self, error: AdapterError) -> None:
-        """Keep the usage of the provider's results."""
+        """Keep the usage from the provider's results."""
 
 
 async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, CountedCall]:
-    """Those of the calls that are in the trace already, by id."""
+    """The given calls that are already in the trace, by id."""
     store = await settled_store(runtime)
     return {} if store is None else await store.counted_calls(call_ids)
 
@@ -88,23 +88,23 @@ USUAL_BATCH_POLLING = PollPolicy(first=5.0, longest=60.0)
 """The default intervals of the checks."""
 
 _EVENTS_AT_ONCE = 200
-"""The number of results after which other tasks get a turn, and the trace is searched for counted results."""
+"""The number of results after which other tasks may run, and the trace is searched again for counted results."""
 
 
 class Submission(msgspec.Struct):
-    """A part that was sent, or is being sent."""
+    """A part that was sent or is being sent."""
 
     call_id: str
     """The id of the call that creates the job."""
     began_at: int
-    """The time of sending, in seconds since the epoch."""
+    """The time when it was sent, in seconds since the epoch."""
     job: BatchJob | None = None
-    """The job at the last check; None if its creation was never answered."""
+    """The job at the last check; None if the creation was never answered."""
 
 
 class BatchHandle:
-    """A batch at its provider. The batch continues without its handle, and `Engine.resume_batch` makes another
-    one.
+    """The handle of a batch at its provider. The batch continues without a handle. `Engine.resume_batch` creates
+    another one.
 
     Only `wait()` and `refresh()` check the batch. They publish its progress (`batch.*`), and count each result
     once, in a call of the operation ``batch``.
@@ -124,7 +124,7 @@ class BatchHandle:
         self._polling = polling
         self._submissions = submissions
         self._results = CollectedResults(plan.batch_id)
-        # The results that this handle has counted; the only record in an engine without a trace.
+        # The results that this handle has counted. Without a trace, this is the only record.
         self._counted: dict[int, CountedCall] = {}
         self._handing_out = False
         self._looking = anyio.Lock()
@@ -138,17 +138,17 @@ class BatchHandle:
 
     @property
     def model(self) -> str:
-        """The model, by its name in models.yaml or in the call."""
+        """The model's name, as in models.yaml or in the call."""
         return self._plan.decision.model
 
     @property
     def jobs(self) -> tuple[BatchJob | None, ...]:
-        """The provider's job of each part, as of the last check; None for a part without a job."""
+        """The provider's job of each part at the last check; None for a part without a job."""
         return tuple(self._job(part) for part in self._plan.parts())
 
     @property
     def status(self) -> BatchStatus:
-        """The status as of the last check."""
+        """The status at the last check."""
         return status_of(self.jobs)
 
     @property
@@ -172,12 +172,14 @@ class BatchHandle:
 
     @property
     def results(self) -> tuple[BatchResult | None, ...]:
-        """The results in the order of the requests; None for missing results and those passed to `for_each`."""
+        """The results in the order of the requests. An item is None if the result is missing or was passed to
+        `for_each`.
+        """
         return tuple(self._results.get(place) for place in range(self._plan.total))
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """Warnings, such as ``found_again`` for a job that was never confirmed when it was created."""
+        """Warnings, such as ``found_again`` for a job whose creation was not confirmed."""
         return tuple(warning for job in self.jobs if job is not None for warning in job.warnings)
 
     # --- Checking ---
@@ -193,7 +195,7 @@ class BatchHandle:
     async def _refresh(self, on_result: OnResult | None) -> BatchState:
         async with self._looking:
             if on_result is not None:
-                await self._results.hand_out_kept(on_result)  # Another check has read these.
+                await self._results.hand_out_kept(on_result)  # Another check has read these results.
             for part in self._plan.parts():
                 await self._look_at(part, on_result)
                 self._publish_progress()
@@ -207,8 +209,8 @@ class BatchHandle:
     async def wait(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> BatchResults:
         """Wait for the end of the batch. Any number of tasks may wait.
 
-        Lost connections and faults of the provider are retried, see `PollPolicy`. The batch continues even if the
-        wait ends early.
+        After lost connections and provider errors, checks are retried, see `PollPolicy`. The batch continues even
+        if the wait ends early.
 
         Args:
             on_progress: Called with the progress at every check. Its exceptions are raised here.
@@ -219,8 +221,8 @@ class BatchHandle:
 
         Raises:
             RequestTimeoutError: The time is up. The batch continues.
-            AdapterError: Checks can't succeed, or have failed for too long. The batch continues.
-            CallboardError: `for_each` has passed the results on and dropped them.
+            AdapterError: Checks failed permanently, or for too long. The batch continues.
+            CallboardError: `for_each` has already passed on the results and dropped them.
         """
         self._results.all()  # raises now, and not after a day
         await self._wait_for_end(self.refresh, on_progress, timeout)
@@ -234,15 +236,15 @@ class BatchHandle:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> BatchState:
-        """Wait for the end of the batch, and pass each result to a function, without keeping any.
+        """Wait for the end of the batch, and pass each result to a function. Results are not kept.
 
-        Use it for batches with too many results for the memory. The results of one job come in the order of its
-        requests, and those of several jobs as the jobs end. If `on_result` raises, you can call this again: it
-        continues with the result that failed. Another handle of the same batch passes on all of them.
+        Use it if the results don't fit into memory. Results of one job arrive in the order of its requests; jobs
+        arrive in the order in which they end. If `on_result` raises an exception, you can call this again: it
+        continues with the same result. A new handle of the batch starts with the first result.
 
         Args:
-            on_result: Called with each result, and awaited if it is async. Its exceptions are raised here. It
-                can't check the batch or wait for it.
+            on_result: Called with each result, and awaited if it is async. Its exceptions are raised here. It must
+                not check the batch or wait for it.
             on_progress: As in `wait`.
             timeout: Seconds to wait, including the time of `on_result`; None waits without limit.
 
@@ -290,13 +292,13 @@ class BatchHandle:
             raise RequestTimeoutError(message, provider=self._plan.decision.provider, retryable=False) from error
 
     async def cancel(self) -> bool:
-        """Cancel the batch. Results until then are billed, and `wait()` returns them.
+        """Cancel the batch. Results that exist are billed, and `wait()` returns them.
 
         Returns:
-            False if there was nothing to end.
+            False if the batch has already ended.
 
         Raises:
-            OutcomeUnknownError: A job was found by its size alone, and may be another's.
+            OutcomeUnknownError: A job was only identified by its size, and may belong to another batch.
             AdapterError: The provider can't be reached, or refuses. The batch continues.
         """
         ended = False
@@ -313,7 +315,7 @@ class BatchHandle:
         return await with_adapter(self._runtime, self._plan.decision.provider, end)
 
     def _take_over(self, submissions: dict[int, Submission], requests: Sequence[CanonicalRequest]) -> None:
-        """Add parts that were sent since, and drop the placeholder errors of their requests."""
+        """Add parts that were sent meanwhile, and remove the placeholder errors of their requests."""
         self._requests = requests
         for part, sent in submissions.items():
             if self._job(part) is None and sent.job is not None:
@@ -340,7 +342,7 @@ class BatchHandle:
             await self._count(part, sent, sent.job, outcomes, on_result)
 
     async def _leave_out(self, part: int, sent: Submission | None, on_result: OnResult | None) -> None:
-        """Give the requests of a part without a job their errors."""
+        """Set the errors for the requests of a part without a job."""
         provider = self._plan.decision.provider
         how = f"engine.create_batch(requests, batch_id={self.id!r})"
         for place in self._plan.places(part):
@@ -372,7 +374,8 @@ class BatchHandle:
 
         try:
             return await with_adapter(self._runtime, self._plan.decision.provider, read)
-        except OutcomeUnknownError as error:  # the job belongs to another batch; ours was not found
+        # the job belongs to another batch; the job of this part was not found
+        except OutcomeUnknownError as error:
             return [OutcomeUnknownError(str(error), provider=job.provider) for _ in items]
 
     def _request(self, place: int) -> CanonicalRequest:
@@ -389,10 +392,10 @@ class BatchHandle:
         outcomes: Sequence[BatchOutcome],
         on_result: OnResult | None,
     ) -> None:
-        """Publish a call for each result that has none yet.
+        """Publish a call for each result that was not published yet.
 
-        Another process may count the results at the same moment, so the trace is queried repeatedly. At the end,
-        the trace decides which results count in the budgets: it has one row for each.
+        Another process may count the results at the same time, so the trace is queried repeatedly. At the end, the
+        rows in the trace determine which results count in the budgets.
         """
         counted: dict[str, CountedCall] = {}
         places = list(self._plan.places(part))
@@ -415,7 +418,7 @@ class BatchHandle:
         if self._runtime.budgets and self._runtime.store is not None:
             with contextlib.suppress(
                 StoreError
-            ):  # Without the store, this process's own count is used until the next time.
+            ):  # If the store fails, this process's own count is used until the next check.
                 await self._runtime.budgets.recount(all_of_them=True)
 
     async def _keep(

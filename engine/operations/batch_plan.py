@@ -1,8 +1,8 @@
 """The plan of a batch, its states, and its results.
 
-The requests of a batch have indexes from 0. They are divided into parts. Each part is one job at the provider.
-There, a request's id is its call id: the batch's id and the index. The call in the trace has the same id. A job's
-mark consists of the batch's id, the digest of all requests and the part's number.
+The requests of a batch have indexes from 0. They are divided into parts. Each part is one job at the provider. In
+the job, a request has its call id, which consists of the batch's id and the index. The call in the trace has the
+same id. A job's mark consists of the batch's id, the digest of all requests and the part's number.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 class BatchPlan(JobOrigin, frozen=True, kw_only=True):
     batch_id: str
     sizes: tuple[int, ...]
-    """The number of requests in each part, in their order."""
+    """The number of requests in each part, in order."""
     digest: str
     """The start of the hash of all requests."""
     request_ids: tuple[str, ...]
     key: str | None = None
-    """The name of the key that the caller wants."""
+    """The name of the key that the caller chose."""
 
     @property
     def total(self) -> int:
@@ -48,14 +48,14 @@ class BatchPlan(JobOrigin, frozen=True, kw_only=True):
         return range(ends[part - 1], ends[part])
 
     def about(self) -> dict[str, str]:
-        """The common fields of all events of the batch."""
+        """The fields that all events of the batch have."""
         return {"batch_id": self.batch_id, "provider": self.decision.provider, "model": self.decision.model}
 
     def mark(self, part: int) -> str:
         return f"{self.batch_id}/{self.digest}/{part}"
 
     def call_id(self, place: int) -> str:
-        """The id of one request's call."""
+        """The call id of the request at an index."""
         return call_id(self.batch_id, place)
 
 
@@ -73,11 +73,11 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     """The number of requests."""
     succeeded: int
-    """The number of requests that are answered, as far as the provider counts them."""
+    """The number of answered requests, if the provider counts them."""
     failed: int
-    """The number of requests that failed, as far as the provider counts them."""
+    """The number of failed requests, if the provider counts them."""
     done: bool
-    """Whether all jobs have ended, and their results are read and counted."""
+    """Whether all jobs have ended, and their results were read and counted."""
 
 
 _ENDS: tuple[BatchStatus, ...] = ("cancelled", "expired", "completed", "failed")
@@ -116,13 +116,13 @@ def digest_of(requests: Sequence[CanonicalRequest]) -> str:
 
 
 def check_id(batch_id: str) -> None:
-    """Check that an id is a valid id of a batch."""
+    """Check that a batch id is valid. Raises InvalidRequestError."""
     if _ID.fullmatch(batch_id) is None:
         raise InvalidRequestError(f"invalid batch id {batch_id!r}: expected 1 to 48 letters, digits, '_' and '-'")
 
 
 def ids_of(batch_id: str, requests: Sequence[CanonicalRequest]) -> tuple[str, ...]:
-    """The request ids in the results: the caller's, or else the call ids."""
+    """The request ids for the results: the caller's ids, or else the call ids."""
     ids = tuple(request.request_id or call_id(batch_id, place) for place, request in enumerate(requests))
     if len(set(ids)) < len(ids):
         twice = next(each for each in ids if ids.count(each) > 1)
@@ -131,29 +131,29 @@ def ids_of(batch_id: str, requests: Sequence[CanonicalRequest]) -> tuple[str, ..
 
 
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one request. It has a response or an error."""
+    """The result of one request: a response or an error."""
 
     request_id: str
-    """The id of the request; that of its call if the caller gave none."""
+    """The id of the request; if the caller set none, the id of its call."""
     call_id: str
     """The id of the request's call in the trace."""
     response: CanonicalResponse | None = None
-    """The response; None if there is none."""
+    """The response; None if there is an error."""
     error: AdapterError | None = None
-    """Why there is no response."""
+    """The reason why there is no response."""
     cost: Cost | None = None
-    """The cost; None if it is unknown whether anything is billed."""
+    """The cost; None if it is unknown whether the request is billed."""
 
     @property
     def text(self) -> str:
-        """All text of the response. Raises the error if there is none."""
+        """All text of the response. Raises `error` if there is no response."""
         return self.unwrap().text
 
     def unwrap(self) -> CanonicalResponse:
         """The response.
 
         Raises:
-            AdapterError: There is none.
+            AdapterError: There is no response.
         """
         if self.response is None:
             raise self.error or AdapterError(f"request {self.request_id} has no result")
@@ -201,7 +201,7 @@ OnResult = Callable[[BatchResult], Awaitable[object] | object]
 
 
 class HandOutFailedError(Exception):
-    """An exception of the caller's own function, not of the provider."""
+    """An exception of the caller's own function."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -209,12 +209,13 @@ class HandOutFailedError(Exception):
 
 
 class CollectedResults:
-    """The results by their index in the batch. If a result was passed on, only its cost is kept."""
+    """The results by their index in the batch. For a result that was passed on, only the cost is kept."""
 
     def __init__(self, batch_id: str) -> None:
         self._batch_id = batch_id
         self._kept: dict[int, BatchResult] = {}
-        self._handed_out: dict[int, tuple[bool, CostSum]] = {}  # whether it is an answer, and its cost
+        # for each result that was passed on: whether it is a response, and its cost
+        self._handed_out: dict[int, tuple[bool, CostSum]] = {}
 
     def __len__(self) -> int:
         return len(self._kept) + len(self._handed_out)
@@ -233,7 +234,7 @@ class CollectedResults:
 
     @property
     def cost(self) -> CostSum:
-        """The cost of all results, whether they were passed on or not."""
+        """The cost of all results, including results that were passed on."""
         kept = [result.cost_sum for result in self._kept.values()]
         return sum((*kept, *(spent for _, spent in self._handed_out.values())), CostSum())
 
@@ -244,20 +245,20 @@ class CollectedResults:
         return tuple(self._kept[place] for place in sorted(self._kept))
 
     def forget(self, places: Iterable[int]) -> None:
-        """Drop the results at some places, because others will replace them."""
+        """Drop the results at some indexes, because others will replace them."""
         for place in places:
             self._kept.pop(place, None)
             self._handed_out.pop(place, None)
 
     async def add(self, place: int, result: BatchResult, on_result: OnResult | None) -> None:
-        """Keep a result, or pass it on."""
+        """Store a result, or pass it on."""
         if on_result is None:
             self._kept[place] = result
         else:
             await self._hand_out(place, result, on_result)
 
     async def hand_out_kept(self, on_result: OnResult) -> None:
-        """Return the stored results in the order of the requests."""
+        """Pass on the stored results, in the order of the requests."""
         for place in sorted(self._kept):
             await self._hand_out(place, self._kept[place], on_result)
             del self._kept[place]

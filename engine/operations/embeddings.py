@@ -63,15 +63,15 @@ def image_block(given: ImageInput) -> ImageBlock:
 
 
 class ImageOptions(CallOptions, total=False):
-    """The options of an image. An unsupported option is a CapabilityError before anything is sent.
+    """The options for images. An unsupported option raises CapabilityError before anything is sent.
 
-    A fallback is tried only if the model before it certainly made nothing.
+    A fallback is tried only if the previous model certainly created nothing.
     """
 
     n: int
-    """The number of images of one request; by default 1."""
+    """The number of images; by default 1."""
     size: str | None
-    """The size as ``WIDTHxHEIGHT``, or the provider's word for it."""
+    """The size as ``WIDTHxHEIGHT``, or in the provider's own words."""
     aspect_ratio: str | None
     """The aspect ratio, such as ``16:9``."""
     quality: str | None
@@ -90,11 +90,11 @@ class ImageResult(ShortRepr, frozen=True, kw_only=True):
     operation: ImageOperation
     """The operation: ``generate``, ``edit``, ``edit-masked`` or ``composite``."""
     model: str
-    """The model that served, as ``provider:name``."""
+    """The tokens of the call, or the number of images, as the provider counts."""
     usage: TokenUsage
     """The tokens of the call, or its images as pieces."""
     cost: Cost
-    """The cost of the call that made the images; unknown if the model has no price."""
+    """The cost of the call; unknown if the model has no price."""
     request_id: str
     """The id of the call in the trace."""
     warnings: tuple[CallWarning, ...] = ()
@@ -123,7 +123,6 @@ async def make_images(
     model: Models,
     options: ImageOptions,
 ) -> ImageResult:
-    """See `Engine.generate_image`."""
     options = require_known(options, ImageOptions)
     calls = PlainCalls("image", runtime, model, options, _maker, lambda: (prompt,))
     asked = tuple(image_block(image) for image in images)
@@ -180,48 +179,48 @@ def _most(request: ImageRequest) -> Sequence[TokenUsage]:
 
 
 class EmbeddingOptions(CallOptions, total=False):
-    """The options of `embed`. The call options apply to each batch.
+    """The options of `embed`. Those of `CallOptions` apply to each batch.
 
-    The names in `fallback` are the same model at other providers.
+    `fallback` must name the same model at other providers.
     """
 
     dimensions: int | None
-    """The length of the vectors; None means the model's own length."""
+    """The length of the vectors; None uses the model's own length."""
     input_type: InputType | None
-    """The purpose for which the texts are embedded."""
+    """The purpose of the embeddings."""
     truncate: bool
-    """Whether a text that is too long is cut. Otherwise it is an error, if the provider has such an option."""
+    """Whether to cut a text that is too long. Otherwise it is an error, if the provider supports that."""
     batch_size: int | None
-    """The largest number of texts in a batch; None is the provider's maximum."""
+    """The maximum number of texts in a batch; None uses the provider's maximum."""
     at_once: int
-    """The largest number of batches in progress at the same time."""
+    """The maximum number of concurrent batches."""
     on_progress: OnProgress | None
-    """A function that gets the number of finished texts and of all texts after each batch."""
+    """A function that receives the number of finished texts and of all texts after each batch."""
 
 
 class EmbeddingResult(ShortRepr, frozen=True, kw_only=True):
-    """The vectors of the texts."""
+    """The vectors of the texts, with usage and cost."""
 
     vectors: tuple[Vector, ...]
     """The vectors in the order of the texts."""
     model: str
     """The model that served the first batch that ended, as ``provider:name``."""
     usage: TokenUsage
-    """The tokens of all calls that gave vectors."""
+    """The tokens of all calls that returned vectors."""
     cost: Cost
     """The cost of these calls; unknown if one cost is unknown."""
     calls: tuple[str, ...] = ()
     """The request ids of these calls, in the order in which they ended."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings about texts and options that were left out, changed or estimated, each once."""
+    """Warnings about texts and options that were left out, changed or estimated. Each is listed once."""
 
     @property
     def dimensions(self) -> int:
-        """The length of each vector; 0 if there is none."""
+        """The length of each vector; 0 without vectors."""
         return len(self.vectors[0]) if self.vectors else 0
 
     def matrix(self) -> Vector:
-        """All vectors one after the other, in one `array('f')`: ``numpy.frombuffer(…, "f4").reshape(len, -1)``."""
+        """All vectors in one `array('f')`: ``numpy.frombuffer(…, "f4").reshape(len, -1)``."""
         whole: Vector = array("f")
         for vector in self.vectors:
             whole.extend(vector)
@@ -231,7 +230,6 @@ class EmbeddingResult(ShortRepr, frozen=True, kw_only=True):
 async def embed(
     runtime: Runtime, texts: Sequence[str | Sequence[int]], model: Models, options: EmbeddingOptions
 ) -> EmbeddingResult:
-    """See `Engine.embed`."""
     options = require_known(options, EmbeddingOptions)
     inputs = read_inputs((texts,) if isinstance(texts, str) else texts)
 
@@ -263,7 +261,7 @@ def require_same_space(plan: Plan) -> None:
 def space_of(entry: ModelEntry) -> str:
     """The space in which a model's vectors can be compared: its `embedding_space`, or else the model's name.
 
-    A leading organisation and a trailing ``:latest`` are ignored in the name, because not all providers have them.
+    In the name, a leading organisation and a trailing ``:latest`` are ignored, because not all providers use them.
     """
     if entry.embedding_space is not None:
         return entry.embedding_space
@@ -271,7 +269,7 @@ def space_of(entry: ModelEntry) -> str:
 
 
 class _Embedding:
-    """One `embed`, over all its batches."""
+    """One call of `embed`, with all its batches."""
 
     def __init__(
         self, calls: PlainCalls[EmbeddingAdapter], inputs: tuple[EmbeddingInput, ...], options: EmbeddingOptions
@@ -312,7 +310,7 @@ class _Embedding:
         )
 
     def _complete(self, gathered: Gathered) -> tuple[Vector, ...]:
-        """All vectors. An exception of `Gathered.complete` has the cost of the completed ones."""
+        """All vectors. If some are missing, the exception has the cost of the completed ones."""
         try:
             return gathered.complete()
         except PartialEmbeddingError as error:
@@ -330,10 +328,10 @@ class _Embedding:
             return await self._calls.first_that_works(self._abilities, call)
         except AdapterError:
             raise
-        except CallboardError as refusal:  # for example a spent budget
+        except CallboardError as refusal:  # for example, a budget is used up
             if not self._costs:
                 raise
-            # An AdapterError, so that the vectors of the other batches are kept.
+            # It must be an AdapterError, so that the vectors of the other batches are kept.
             raise AdapterError(str(refusal), retryable=False) from refusal
 
     def _abilities(self, adapter: EmbeddingAdapter, named: Named) -> EmbeddingCapabilities:
@@ -391,7 +389,6 @@ def _that_embeds(adapter: ProviderAdapter, named: Named) -> EmbeddingAdapter:
 
 
 def _tightest(capabilities: Sequence[EmbeddingCapabilities]) -> EmbeddingCapabilities:
-    """Limits that fit all models."""
     sums = [each.max_request_tokens for each in capabilities if each.max_request_tokens is not None]
     return EmbeddingCapabilities(
         max_inputs=min(each.max_inputs for each in capabilities), max_request_tokens=min(sums, default=None)

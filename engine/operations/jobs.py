@@ -1,8 +1,8 @@
-"""The common parts of jobs, for videos and batches. The provider works on a job without this process.
+"""The common parts of jobs, for videos and batches. A job continues at its provider without this process.
 
 submitting  one call creates the job. Its start is in the journal before the request is sent, and the job's id
             as soon as it is known. A cancelled creation waits `GRACE_SECONDS` for that id.
-running     only the job's handle checks it, with the provider's present adapter (`with_adapter`). An engine has
+running     only the job's handle checks it, with the provider's current adapter (`with_adapter`). An engine has
             one handle for each job.
 over        the end is published as a separate call (`EndedCall`), priced when it is first seen. The trace is
             queried before that, so that an end published by another process is not counted again.
@@ -34,14 +34,14 @@ T = TypeVar("T")
 J = TypeVar("J", bound=VideoJob | BatchJob)
 
 GRACE_SECONDS = 10.0
-"""Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""
+"""Seconds that a cancelled creation still waits for the job's id, so that the job isn't lost."""
 
 
 class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
     decision: RoutingDecision
     wire_model: str
     priced_as: str | None
-    """The provider that publishes the model's prices."""
+    """The provider whose published prices apply."""
     tags: dict[str, str] | None = None
 
     @property
@@ -51,12 +51,12 @@ class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def priced_as(runtime: Runtime, named: Named) -> str | None:
-    """The provider that publishes a model's prices."""
+    """The provider whose published prices apply to a model."""
     return published_name(runtime.registry.adapter_of(named.entry), named.entry)
 
 
 def decision_of(named: Named, requested: str) -> RoutingDecision:
-    """The decision for a model without alternatives."""
+    """The routing decision for a model without alternatives."""
     return RoutingDecision(
         requested=requested,
         model=named.model,
@@ -118,20 +118,20 @@ class EndedCall(CallEvents):
         stop_reason: StopReason = StopReason.END_TURN,
         raw_stop_reason: str | None = None,
     ) -> Cost:
-        """Publish a successful end. Without a cost it is priced with the current prices."""
+        """Publish a successful end. If no cost is passed, it is computed with the current prices."""
         self.on_attempt(AttemptStarted(1, key=key))
         cost = self.price(answer.usage, answer.model) if cost is None else cost
         self.publish_end(self.completed(answer, cost, stop_reason, raw_stop_reason))
         return cost
 
     def fail(self, error: AdapterError, key: str | None) -> None:
-        """Publish a failed end. It costs nothing, unless the error has a usage."""
+        """Publish a failed end. It costs nothing, unless the error has usage."""
         self.on_attempt(AttemptStarted(1, key=key))
         self.publish_end(error)
 
 
 class PerEngine(Generic[T]):
-    """One object for each engine. It is dropped together with the engine."""
+    """One object for each engine. It is dropped when the engine is."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -142,10 +142,10 @@ class PerEngine(Generic[T]):
 
 
 async def with_adapter(runtime: Runtime, provider: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """The result of work with a provider's current adapter. An earlier adapter may have been replaced or have
-    crashed.
+    """Run a function with a provider's current adapter, and return its result.
 
-    The error of a crashed adapter is retryable: the next try finds another adapter.
+    An earlier adapter may have been replaced or have crashed. The error of a crashed adapter is retryable, because
+    the next try uses another adapter.
     """
     with runtime.in_flight.call():
         running = await runtime.adapters.acquire(provider)

@@ -1,4 +1,4 @@
-"""Operations other than conversations as methods of the engine. The first call imports their code."""
+"""The methods of the engine for operations other than conversations. Their code is imported at the first call."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class OperationMethods:
-    """The methods of `Engine` for everything besides conversations."""
-
     _runtime: Runtime
 
     async def embed(
@@ -41,15 +39,16 @@ class OperationMethods:
         model: Models = None,
         **options: Unpack[EmbeddingOptions],
     ) -> EmbeddingResult:
-        """The vectors of any number of texts. The texts are sent in batches that the provider accepts, several
+        """Return the vectors of any number of texts. They are sent in batches that the provider accepts, several
         concurrently.
 
-        Each batch is a separate call with its own retries. Without texts nothing is sent, and the result is free.
-        If the waiting task is cancelled, all batches end. Vectors that had arrived are lost, and billed.
+        Each batch is a separate call with its own retries. Without texts, nothing is sent, and the result is free.
+        If the waiting task is cancelled, all batches are cancelled. Vectors that have arrived are lost, but
+        billed.
 
         Args:
             texts: The texts, or one text. A list of integers is a text's tokens. Few providers accept them.
-            model: Any of a model's names, or several names of the same model; None is the configured default.
+            model: Any of a model's names, or several names of the same model; None uses the configured default.
             options: The fields of `EmbeddingOptions`.
 
         Raises:
@@ -67,18 +66,18 @@ class OperationMethods:
     ) -> ImageResult:
         """Create images from a description.
 
-        Each request costs money, so a request is repeated only if the first one certainly had no effect.
-        Cancelling the waiting task doesn't stop the image from being made and billed.
+        Each request costs money, so a request is repeated only if the first one certainly had no effect. If the
+        waiting task is cancelled, the image is still created and billed.
 
         Args:
             prompt: The description.
-            model: Any of a model's names, or several in the order in which they may serve; None is the configured
+            model: Any of a model's names, or several names in order of preference; None uses the configured
                 default.
             options: The fields of `ImageOptions`.
 
         Raises:
             CapabilityError: The model does not support the request; nothing was sent.
-            OutcomeUnknownError: The answer was lost; an image may have been made and be billed.
+            OutcomeUnknownError: The answer was lost; an image may have been created and billed.
             AdapterError: The provider failed or refused.
             ConfigurationError: The configuration is wrong.
             AdmissionError: The trace writer is too far behind.
@@ -98,7 +97,7 @@ class OperationMethods:
     ) -> ImageResult:
         """Edit an image as the prompt describes, or compose several images into one.
 
-        The exceptions of `generate_image` and those of reading a file are raised. Files are read now.
+        The exceptions of `generate_image` are raised here, too.
 
         Args:
             prompt: The description of the change.
@@ -121,11 +120,11 @@ class OperationMethods:
     async def create_video(
         self, prompt: str, *, model: Models = None, **options: Unpack[VideoOptions]
     ) -> VideoHandle:
-        """Start a job that makes a video. It returns when the provider has accepted the job.
+        """Start a job that creates a video. This returns when the provider has accepted the job.
 
         Then use `await handle.wait()` and `handle.download()`. The job continues without this process, and
-        `resume_video` returns to it. No request is repeated. If you cancel the waiting task, it still waits up to
-        ten seconds for the job's id, which is then in the trace. The exceptions are as in `generate_image`.
+        `resume_video` returns its handle again. If you cancel the waiting task, it still waits up to ten seconds
+        for the job's id, which is then in the trace. The exceptions are as in `generate_image`.
 
         Args:
             prompt: The description.
@@ -151,9 +150,9 @@ class OperationMethods:
         key: str | None = None,
         polling: PollPolicy | None = None,
     ) -> VideoHandle:
-        """The current state of a job that was created before, also by another process.
+        """Return the handle of a job that was created before, also by another process.
 
-        Within one engine it is always the same handle. A job that is already counted in the trace is not counted
+        Within one engine, this is always the same handle. A job that the trace has already counted is not counted
         again.
 
         Args:
@@ -162,8 +161,8 @@ class OperationMethods:
             seconds: The length of the video, for its price; None takes it from the provider or the trace.
             size: The size of the video, for its price; None takes it from the provider or the trace.
             audio: Whether the video has sound, for its price; None takes it from the provider or the trace.
-            key: The name of the key that the job was created with; None takes it from the trace.
-            polling: The intervals between checks of the job; None means the default.
+            key: The name of the key with which the job was created; None takes it from the trace.
+            polling: The intervals between checks of the job; None uses the default.
 
         Raises:
             NotFoundError: The provider has no such job.
@@ -189,22 +188,23 @@ class OperationMethods:
         batch_id: str | None = None,
         **options: Unpack[BatchOptions],
     ) -> BatchHandle:
-        """Send many requests for one model, answered within about a day and mostly for half the price.
+        """Send many requests for one model as a batch. It is answered within about a day, usually for half the
+        price.
 
-        It returns when the provider has accepted all requests. Use `await handle.wait()` for the results. The
-        batch continues without this process, and `resume_batch` returns to it. Requests that exceed one job of the
-        provider are split into several.
+        This returns when the provider has accepted all requests. Use `await handle.wait()` for the results. The
+        batch continues without this process, and `resume_batch` returns its handle again. If the requests exceed
+        the size of a provider's job, they are split into several jobs.
 
-        No request is billed twice. You may create a batch with your own id again, in any process, with the same
-        requests: the parts sent already are found, and the rest is sent. So a program that may be killed at any
-        moment passes ``batch_id``, and simply runs again. If several programs with the same trace do this, one
-        sends the batch, and the others wait for it.
+        No request is billed twice. If you pass your own ``batch_id``, you can call this again with the same
+        requests, in any process. Only the missing parts are then sent. So a program
+        that was killed can simply run again. If several programs with the same trace do this, one of them sends
+        the batch, and the others wait for it.
 
         Args:
             requests: The requests. Each result has the `request_id` of its request; without one, it has the id of
                 the call.
-            model: Any of the model's names; None is that of the requests, or the configured default.
-            batch_id: The batch's id: 1 to 48 letters, digits, ``_`` and ``-``. None makes one.
+            model: Any of the model's names; None uses the model of the requests, or the configured default.
+            batch_id: The batch's id: 1 to 48 letters, digits, ``_`` and ``-``. by default, a new id is made.
             options: The fields of `BatchOptions`.
 
         Raises:
@@ -213,7 +213,7 @@ class OperationMethods:
             CapabilityError: The provider has no batches, or the model can't serve a request.
             OutcomeUnknownError: The answer was lost, and the provider lists no such batch, or several. Create it
                 again with the same id.
-            BudgetExceededError: The most that the batch can cost doesn't fit into a budget.
+            BudgetExceededError: The maximum cost of the batch doesn't fit into a budget.
             AdapterError: The provider failed or refused.
             ConfigurationError: The configuration is wrong.
             AdmissionError: The trace writer is too far behind.
@@ -231,17 +231,18 @@ class OperationMethods:
         polling: PollPolicy | None = None,
         settle_seconds: float | None = None,
     ) -> BatchHandle:
-        """The current state of a batch that was created before, also by another process. It sends nothing.
+        """Return the handle of a batch that was created before, also by another process. It sends no requests.
 
-        Within one engine it is always the same handle. Results that are in the trace already are not counted
+        Within one engine, this is always the same handle. Results that are already in the trace are not counted
         again.
 
         Args:
             batch_id: The batch's id, `BatchHandle.id`.
-            requests: The requests, if available: the results then have the warnings about fields that were left
+            requests: The requests, if you have them. Then the results have warnings about fields that were left
                 out, and inputs of tools are cleaned as in any other call.
-            polling: The intervals between checks of the batch; None means the default.
-            settle_seconds: Seconds after which a job is listed, if it was ever created; None means the default.
+            polling: The intervals between checks of the batch; None uses the default.
+            settle_seconds: Seconds after which the provider lists every job that was created; None uses the
+                default.
 
         Raises:
             NotFoundError: The trace or the provider has no such batch.
@@ -260,7 +261,7 @@ class OperationMethods:
         """The latest batches in the trace, the latest first.
 
         Args:
-            limit: The largest number of batches.
+            limit: The maximum number of batches.
 
         Raises:
             StoreError: The trace can't be read.
@@ -273,13 +274,13 @@ class OperationMethods:
     # --- Background replies ---
 
     async def open_replies(self, session_id: str | None = None) -> list[OpenReply]:
-        """The replies requested with ``background=True`` by processes that have ended since.
+        """The replies that processes requested with ``background=True`` before they ended.
 
-        The provider continues them, or has finished them. The oldest comes first. Resume each with
+        The provider continues these replies, or has finished them. The oldest comes first. Resume a reply with
         `Session.take_up` if it has a session, or else with `take_up`.
 
         Args:
-            session_id: A session; None is all, and calls without one.
+            session_id: Only replies of this session; None returns all replies, including those without a session.
 
         Raises:
             StoreError: The trace, or a file that an earlier process left next to it, can't be read.
@@ -288,9 +289,9 @@ class OperationMethods:
         return await open_replies(self._runtime, session_id)
 
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> GenerateResult:
-        """Wait for a reply that another process has requested, without a new request.
+        """Wait for a reply that another process has requested. No new request is sent.
 
-        It is the same call in the trace. It ends now, and is priced as of its start. The exceptions are those of
+        In the trace, it is the same call. It ends now, at the prices of its start. The exceptions are those of
         `generate`.
 
         Args:
@@ -308,14 +309,13 @@ class OperationMethods:
         return result_of(turn)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> StreamResult:
-        """`take_up`, streamed: first the earlier part of the reply, and then the rest as it arrives."""
+        """Stream `take_up`: first the earlier part of the reply, and then the rest as it arrives."""
         from ..generation.streaming import StreamResult
 
         return StreamResult(self._runtime, turn_of_reply(self._runtime, reply, options, streamed=True))
 
 
 async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenReply]:
-    """See `Engine.open_replies`."""
     await runtime.host.start()
     await settled_store(runtime)
     store = await runtime.sessions.trace()
@@ -328,7 +328,7 @@ async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenRep
 def turn_of_reply(
     runtime: Runtime, reply: OpenReply, options: TurnOptions, *, streamed: bool, state: SessionState | None = None
 ) -> Turn:
-    """A turn that resumes a reply. It is not run yet."""
+    """A turn that resumes a reply. It has not started."""
     if state is None:
         state = SessionState("", reply.model, None, (), reply.tags or {})
     elif reply.session_id != state.id:

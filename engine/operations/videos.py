@@ -1,11 +1,11 @@
-"""Videos. One call creates a job, and another records its end.
+"""Videos: one call creates a job, and another records its end.
 
     running    the provider works on the job; each check may change its status
-    done       the job is completed, has failed or was cancelled, and no check changes it
+    done       the job has completed, failed or was cancelled, and no check changes it
     published  its end was published, and the cost of a completed job was counted
 
-A running job has no open call in the trace, so this process may die. `VideoHandle._end` publishes the end of a
-done job once: the first handle that sees the end counts the cost, and later handles find it in the trace.
+A running job has no open call in the trace, so this process may die. `VideoHandle._end` publishes the end of a job
+once: the first handle that detects the end counts the cost, and later handles find it in the trace.
 """
 
 from __future__ import annotations
@@ -68,21 +68,22 @@ _log = Log("engine.media")
 
 
 class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed job."""
+    """A completed job, with its usage and cost."""
 
     job: VideoJob
     """The job at its end."""
     usage: TokenUsage
-    """The seconds of the video, as pieces."""
+    """The usage: the seconds of the video, as a usage detail."""
     cost: Cost
-    """The cost. It is counted once, when the job's end is first seen."""
+    """The cost. It is counted once, when the job's end is first detected."""
 
 
 class VideoHandle:
-    """A job at its provider. The job continues without its handle, and `Engine.resume_video` makes another handle.
+    """The handle of a job at its provider. The job continues without a handle. `Engine.resume_video` creates
+    another one.
 
-    Only `wait()` and `refresh()` check the job. They publish events of its progress and of its end (`job.*`). The
-    end is published once, and the cost of a completed job is counted once.
+    Only `wait()` and `refresh()` check the job. They publish its progress and its end (`job.*`). The end is
+    published once, and the cost of a completed job is counted once.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class VideoHandle:
         self._polling = polling
         self._cost: Cost | None = None
         self._published = False
-        self._cancelling = False  # True after `cancel()`: a missing job was then deleted by this handle
+        self._cancelling = False  # True after `cancel()`. If the job is then missing, this handle has deleted it.
         self._looking = anyio.Lock()
         self._waiting = 0
         self._listeners: list[OnProgress] = []
@@ -108,7 +109,7 @@ class VideoHandle:
 
     @property
     def model(self) -> str:
-        """The model, by its name in models.yaml or in the call, for `resume_video`."""
+        """The model's name, as in models.yaml or in the call, for `resume_video`."""
         return self._origin.decision.model
 
     @property
@@ -128,7 +129,7 @@ class VideoHandle:
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """Warnings, such as parts of the request that the provider doesn't take."""
+        """Warnings, for example about parts of the request that the provider does not support."""
         return self._job.warnings
 
     # --- Checking ---
@@ -151,15 +152,15 @@ class VideoHandle:
     async def wait(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> VideoResult:
         """Wait for the end of the job. Any number of tasks may wait.
 
-        Lost connections and faults of the provider are retried, see `PollPolicy`. The job continues even if the
-        wait ends early.
+        After lost connections and provider errors, checks are retried, see `PollPolicy`. The job continues even if
+        the wait ends early.
 
         Args:
             on_progress: Called with the job at every check. Its exceptions are raised here.
             timeout: Seconds to wait; None waits without limit.
 
         Returns:
-            The completed job. Its cost is counted in the trace by then.
+            The completed job. Its cost is then counted in the trace.
 
         Raises:
             AdapterError: The job failed, or its checks failed permanently.
@@ -213,7 +214,7 @@ class VideoHandle:
         return await self._with_adapter(look)
 
     def _see(self, job: VideoJob) -> None:
-        if self._job.done:  # cancelled during this check
+        if self._job.done:  # it was cancelled during this check
             return
         before, self._job = self._job, job
         if (before.status, before.progress) != (job.status, job.progress):
@@ -224,7 +225,7 @@ class VideoHandle:
     # --- The end ---
 
     async def _end(self) -> None:
-        """If the job has ended, publish the end and count the cost, unless this was done before."""
+        """If the job has ended, publish the end and count the cost, unless that was done before."""
         if not self._job.done or self._published:
             return
         job = self._job
@@ -244,7 +245,7 @@ class VideoHandle:
         await self._call.secured()
 
     async def _counted_before(self) -> Cost | None:
-        """The cost that another process, or an earlier handle, has counted."""
+        """The cost that another process or an earlier handle has counted."""
         try:
             return (await stored_job(self._runtime, self._job.provider, self.id)).counted
         except StoreError as error:
@@ -291,23 +292,23 @@ class VideoHandle:
     ) -> bytes | Path:
         """Download a file of a completed job.
 
-        A broken download continues where it broke, or starts again; see `adapters.videos`. Downloads are free, and
-        may be repeated while the provider keeps the video.
+        A broken download continues at the same position, or starts again; see `adapters.videos`. Downloads are
+        free, and can be repeated while the provider keeps the video.
 
         Args:
             variant: ``video``, ``thumbnail`` or ``spritesheet``.
             to: The path of a file. It is created when the download is complete.
-            on_progress: Called with the number of bytes so far, and the number of all bytes, or None if the server
+            on_progress: Called with the number of bytes so far, and the total number, or None if the server
                 doesn't report it.
 
         Returns:
-            The bytes, or with `to` the path.
+            The bytes; with `to`, the path.
 
         Raises:
             InvalidRequestError: The job isn't completed.
             CapabilityError: The job has no such variant.
             AdapterError: The download failed.
-            ConfigurationError: The job's adapter is gone.
+            ConfigurationError: The job's adapter is no longer configured.
             OSError: The file can't be written.
         """
         job, random = self._job, self._runtime.clock.random
@@ -332,16 +333,15 @@ class VideoHandle:
         return loaded
 
     async def cancel(self) -> bool:
-        """Cancel the job as far as the provider supports it. The provider may still charge for it.
+        """Cancel the job, if the provider supports it. The provider may still bill it.
 
-        The job is checked first. If the job has been completed in the meantime, it is billed and counted, and can
-        still be downloaded.
+        The job is checked first. If it has completed meanwhile, it is billed and counted, and can be downloaded.
 
         Returns:
-            False if the job was over or unknown.
+            False if the job has ended or is unknown.
 
         Raises:
-            CapabilityError: The provider can't end jobs.
+            CapabilityError: The provider can't cancel jobs.
             AdapterError: The provider can't be reached, or refuses. The job continues.
         """
         if not await self._still_runs():
@@ -366,7 +366,7 @@ class VideoHandle:
         """Whether the job is still running. A provider may not list a new job yet."""
         if not self._job.done:
             with contextlib.suppress(NotFoundError):
-                if self._waiting:  # The waiting task finds the job done, and counts it.
+                if self._waiting:  # The waiting task detects that the job is done, and counts it.
                     self._see(await self._retrieve())
                 else:
                     await self.refresh()
@@ -386,7 +386,7 @@ class VideoHandle:
 
 
 class VideoCall(EndedCall):
-    """The end of a job as a call. It also releases the reservation of the job's creation."""
+    """The end of a job as a call. It also releases the reservation that was made when the job was created."""
 
     def __init__(self, runtime: Runtime, origin: JobOrigin, created_by: str | None) -> None:
         super().__init__(runtime, "video", origin, runtime.clock.new_id("req"), created_by)
@@ -397,7 +397,7 @@ class VideoCall(EndedCall):
 
 
 async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
-    """The facts about a job in the trace. Raises StoreError if the trace can't be read."""
+    """The trace's data about a job. Raises StoreError if the trace can't be read."""
     if runtime.store is None:
         return StoredJob()
     await runtime.host.settle()
@@ -407,10 +407,10 @@ async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
 
 
 class VideoOptions(CallOptions, total=False):
-    """The options of a video. An unsupported option is a CapabilityError before anything is sent.
+    """The options for videos. An unsupported option raises CapabilityError before anything is sent.
 
-    A fallback is tried only if the model before it certainly made nothing. Retries and the time limit apply to the
-    creation of the job.
+    A fallback is tried only if the previous model certainly created nothing. Retries and the time limit apply to
+    the creation of the job.
     """
 
     seconds: int | None
@@ -418,15 +418,14 @@ class VideoOptions(CallOptions, total=False):
     size: str | None
     """The size as ``WIDTHxHEIGHT``."""
     first_frame: ImageInput | None
-    """An image to start with."""
+    """An image that is the first frame."""
     audio: bool | None
     """Whether the video has sound."""
     polling: PollPolicy
-    """The policy for checking the job."""
+    """The intervals between checks of the job."""
 
 
 async def create_video(runtime: Runtime, prompt: str, model: Models, options: VideoOptions) -> VideoHandle:
-    """See `Engine.create_video`."""
     options = require_known(options, VideoOptions)
     calls = PlainCalls("video_create", runtime, model, options, _maker, lambda: (prompt,))
     first_frame = options.get("first_frame")
@@ -490,7 +489,6 @@ def _created(job: VideoJob, route: Route) -> JobCreated:
 async def resume_video(
     runtime: Runtime, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
 ) -> VideoHandle:
-    """See `Engine.resume_video`."""
     named = expand(runtime.registry, model, ()).named[0]
     entry = named.entry
     await runtime.host.start()
@@ -521,7 +519,7 @@ _HANDLES: PerEngine[WeakValueDictionary[tuple[str, str], VideoHandle]] = PerEngi
 
 
 def _known(runtime: Runtime, handle: VideoHandle) -> VideoHandle:
-    """The one handle of a job in this engine, so that the job's end is published once."""
+    """The single handle of a job in this engine, so that the job's end is published once."""
     return _HANDLES[runtime].setdefault((handle.job.provider, handle.id), handle)
 
 

@@ -1,1 +1,1 @@
-"""Routing: the models that may serve a call, their availability and rate limits, and the choice of one."""
+"""Routing: the models that may serve a call, their availability and rate limits, and the choice between them."""

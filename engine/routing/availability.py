@@ -1,9 +1,9 @@
 """The availability of providers and models: a table of states that follows the calls. Pure.
 
     available    there are no known failures
-    degraded     three failures in a row, or a requested pause: it is used only after the available ones
-    unavailable  it is skipped until `retry_at`, except by calls without an alternative
-    probing      one call checks whether it is back; for all other calls it is still unavailable
+    degraded     three failures in a row, or a requested pause: used only if no available one can serve
+    unavailable  skipped until `retry_at`, except by calls without an alternative
+    probing      one call tests whether it works again; for all other calls it is still unavailable
 
 `TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row
 are an `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty
@@ -71,7 +71,7 @@ PAUSE_US = 10_000_000
 """Microseconds until a model with a rate limit is tried again, if the provider gives no time."""
 
 MAX_RECORDS = 4096
-"""The number of records. The oldest record is forgotten first."""
+"""The maximum number of records. When it is exceeded, the oldest record is dropped."""
 
 _REFUSED_KEY = frozenset({"AuthError", "QuotaExceededError"})
 _REFUSED_MODEL = frozenset({"AccessDeniedError", "NotFoundError"})
@@ -88,7 +88,7 @@ class Record(msgspec.Struct):
     failures: int = 0
     """The number of failures in a row."""
     cool_down_us: int = FIRST_COOL_DOWN_US
-    """Microseconds of the next cool-down."""
+    """The length of the next cool-down, in microseconds."""
     retry_at_us: int | None = None
     """The earliest time of the next try, in microseconds since the epoch."""
     reason: str = ""
@@ -96,7 +96,7 @@ class Record(msgspec.Struct):
     probe: str | None = None
     """The id of the call that probes."""
     early: bool = False
-    """Whether that call did not wait for `retry_at_us`. If True, its failure changes nothing."""
+    """Whether the probing call started before `retry_at_us`. If True, its failure changes nothing."""
     elsewhere: bool = False
     """Whether the state comes only from another node, or another node is probing it."""
 
@@ -118,10 +118,10 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """The availability of a model for a call that has a choice."""
+    """Whether a call with several candidates should use this model."""
 
     kind: Literal["ready", "later", "closed"] = "ready"
-    """``ready``; ``later``, to be used after others; or ``closed``."""
+    """``ready``; ``later``, used only after the ready ones; or ``closed``, not used."""
     reason: str = ""
     """The reason, in words."""
     retry_after_seconds: float | None = None
@@ -134,11 +134,11 @@ LIMITED = Readiness("later", "its rate limit is exhausted")
 
 
 def signals_of(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
-    """The signals about the provider and the model in the end of an attempt."""
+    """The signals about the provider and the model that the end of an attempt gives."""
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
     if event.of_batch:
-        return "inconclusive", "inconclusive"  # a job or batch: it ran hours ago, or in another queue
+        return "inconclusive", "inconclusive"  # a job or a batch ran hours ago, or in another queue
     kind = event.error_type
     if event.key is not None and kind in _OF_KEY:
         return "answered", "answered"  # only this key is paused, see `adapters.keys`
@@ -160,7 +160,7 @@ def signals_of(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]
 
 
 class AvailabilityTable:
-    """The states of all providers and models. The table outlives the actor that feeds it."""
+    """The states of all providers and models. The table outlives the actor that updates it."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, str | None], Record] = {}
@@ -176,7 +176,7 @@ class AvailabilityTable:
         return max(states, key=order.index, default="available")
 
     def snapshot(self) -> tuple[Availability, ...]:
-        """All providers and models with a state other than plain availability."""
+        """All providers and models that are not simply available."""
         return tuple(
             Availability(
                 provider=record.provider,
@@ -190,7 +190,7 @@ class AvailabilityTable:
         )
 
     def readiness(self, provider: str, model: str, now_us: int) -> Readiness:
-        """The availability of a model now, for a call that has a choice."""
+        """Whether a call with several candidates should use a model now."""
         if not self._records:
             return READY
         closed: list[Readiness] = []
@@ -227,7 +227,7 @@ class AvailabilityTable:
     # --- Signals ---
 
     def leave_to_other(self, provider: str, model: str | None, until_us: int) -> None:
-        """Leave the probe of a provider or a model to another node, at most until the given time."""
+        """Let another node probe a provider or a model, at most until the given time."""
         record = self._records.get((provider, model))
         if record is not None and record.state == "unavailable":
             record.retry_at_us, record.elsewhere = max(record.retry_at_us or 0, until_us), True
@@ -273,7 +273,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def crashed(self, provider: str, now_us: int) -> Changes:
-        """Record that the provider's adapter can't be kept running."""
+        """Record that the adapter of a provider crashed too often to be restarted."""
         record = self._record(provider, None, "crashed")
         return self._signal(record, "crashed", "adapter_crashed", now_us) if record is not None else ()
 
@@ -302,10 +302,11 @@ class AvailabilityTable:
         now_us: int,
         node: str,
     ) -> Changes:
-        """Apply the finding of another node. If either node marked it unavailable, it stays so until the later
-        time.
+        """Apply the state that another node has published. An unavailable model stays so until the later of both
+        nodes' times.
 
-        If the other node found it available, it may be tried here immediately. While a call probes here, that call
+        If the model was unavailable only because of another node, and a node found it available, it may be tried
+        immediately. While a call probes here, that call
         decides.
         """
         key = provider, model
@@ -367,7 +368,7 @@ class AvailabilityTable:
         return [self._records[key] for key in keys if key in self._records]
 
     def _record(self, provider: str, model: str | None, signal: Signal) -> Record | None:
-        """The record that a signal changes. A new record is made only for negative signals."""
+        """The record that a signal changes. A new record is made only for signals of a failure."""
         record = self._records.get((provider, model))
         if record is None and signal in ("failure", "limited", "refused", "crashed"):
             record = self._records[provider, model] = Record(provider, model)
@@ -379,7 +380,7 @@ class AvailabilityTable:
             del self._records[next(iter(self._records))]
 
     def _counted(self, record: Record, signal: Signal, now_us: int) -> Signal:
-        """The signal after counting: failures count by their number in a row, and a success doesn't end a
+        """The signal after counting. Failures count by their number in a row, and a success doesn't end a
         requested pause.
         """
         if signal == "failure":
@@ -427,7 +428,7 @@ class AvailabilityTable:
         return (change,)
 
     def _relieve(self, record: Record, previous: State, signal: Signal) -> None:
-        """Forget past failures. A record that is available and has no failures is dropped."""
+        """Reset the failures. A record that is available and has no failures is dropped."""
         record.retry_at_us, record.cool_down_us = None, FIRST_COOL_DOWN_US
         if signal in ("success", "reloaded") or previous == "probing":
             record.failures = 0
@@ -489,13 +490,14 @@ def readiness_of_key(
 # --- The actor ---
 
 WATCHED = ("actor.stopped",)
-"""The topics that an AvailabilityActor reads. Calls report their starts and ends to the table directly."""
+"""The topics to which an AvailabilityActor subscribes. Calls report their starts and ends to the table directly.
+"""
 
 
 class AvailabilityActor(Actor):
     """The actor that reports crashed adapters to the table.
 
-    It gets no messages, and owns the task that reads events.
+    It receives no messages. It owns the task that reads events.
 
     Args:
         table: The table.

@@ -1,13 +1,13 @@
 """The route of a call: from the caller's model name to the models that may serve, and to the chosen one.
 
-All of it is pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve.
+This module is pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve.
 `calls.fallback` determines the abilities and availability of each (`Option`). `choose` selects one, and records
-the reason against each other model.
+the reason why each other model was not chosen.
 
-A chain is tried in order, with two exceptions. A model that asked for a pause comes after the ready models. A turn
-stays with the model that has started to answer it. The first named model must have the required abilities. It is
-replaced by a fallback if it fails or if the prompt is too long for it, not if it lacks an ability. A model without
-alternatives is called even if it is unavailable: the call is the probe.
+A chain is tried in order, with two exceptions. A model whose provider requested a pause is tried after the ready
+models. A turn stays with the model that has started to answer it. The first named model must have the required
+abilities: a fallback replaces it if it fails or the prompt is too long, not if it lacks an ability. A model
+without alternatives is called even if it is unavailable: the call is the probe.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
     resolved_by: str
     """How the name was resolved, as in `RoutingDecision`."""
     fallback_of: str | None = None
-    """The model that has this fallback in its chain in models.yaml."""
+    """The model in models.yaml that has this one as a fallback."""
 
     @functools.cached_property
     def model(self) -> str:
@@ -83,20 +83,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The model as the caller requested it."""
     named: tuple[Named, ...]
     chosen: bool = False
-    """Whether the router chooses, so that the first model has no precedence."""
+    """Whether the router chooses, so that the first model is not preferred."""
     cheapest: bool = False
-    """Whether the cheapest model is wanted."""
+    """Whether to choose the cheapest model."""
     requires: Requirements = Requirements()
     """The abilities that the model must have."""
 
     @cached_property
     def without_alternative(self) -> RoutingDecision:
-        """The decision of a plan with one model."""
+        """The routing decision of a plan with only one model."""
         (named,) = self.named
         return self.decision(named, [Candidate(named.model, None, named.fallback_of)])
 
     def decision(self, taken: Named, candidates: Sequence[Candidate]) -> RoutingDecision:
-        """The recorded decision: the chosen model, and the reason against each other one."""
+        """The recorded decision: the chosen model, and the reason why each other model was not chosen."""
         return RoutingDecision(
             requested=self.requested,
             model=taken.model,
@@ -107,41 +107,42 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that may serve, with the facts that are available before anything is sent."""
+    """A model that may serve, with everything that is known before a request is sent."""
 
     named: Named
     capabilities: AdapterCapabilities | None = None
     """The capabilities of the model, corrected by the configuration."""
     input: ModelInput | None = None
-    """The tools, the system text and the schema that the model would be sent."""
+    """The tools, the system text and the schema as this model would get them."""
     estimated_tokens: int | None = None
     max_output_tokens: int = 0
-    """The largest number of output tokens that the model would be asked for."""
+    """The maximum number of output tokens in the model's request."""
     warnings: tuple[CallWarning, ...] = ()
     """Warnings for the caller if the model serves."""
     obstacle: CallboardError | None = None
     """The reason why the model can't serve this request."""
     readiness: Readiness = READY
     nominal_cost: int | None = None
-    """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model isn't wanted."""
+    """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model is not requested.
+    """
     too_dear: Refusal | None = None
     """The refusal of a budget that requires a cheaper model; None if the call has room."""
     speaks_client: bool = False
-    """Whether the provider has the protocol of a client whose own body may be sent."""
+    """Whether the provider has the same protocol as the client, so that the client's own body may be sent."""
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The model that was taken for one call."""
+    """The model that was chosen for one call."""
 
     decision: RoutingDecision
     """The decision as recorded in events."""
     option: Option
     others: tuple[str, ...] = ()
-    """The other models that are ready to serve, unless the turn must stay with this one."""
+    """The other models that are ready to serve; empty if the turn must stay with this one."""
 
 
 _plans: WeakKeyDictionary[ModelRegistry, dict[str, Plan]] = WeakKeyDictionary()
-_MOST_PLANS = 512  # a limit, because any name can be passed through
+_MOST_PLANS = 512  # limited, because any name is accepted
 
 
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
@@ -176,7 +177,7 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
 
 
 def _of_chain(registry: ModelRegistry, name: str) -> Plan:
-    """One name with the fallbacks of models.yaml. The plan is kept with its registry, which never changes."""
+    """A name with its fallbacks in models.yaml. The plan is cached with the registry, which never changes."""
     known = _plans.setdefault(registry, {})
     plan = known.get(name)
     if plan is None:
@@ -191,7 +192,7 @@ def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
     named = _named(registry, name)
     found = {named.model: named}
     waiting = [named]
-    for member in waiting:  # The list grows meanwhile.
+    for member in waiting:  # The list grows during the loop.
         for further in member.entry.fallback:
             named = _named(registry, further, fallback_of=member.model)
             if named.model not in found:
@@ -216,10 +217,10 @@ def _distinct(registry: ModelRegistry, names: Sequence[str]) -> tuple[Named, ...
 def default_max_output(
     model: ModelEntry, capabilities: AdapterCapabilities, *, listed: bool, prompt_tokens: int = 0
 ) -> int:
-    """The number of output tokens if the caller gives none.
+    """The maximum number of output tokens if the caller sets none.
 
-    It is the model's own limit, up to a common maximum. If the configuration has none, prompt and reply share the
-    model's window.
+    It is the model's own limit, up to a common maximum. If the configuration has no limit, prompt and reply share
+    the model's window.
     """
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
@@ -233,7 +234,7 @@ def default_max_output(
 
 
 def asks_for_length(model: ModelEntry) -> bool:
-    """Whether the configuration sets a length for the model's replies."""
+    """Whether the configuration sets the length of the model's replies."""
     return bool(model.defaults.max_output_tokens or model.max_output_tokens or model.usual_max_output)
 
 
@@ -270,7 +271,7 @@ def choose(
 def _decision(
     plan: Plan, options: Sequence[Option], rejected: Sequence[str | None], taken: Option, cached_at: str | None
 ) -> RoutingDecision:
-    """The decision, with the reason why each of the other models was not taken."""
+    """The decision, with the reason why each of the other models was not chosen."""
     candidates = [
         Candidate(
             option.named.model,
@@ -357,9 +358,9 @@ def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]
 def deployment_of_last_reply(messages: Sequence[Message], plan: Plan) -> str | None:
     """The model that answered last, if it is the plan's first model at this or another provider.
 
-    Two models are deployments of one if their providers use the same name. A fallback with another name is not a
-    deployment: the conversation returns to its own model as soon as that is available. A `ModelChoice` is chosen
-    again each time.
+    Two models are deployments of the same model if their providers use the same name for it. A fallback with
+    another name is not a deployment: the conversation returns to its first model when that is available again.
+    With a `ModelChoice`, the choice is made again each time.
     """
     if len(plan.named) == 1 or plan.chosen:
         return None

@@ -37,7 +37,7 @@ CAPABILITY_LIMITS = frozenset(("max_context_tokens", "max_output_tokens"))
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """The abilities that a model must have, in addition to the abilities that the requests show.
+    """The abilities that a model must have, in addition to the abilities that its requests need.
 
     Raises:
         CallboardError: A capability does not exist.
@@ -47,7 +47,7 @@ class Requirements(msgspec.Struct, frozen=True):
     """The names of fields of `AdapterCapabilities` that must be true, with or without ``supports_``:
     ``"tools"``."""
     min_context_tokens: int = 0
-    """The least number of tokens of the model's window, for prompt and reply together."""
+    """The minimum size of the model's window in tokens, for prompt and reply together."""
 
     def __post_init__(self) -> None:
         given: str | Sequence[str] = self.capabilities
@@ -55,7 +55,7 @@ class Requirements(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "capabilities", tuple(_flag(name) for name in names))
 
     def unmet(self, capabilities: AdapterCapabilities) -> str | None:
-        """A text about the abilities that a model lacks; None if it lacks nothing."""
+        """The abilities that a model lacks, as text; None if it lacks nothing."""
         lacking = [name for name in self.capabilities if not getattr(capabilities, name)]
         if lacking:
             return f"lacks {', '.join(name.removeprefix('supports_') for name in lacking)}"
@@ -77,7 +77,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Any model with the required abilities."""
 
     requires: Requirements = Requirements()
-    """The abilities that the model must have, in addition to the abilities that the request shows."""
+    """The abilities that the model must have, in addition to the abilities that the request needs."""
     prefer: Literal["cheapest", "first"] = "first"
     """``cheapest``: the cheapest model for a nominal usage; models without a price come last. ``first``: the first
     model in the order of `among`, or of models.yaml."""
@@ -105,7 +105,7 @@ def model_text(model: Model) -> str:
 
 
 def overridden(capabilities: AdapterCapabilities, overrides: Mapping[str, bool | int]) -> AdapterCapabilities:
-    """The capabilities of an adapter, corrected by the configuration."""
+    """The capabilities of an adapter with the corrections of the configuration."""
     return msgspec.structs.replace(capabilities, **overrides) if overrides else capabilities
 
 
@@ -128,7 +128,7 @@ def model_of(stored: Json) -> Model:
 
 
 class TurnRequirements(msgspec.Struct, frozen=True, kw_only=True):
-    """The requirements of a turn on any of its models. All fields but the first are options of the turn."""
+    """What a turn requires of any model. All fields except the first are options of the turn."""
 
     new: tuple[Message, ...]
     """The messages that no model has answered yet."""
@@ -139,7 +139,7 @@ class TurnRequirements(msgspec.Struct, frozen=True, kw_only=True):
     schema_mode: SchemaMode = "native"
     reasoning_effort: str | None = None
     max_output_tokens: int | None = None
-    """The largest number of output tokens; None means the model's own."""
+    """The maximum number of output tokens; None uses the model's own maximum."""
     requires: tuple[Requirements, ...] = ()
     """The requirements of the session, the turn and the choice."""
 
@@ -173,7 +173,7 @@ def check(
 
 
 def check_tool_choice(required: TurnRequirements) -> None:
-    """Check whether the choice of tools makes sense for any model."""
+    """Check that the tool choice is valid for the turn's tools."""
     choice = required.tool_choice
     if choice is None:
         return

@@ -1,16 +1,16 @@
 """The rate limits of one model and key, or of all models of a key, and the pause after a refusal.
 
-    open      requests are sent as far as the limits have room
-    paused    the provider refused a request with 429: none is sent before the time that it named
-    opening   after the pause one request probes. Each success admits two more, until as many are
+    open      requests are sent while the limits have room
+    paused    the provider refused a request with 429: none is sent before the time in its reply
+    opening   after the pause, one request probes. Each success admits two more, until as many are
               in progress as at the refusal, or until a reply's headers state the remaining amount.
               Another refusal pauses again, and longer if the provider names no time
 
 Requests that were sent before a refusal have no effect on the pause: a success does not end it, and a refusal does
 not start another.
 
-In a cluster, nodes with the same key share their refusals and readings. A refusal elsewhere pauses here, too. Of
-two readings of one limit the later one counts.
+In a cluster, nodes with the same key share their refusals and readings. A refusal on one node pauses all of them.
+Of two readings of one limit, the later one counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOLERANCE = 1e-6
 
 
 class Ticket:
-    """One request, from its place in the queue to its end.
+    """One request, from its entry into the queue to its end.
 
     waiting → held → sent → over; a cancelled request is over immediately.
     """
@@ -38,11 +38,12 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, model: str, order: int, input_tokens: int, output_tokens: int) -> None:
-        """A new request, which is not in the queue yet."""
         self.model = model
         self.order = order
         self.number = 0
-        """The number of the request within its order. Once it is sent, its number among all sent requests."""
+        """The number of the request within its order. Once the request is sent, its number among all sent
+        requests.
+        """
         self.input_tokens = input_tokens
         """Input tokens: the maximum, and after the request's end the actual number."""
         self.output_tokens = output_tokens
@@ -50,20 +51,20 @@ class Ticket:
         self.state: Literal["new", "waiting", "held", "sent", "over"] = "new"
         self.sent_us = 0
         self.generation = -1
-        """The number of refusals before its admission."""
+        """The number of refusals before this request was admitted."""
         self.counted = False
-        """Whether the request counts among those with an open outcome."""
+        """Whether the request counts as one with an open outcome."""
 
 
 class Reading(NamedTuple):
     """The values of one limit in a reply's headers."""
 
     limit: float | None
-    """The limit; None if it is not stated."""
+    """The limit; None if the headers do not have it."""
     remaining: float
-    """The part that is left."""
+    """The remaining amount."""
     reset_us: int | None
-    """Microseconds until the limit is fully reset; None if it is not stated."""
+    """Microseconds until the limit is fully reset; None if the headers do not have it."""
     fixed: bool = False
     """Whether the provider counts in fixed windows."""
 
@@ -78,7 +79,7 @@ class Limit(ABC):
         """Whether tokens of the reply count."""
 
     def amount(self, ticket: Ticket) -> float:
-        """The amount that a request takes of this limit."""
+        """The amount of this limit that a request uses."""
         if self.kind == "requests":
             return 1.0
         tokens = ticket.input_tokens + ticket.output_tokens if self.output else ticket.input_tokens
@@ -86,11 +87,11 @@ class Limit(ABC):
 
     @abstractmethod
     def room(self, now_us: int) -> float:
-        """The amount that is left."""
+        """The remaining amount."""
 
     @abstractmethod
     def opens_in(self, amount: float, now_us: int) -> int:
-        """Microseconds until this amount is available, if no other request uses any."""
+        """Microseconds until this amount is available, if no other request uses any of it."""
 
     @abstractmethod
     def hold(self, ticket: Ticket, now_us: int) -> None:
@@ -98,29 +99,31 @@ class Limit(ABC):
 
     @abstractmethod
     def drop(self, ticket: Ticket, now_us: int) -> None:
-        """Return the amount that is held for a request that was not sent."""
+        """Return the amount that was reserved for a request that was not sent."""
 
     @abstractmethod
     def send(self, ticket: Ticket, now_us: int) -> None:
-        """Count a request that was held and is sent now."""
+        """Count a request with a reservation that is sent now."""
 
     @abstractmethod
     def change(self, ticket: Ticket, before: float, now_us: int) -> None:
-        """Count a sent request with changed amounts. Call `room` at the same moment before."""
+        """Count a sent request whose amounts have changed. Call `room` at the same time before."""
 
 
 LACKS_SHARE_US = 250_000
-"""Microseconds until a request that lacks only this node's share is checked again."""
+"""Microseconds after which a request that only lacks this node's share is checked again."""
 
 
 class Declared(Limit):
-    """A limit for any minute, counted here. In a cluster a node has a share of it."""
+    """A declared limit for any minute, which Callboard counts itself. In a cluster, each node has a share of
+    it.
+    """
 
     def __init__(self, kind: Literal["requests", "tokens"], limit: float, window_us: int = MINUTE_US) -> None:
         super().__init__(kind, limit)
         self.window_us = window_us
         self.share: float | None = None
-        """The part of the limit that is this node's; None is all of it."""
+        """This node's part of the limit; None if the node has all of it."""
         self._used = 0.0
         self._sent: deque[Ticket] = deque()
 
@@ -169,12 +172,12 @@ class Learned(Limit):
     def __init__(self, kind: Literal["requests", "tokens"], *, output: bool = True) -> None:
         super().__init__(kind, 0.0, output=output)
         self.fixed = False
-        self._level = 0.0  # Without the held amounts.
-        self._stated = 0.0  # without the held amounts and the later refill
+        self._level = 0.0  # without the reserved amounts
+        self._stated = 0.0  # without the reserved amounts and the later refill
         self._held = 0.0
         self._as_of_us = 0
         self._full_at_us = 0
-        self._rate = 0.0  # for each microsecond
+        self._rate = 0.0  # refill per microsecond
 
     def tell(self, reading: Reading, pending: float, held: float, now_us: int) -> None:
         """Apply a reading from the provider's headers."""
@@ -192,7 +195,9 @@ class Learned(Limit):
 
     @property
     def overdrawn(self) -> bool:
-        """Whether requests used more than the reported rest, although it should have refilled since."""
+        """Whether requests used more than the reported remainder, although the limit should have refilled
+        since.
+        """
         return self._stated < 0 <= self._level
 
     def room(self, now_us: int) -> float:
@@ -238,17 +243,16 @@ class Learned(Limit):
 FIRST_PAUSE_US = 1_000_000
 LONGEST_PAUSE_US = MINUTE_US
 UNDERWAY_US = 2_000_000
-"""Microseconds after which another node's reading surely includes a request."""
+"""Microseconds after which another node's reading certainly includes a request."""
 
 
 class Account:
-    """The limits that requests share."""
+    """The limits that requests share, and the state of a pause."""
 
     def __init__(self) -> None:
-        """An account without known limits."""
         self.limits: tuple[Limit, ...] = ()
         self.paused_until_us = 0
-        """The time before which no request is sent, if `cap` is a number."""
+        """The time before which no request is sent, if `cap` is not None."""
         self.cap: int | None = None
         """The number of requests that may be in progress after a refusal; None if the account is open."""
         self.generation = 0
@@ -257,8 +261,8 @@ class Account:
         self._fixed = False
         self._held: set[Ticket] = set()
         self._sent: deque[Ticket] = deque()
-        self._observed = -1  # The number of the last request with headers that were read.
-        self._observed_us = -MINUTE_US  # The moment of the last reading on any node.
+        self._observed = -1  # the number of the last request whose reply's headers were read
+        self._observed_us = -MINUTE_US  # the time of the last reading on any node
         self._pauses = 0
         self._flying = 0
         self._peak = 1
@@ -296,7 +300,7 @@ class Account:
         return ""
 
     def opens_in(self, ticket: Ticket, ahead: list[Ticket], now_us: int) -> int:
-        """The shortest time in microseconds until a request may be sent. Other requests may delay it further."""
+        """The minimum time in microseconds until a request may be sent. Other requests may delay it further."""
         wait = max(self.paused_until_us - now_us, 0) if self.cap is not None else 0
         for limit in self.limits:
             amount = limit.amount(ticket) + sum(map(limit.amount, ahead))
@@ -312,7 +316,7 @@ class Account:
             limit.hold(ticket, now_us)
 
     def drop(self, ticket: Ticket, now_us: int) -> None:
-        """Release the amounts held by a request that was not sent."""
+        """Release the reservation of a request that was not sent."""
         self._held.discard(ticket)
         for limit in self.limits:
             limit.drop(ticket, now_us)
@@ -325,7 +329,7 @@ class Account:
             limit.send(ticket, now_us)
 
     def amounts(self, ticket: Ticket, now_us: int) -> list[float]:
-        """The amounts that a request takes of each limit now."""
+        """The amount of each limit that a request uses now."""
         for limit in self.limits:
             limit.room(now_us)
         return [limit.amount(ticket) for limit in self.limits]
@@ -333,7 +337,7 @@ class Account:
     def settle(self, ticket: Ticket, before: list[float], now_us: int) -> None:
         """Count a completed request at its actual usage.
 
-        `before` is the result of `amounts` at the same moment.
+        `before` is the result of `amounts` at the same time, before the change.
         """
         for limit, amount in zip(self.limits, before, strict=True):
             if isinstance(limit, Declared) or ticket.number > self._observed:
@@ -348,12 +352,11 @@ class Account:
     # --- Requests with an open outcome ---
 
     def enter(self, ticket: Ticket) -> None:
-        """Count a request with an open outcome."""
         ticket.generation, ticket.counted = self.generation, True
         self._flying += 1
 
     def leave(self, ticket: Ticket) -> None:
-        """Stop counting a request, because its outcome is known or never will be."""
+        """Stop counting a request as open, because its outcome is known or never will be."""
         if ticket.counted:
             ticket.counted = False
             if ticket.generation == self.generation:
@@ -414,7 +417,7 @@ class Account:
     ) -> None:
         """Apply one limit of the headers of a reply."""
         if ticket.number < self._observed:
-            return  # of an older reply
+            return  # from an older reply
         learned = self._learned_of(kind, reading, output=output)
         pending = 0.0
         for sent in reversed(self._sent):

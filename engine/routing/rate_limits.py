@@ -1,5 +1,5 @@
-"""The rate limits of an engine: each request of a call waits for its turn, and replies show the providers'
-limits.
+"""The rate limits of an engine. Each request waits for its turn in a queue. Limits are also learned from the
+headers of replies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AsyncRateLimiter:
         self.on_wait: Callable[[], None] | None = None
         """Called when requests wait. None without other nodes."""
         self.on_observation: Callable[[LimitObservation], None] | None = None
-        """Called with the limits learned from a reply; None if no other node uses the key."""
+        """Called with the limits learned from a reply; None if this key is not shared with other nodes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unseen: dict[RateLimitLease, None] = {}
         """The calls in progress that were sent before any limit was known."""
@@ -49,14 +49,13 @@ class AsyncRateLimiter:
         self._timer: asyncio.TimerHandle | None = None
 
     def now_us(self) -> int:
-        """The time of the event loop in microseconds."""
         loop = self._loop
         if loop is None or loop.is_closed():
             loop = self._loop = asyncio.get_running_loop()
         return int(loop.time() * 1e6)
 
     def known_time_us(self) -> int | None:
-        """The time of the event loop in microseconds, even when none runs; None if there never was one."""
+        """The time of the event loop in microseconds, even when it does not run; None if there never was one."""
         return None if self._loop is None else int(self._loop.time() * 1e6)
 
     def begin_to_count(self) -> None:
@@ -67,14 +66,14 @@ class AsyncRateLimiter:
             lease.force()
 
     def learned(self, model: str, headers: Headers) -> None:
-        """Share the limits learned from a reply with other nodes."""
+        """Send the limits learned from a reply to other nodes."""
         if self.on_observation is not None:
             account = self.limiter.models[model]
             pause_us = 0 if account.cap is None else max(account.paused_until_us - self.now_us(), 0)
             self.on_observation(LimitObservation(model, headers, pause_us, account.cap is None))
 
     def learn(self, observation: LimitObservation, observed_us: int) -> None:
-        """Apply limits that another node has learned."""
+        """Apply the limits that another node has learned."""
         now_us = self.now_us()
         if not self.limiter.known:
             self.begin_to_count()
@@ -87,7 +86,7 @@ class AsyncRateLimiter:
         self.changed()
 
     def changed(self) -> None:
-        """Admit all requests that may go now, and set a timer for the next ones."""
+        """Admit all requests that may be sent now, and set a timer for the next ones."""
         if not self.limiter.waiting:
             return
         now_us = self.now_us()
@@ -107,7 +106,7 @@ class AsyncRateLimiter:
                 self._timer = asyncio.get_running_loop().call_later(seconds, self.changed)
 
     async def wait(self, ticket: Ticket) -> None:
-        """Return when a waiting request is admitted. If the wait is cancelled, the request is dropped."""
+        """Wait until a request is admitted. If the wait is cancelled, the request is dropped."""
         try:
             while ticket.state == "waiting":
                 event = self._events[ticket] = anyio.Event()
@@ -120,7 +119,7 @@ class AsyncRateLimiter:
 
 
 class RateLimitLease:
-    """One call's place in the queue, for each of its requests.
+    """One call's place in the queue for all its requests.
 
     While no limit is known, nothing is counted and there is no ticket.
     """
@@ -147,7 +146,7 @@ class RateLimitLease:
         self._ticket: Ticket | None = None
 
     def ask(self) -> bool:
-        """Ask for a request's turn. Returns whether it may be sent now."""
+        """Request a turn in the queue. Returns whether the request may be sent now."""
         live = self._live
         if not live.limiter.known:
             return True
@@ -178,7 +177,7 @@ class RateLimitLease:
             self._refuse(ticket, patience)
 
     def give_up(self) -> None:
-        """Give the turn up unless the request may be sent now."""
+        """Leave the queue, unless the request may be sent now."""
         if self._ticket is not None and self._ticket.state != "held":
             self._refuse(self._ticket, 0.0)
 
@@ -200,7 +199,9 @@ class RateLimitLease:
     # --- Reports of the call ---
 
     def report(self, report: AttemptReport) -> NextAttempt | None:
-        """Record an adapter's report of an attempt. Returns the wait for the next attempt's turn."""
+        """Record an adapter's report of an attempt. Returns a function that waits for the next attempt's turn, or
+        None.
+        """
         match report:
             case AttemptStarted():
                 if self._ticket is not None and self._ticket.state != "sent":
@@ -266,7 +267,7 @@ class RateLimitLease:
             live.changed()
 
     async def _next_turn(self, failure: AdapterError) -> None:
-        """Wait for the turn of another attempt. The failure of the last one is raised if that takes too long."""
+        """Wait for the turn of the next attempt. If that takes too long, raise the failure of the previous one."""
         has_turn = self.ask()
         while True:
             try:
@@ -314,10 +315,8 @@ def _is_of_rate(error: RateLimitError) -> bool:
     return not isinstance(error, OverloadedError) or error.retry_after_seconds is not None
 
 
-# The rate limits of one engine
-
 MOST_EARLY = 256
-"""The number of models of an unused adapter with stored readings from other nodes."""
+"""The maximum number of models with stored readings from other nodes, for an adapter that is not used here."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,14 +325,14 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     """The model as ``provider:name``; None for all models of the adapter."""
     key: str
-    """The name of the key; empty for an adapter's only key."""
+    """The name of the key; empty if the adapter has only one key."""
     kind: Literal["requests", "tokens"]
     source: Literal["declared", "learned"]
     """The source: the configuration, or the provider's headers."""
     limit: float
     """The limit: in any minute if it is declared, in the provider's period if it is learned."""
     left: float
-    """The part that is left."""
+    """The remaining amount."""
 
 
 class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,22 +344,20 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     """The number of calls that wait."""
     why: str
-    """The reason: ``requests`` or ``tokens`` are used up; ``pause``, which the provider asked for; ``probe``,
-    while one call checks whether it accepts requests again; ``turn``, behind earlier calls.
+    """The reason: ``requests`` or ``tokens`` are used up; ``pause``, as the provider requested; ``probe``, while
+    one call tests whether the provider accepts requests again; ``turn``, behind earlier calls.
     """
     opens_in_seconds: float
-    """The shortest time in seconds until the first of them may be sent."""
+    """The minimum time in seconds until the first of them may be sent."""
 
 
 class RateLimits:
     def __init__(self, share: Callable[[AsyncRateLimiter], None] | None = None) -> None:
-        """The limits of a new engine."""
         self._share = share
         self.on_observation: Callable[[str, str, LimitObservation], None] | None = None
-        """Called with each learned limit of an adapter and a key. Does nothing without other nodes."""
+        """Called with each learned limit of an adapter and a key. By default, it does nothing."""
         self._early: dict[tuple[str, str], dict[str, tuple[LimitObservation, int]]] = {}
-        """The readings of other nodes for adapters and keys that are unused here, with their moments, by models.
-        """
+        """The readings of other nodes for adapters and keys that are not used here, with their times, by model."""
         self._limiters: dict[tuple[str, str], AsyncRateLimiter] = {}
         self._entries: dict[tuple[str, str], AdapterEntry] = {}
 
@@ -374,7 +371,7 @@ class RateLimits:
             live = self._declared(name, entry)
         pooled = not key and bool(
             entry.config.key_pool
-        )  # with a pool of keys, the adapter chooses each attempt's key and pauses refused keys
+        )  # with a pool of keys, the adapter chooses the key of each attempt, and pauses refused keys
         return RateLimitLease(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
     def learn(self, adapter: str, key: str, observation: LimitObservation, age_us: int) -> None:
@@ -424,7 +421,7 @@ class RateLimits:
                 )
 
     def share(self, live: AsyncRateLimiter) -> None:
-        """Share the declared limits of a gate with the other nodes, if there are any."""
+        """Share the declared limits of a queue with the other nodes, if there are any."""
         if self._share is not None and any(live.limiter.declared):
             self._share(live)
 
@@ -432,7 +429,7 @@ class RateLimits:
         return [live for live in self._limiters.values() if live.name == adapter]
 
     def _declared(self, name: tuple[str, str], entry: AdapterEntry) -> AsyncRateLimiter:
-        """The gate of an adapter that is new or may have a new configuration."""
+        """The queue of an adapter that is new or may have a new configuration."""
         requests, tokens = entry.config.requests_per_minute, entry.config.tokens_per_minute
         live = self._limiters.get(name)
         changes = live is None or live.limiter.declared != (requests, tokens)

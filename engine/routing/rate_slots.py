@@ -1,16 +1,16 @@
 """The queue of requests for one adapter and key. It decides which request is sent next.
 
-    new        it has not asked yet
+    new        it is not in the queue yet
     waiting    a limit has no room for it, or a request before it waits for the same limit
     held       it was admitted, and its amounts are reserved
-    sent       it is in progress, and the provider counts it
+    sent       it is in progress, and counts at the provider
     over       it has ended, or was cancelled
 
 Requests wait in the order of their conversation turns, and within a turn in order of arrival. A request is sent
 immediately if all its limits have room and no earlier request waits for one of them. So a model at its limit
 delays no other model, and small requests can't overtake a large one forever.
 
-The queue is pure: it never waits, and never reads the clock. The caller of a change calls `admit` afterwards.
+The queue is pure: it never waits, and never reads the clock. After each change, the caller calls `admit`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ class Headers(NamedTuple):
     requests: Reading | None = None
     tokens: Reading | None = None
     output: bool = True
-    """Whether that limit counts the tokens of replies."""
+    """Whether the token limit also counts the tokens of replies."""
 
 
 NO_HEADERS = Headers()
 
 
 class Room(NamedTuple):
-    """One limit as shown in statistics."""
-
     model: str | None
     kind: Literal["requests", "tokens"]
     learned: bool
@@ -54,8 +52,6 @@ class Room(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The waiting requests to one model, as shown in statistics."""
-
     model: str
     waiting: int
     why: str
@@ -71,7 +67,7 @@ class RateLimiter:
         """The limits of all models together."""
         self.models: dict[str, Account] = {}
         self.known = False
-        """Whether any limit was ever known."""
+        """Whether any limit is known or was known before."""
         self.waiting = 0
         self._queues: dict[str, _Queue] = {}
         self._asked = 0
@@ -86,7 +82,7 @@ class RateLimiter:
     # --- Before sending ---
 
     def ask(self, ticket: Ticket, now_us: int) -> bool:
-        """Request a slot. Returns whether the request may be sent now; otherwise it waits."""
+        """Put a request into the queue. Returns whether it may be sent now; otherwise it waits."""
         ticket.number = self._asked
         self._asked += 1
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
@@ -103,8 +99,8 @@ class RateLimiter:
         self._send(ticket, model, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> bool:
-        """Count a request that is sent now. Returns False if the provider has refused other requests since, and
-        it waits again.
+        """Count a request that is sent now. Returns False if the provider has refused another request meanwhile,
+        so that this one waits again.
         """
         model = self.models[ticket.model]
         if ticket.generation != model.generation:
@@ -137,7 +133,7 @@ class RateLimiter:
         return admitted
 
     def withdraw(self, ticket: Ticket, now_us: int) -> None:
-        """Drop a request that was cancelled before it was sent."""
+        """Remove a request that was cancelled before it was sent."""
         if ticket.state == "waiting":
             self.waiting -= 1
         elif ticket.state == "held":
@@ -215,7 +211,7 @@ class RateLimiter:
         return not self._head(model) and not self._short(small, account, now_us)
 
     def opens_in(self, ticket: Ticket, now_us: int) -> int:
-        """The least number of microseconds until a request may be sent, if all earlier ones are sent."""
+        """The minimum number of microseconds until a request may be sent, if all earlier requests are sent."""
         place = ticket.order, ticket.number
         ahead = [other for other in self._all_waiting() if (other.order, other.number) < place]
         same = [other for other in ahead if other.model == ticket.model]
@@ -227,7 +223,7 @@ class RateLimiter:
         return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
 
     def wakes_in(self, now_us: int) -> int | None:
-        """Microseconds until a waiting request may be admitted; None if no request waits for time to pass."""
+        """Microseconds until a waiting request may be admitted; None if no request only waits for time to pass."""
         waits = []
         for name in list(self._queues):
             queue = self._head(name)
@@ -238,7 +234,6 @@ class RateLimiter:
         return min((wait for wait in waits if wait > 0), default=None)
 
     def rooms(self, now_us: int) -> Iterator[Room]:
-        """All limits that are known."""
         for name, account in ((None, self.shared), *self.models.items()):
             for limit in account.limits:
                 left = max(limit.room(now_us), 0.0)
@@ -323,18 +318,18 @@ def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed:
 
 
 class LimitObservation(msgspec.Struct, frozen=True):
-    """The facts of a reply about the limits of its model."""
+    """The rate limits of a model that one reply shows."""
 
     model: str
     headers: Headers = NO_HEADERS
     pause_us: int = 0
-    """Microseconds to pause, as the provider asks after a refusal; 0 without a refusal."""
+    """The pause after a refusal, in microseconds, as the provider requests it; 0 without a refusal."""
     opens: bool = False
     """Whether the request was sent after the last refusal, so that the provider accepts requests again."""
 
 
 def aged(observation: LimitObservation, age_us: int) -> LimitObservation | None:
-    """An observation that is some microseconds old; None if it has expired."""
+    """An observation of the given age; None if it has expired."""
     if age_us >= MINUTE_US:
         return None
     requests, tokens, output = observation.headers

@@ -1,1 +1,1 @@
-"""The shared parts of one engine, and its life on one event loop."""
+"""The shared parts of one engine, and the start and stop of the engine on its event loop."""

@@ -1,11 +1,11 @@
 """The running adapters of an engine: their call slots, their users, and the pool that starts them.
 
 An adapter starts when it is first needed. It is restarted after a crash, and replaced by a reload. Each provider
-has a number of slots for concurrent calls. Slots are given in the order of turns, not of calls: the second call of
-an earlier turn precedes the first call of a later turn. So new turns cannot starve an admitted turn. A waiting
-call can be cancelled at any moment. If it has just received a slot, the next call gets the slot.
+has a number of slots for concurrent calls. Calls get slots in the order of their turns: the second call of an
+earlier turn precedes the first call of a later turn. So new turns cannot starve an admitted turn. A waiting call
+can be cancelled at any moment. If it has just received a slot, the next call gets the slot.
 
-`Host` is the interface to the engine's life, which is in a layer above the parts that use it.
+`Host` is the interface to the engine's life. The modules that use it are in a lower layer than the engine's life.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry, published_name_at, published_provider
 
 arrival = itertools.count().__next__
-"""Return a number that orders turns by the time of their request."""
+"""Returns increasing numbers that order turns by the time of their request."""
 
 
 class _Waiter:
@@ -38,7 +38,6 @@ class _Waiter:
 class CallSlots:
     def __init__(self, total: int) -> None:
         self.total = total
-        """The number of slots."""
         self.used = 0
         self._numbers = itertools.count()
         self._queue: list[tuple[int, int, _Waiter]] = []
@@ -84,7 +83,7 @@ class CallSlots:
 
 
 _MOST_NAMES = 256
-"""The number of models whose published name a running adapter caches."""
+"""The maximum number of models whose published name a running adapter caches."""
 
 RESTART_SECONDS = 6.0
 """Seconds that a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
@@ -100,7 +99,7 @@ async def wait_for_restart(ref: ActorRef) -> None:
 
 
 class RunningAdapter:
-    """A provider's actor, the bounds of its calls, and the number of turns that use it."""
+    """A provider's actor, the limits for its calls, and the number of turns that use it."""
 
     def __init__(self, entry: AdapterEntry, ref: ActorRef, slots: CallSlots) -> None:
         self.entry = entry
@@ -142,7 +141,7 @@ class RunningAdapter:
 
 
 class Startable(Protocol):
-    """The interface of a turn for its host."""
+    """The part of a turn that the host uses."""
 
     @property
     def id(self) -> str: ...
@@ -158,8 +157,8 @@ class Startable(Protocol):
 
 
 class Host(Protocol):
-    """The interface to an engine's life. It starts when first needed, runs turns and adapters, and closes in
-    order.
+    """The interface to an engine's life. The engine starts when first needed, runs turns and adapters, and closes
+    everything in order.
     """
 
     @property
@@ -178,7 +177,7 @@ class Host(Protocol):
         """Check that the running event loop is the engine's. Raises WrongLoop."""
 
     async def aclose(self) -> ShutdownReport | None:
-        """End in order, see `Engine.aclose`."""
+        """Close in order, see `Engine.aclose`."""
 
     async def start(self) -> None:
         """Start, and return when the engine is ready. Raises CallboardError, WrongLoop, StoreError."""
@@ -213,10 +212,10 @@ class Host(Protocol):
         """Run a task for as long as the engine lives. Does nothing before the engine's start."""
 
     async def show_costs(self, costs: Mapping[str, Cost]) -> None:
-        """Update the costs in the histories of open sessions, by the calls' request ids."""
+        """Update the costs in the histories of open sessions, by the request ids of their calls."""
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
-        """A running actor of an adapter. Raises the error of its start."""
+        """Start the actor of an adapter. Raises the error of its start."""
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
         """Restart an actor that exhausted its restarts. Raises the error of its start."""
@@ -241,7 +240,7 @@ def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
 
 
 class AdapterPool:
-    """The adapters that were needed so far, each started once for all its users."""
+    """The adapters that were needed so far. Each is started once for all its users."""
 
     running: dict[str, RunningAdapter]
     """The adapters by provider. Some may be stopped at the moment."""
@@ -260,7 +259,7 @@ class AdapterPool:
     async def acquire(self, provider: str) -> RunningAdapter:
         """The running adapter of a provider. Call its `release()` when it is no longer needed.
 
-        An exception of the adapter's start is raised here.
+        Raises the exception of the adapter's start.
 
         Raises ConfigurationError.
         """

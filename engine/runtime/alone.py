@@ -1,7 +1,7 @@
-"""What a cluster does for its engine, and the place of an engine outside of any cluster.
+"""The interface of an engine to its cluster, and its implementation without a cluster.
 
-`nodes.node.Node` overrides `Alone`, and `nodes.frames.sender.Frames` overrides `LocalStreams`. So no other part
-has to check whether there is a cluster.
+`nodes.node.Node` overrides `Alone`, and `nodes.frames.sender.Frames` overrides `LocalStreams`. So no other module
+needs to check whether there is a cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a node's ownership of sessions."""
 
     node: str
-    """The node: the run of its engine."""
+    """The id of the node, which is the run id of its engine."""
     name: str
     """The node's name, for people."""
     lives: bool
@@ -50,7 +50,7 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReaderArguments(TypedDict):
-    """The arguments of `Engine.attach` that a reader has on each node."""
+    """The arguments of `Engine.attach` for a reader, which are the same on each node."""
 
     from_seq: int | Literal["tail"]
     coalesce: bool
@@ -60,7 +60,7 @@ class ReaderArguments(TypedDict):
 
 
 class LocalStreams:
-    """The streams of an engine's turns outside of a cluster, where no other node reads them."""
+    """The streams of an engine's turns without a cluster: no other node reads them."""
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
         """Send a stream to other nodes, from its start."""
@@ -83,7 +83,7 @@ class LocalStreams:
         begin: Callable[[], Awaitable[None]],
         **arguments: Unpack[ReaderArguments],
     ) -> StreamReader[TurnEvent] | None:
-        """A reader of a stream that may be on another node; None if the stream is read here.
+        """A reader of a stream that may be on another node; None if the stream is on this node.
 
         `begin` is awaited before the first read.
         """
@@ -95,14 +95,14 @@ class LocalStreams:
 
 
 class Alone:
-    """The cluster interface of an engine outside of any cluster: nothing is shared."""
+    """The interface of an engine to its cluster, for an engine without a cluster. Nothing is shared."""
 
     in_cluster = False
     """Whether other nodes share this engine's work."""
     sends_events = False
     """Whether committed events are sent to other processes."""
     streams: LocalStreams = LocalStreams()
-    """The streams of turns as other nodes read them."""
+    """Sends the streams of turns to other nodes."""
 
     @property
     def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
@@ -120,7 +120,7 @@ class Alone:
         return RateLimits()
 
     def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> SharedBudgets | None:
-        """The budgets that all nodes share, in place of the engine's; None if they are the engine's own."""
+        """The budgets that all nodes share; None if the engine has its own budgets."""
         return None
 
     def gateway_tables(self) -> GatewayTables | None:
@@ -128,14 +128,16 @@ class Alone:
         return None
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The data with which another node joins a tree of turns of this engine."""
+        """The data that another node needs to join a tree of turns of this engine."""
         return {}
 
     def reach(self, caller: Caller) -> None:
-        """Connect a tool's run on another node with the calls that it starts here."""
+        """Connect a tool run on another node with the calls that it starts here."""
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
-        """The output tokens of a dead process's message that readers on other nodes have; 0 if unknown."""
+        """The number of output tokens of a dead process's message that readers on other nodes have received; 0 if
+        unknown.
+        """
         return 0
 
     def follow(self, writer: WriterCore) -> None:
@@ -145,15 +147,17 @@ class Alone:
         """Start, after the trace writer and the shipper, before the turns."""
 
     async def drain(self) -> None:
-        """Send all pending data to other nodes. All turns have ended, and the trace is committed."""
+        """Send all pending data to other nodes. Called when all turns have ended and the trace is committed."""
 
     async def close(self, *, shared: bool) -> None:
-        """Close, after the trace was shipped. `shared` is True if all of it has arrived."""
+        """Close the connection to the cluster, after the trace was shipped. `shared` is True if all of it has
+        arrived.
+        """
 
     async def checks(self) -> list[Check]:
         """The checks of the cluster's servers and of this engine's place in the cluster."""
         return []
 
     def statistics(self) -> OwnershipStatistics | None:
-        """The ownership of sessions; None if no other node could own them."""
+        """The state of this node's ownership of sessions; None without a cluster."""
         return None

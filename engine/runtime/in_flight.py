@@ -1,7 +1,7 @@
-"""The turns and calls in progress, and the ways to end them from outside.
+"""The turns and calls in progress, and the ways to cancel them.
 
 A turn ends early if it is cancelled, its signal is aborted, its time is up, or the engine is closed. Closing the
-engine ends all turns and calls in order, with the same error. An `AbortController` is such a signal.
+engine ends all turns and calls in order, with the same error. An `AbortController` has such a signal.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _log = Log("engine.abort")
 
 
 class AbortSignal:
-    """Whether work was aborted. Read it from any thread. It is never reset.
+    """A signal that work should stop. Any thread may read it. It is never reset.
 
-    ``await signal`` returns the reason at the abort.
+    ``await signal`` waits for the abort, and returns its reason.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class AbortSignal:
             raise CancelledError(self._reason)
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call a function at the abort, in the aborting thread. If the signal is aborted already, it is called
-        immediately.
+        """Call a function at the abort, in the thread that aborts. If the signal is already aborted, the function
+        is called immediately.
 
         Returns:
             A function that removes the callback. It may be called any number of times.
@@ -84,7 +84,7 @@ class AbortSignal:
         return self.watch(hand_over)
 
     async def wait(self) -> str:
-        """Return the reason at the abort."""
+        """Wait for the abort, and return its reason."""
         woken = asyncio.Event()
         forget = self.watch_from_loop(woken.set)
         try:
@@ -97,13 +97,13 @@ class AbortSignal:
         return self.wait().__await__()
 
     def wait_in_thread(self, seconds: float | None = None) -> bool:
-        """Sleep in a thread until the signal is aborted. Do not call it in an event loop, because it blocks.
+        """Block this thread until the signal is aborted. Do not call it in an event loop's thread.
 
         Args:
-            seconds: The longest sleep in seconds; None means no limit.
+            seconds: The maximum wait in seconds; None means no limit.
 
         Returns:
-            True after an abort, False after the time.
+            True after an abort, False if the time is up.
         """
         woken = threading.Event()
         forget = self.watch(woken.set)
@@ -140,7 +140,7 @@ class AbortController:
         self.signal = AbortSignal()
 
     def abort(self, reason: str = "the caller cancelled the call") -> None:
-        """Abort. The first reason stays. An exception of a watcher is logged."""
+        """Abort. If it was called before, the first reason is kept. An exception of a watcher is logged."""
         self.signal._abort(reason)
 
 
@@ -160,7 +160,7 @@ def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
-        return  # no event loop runs here, so nothing can be awaited on a wrong one
+        return  # no event loop runs here, so this code cannot await on a wrong loop
     if running is not own:
         raise WrongLoop(
             "this engine belongs to another event loop. Create one engine for each loop, or use it from "
@@ -193,7 +193,7 @@ class InFlight:
         self._cancels[what] = cancel
 
     def remove(self, what: object) -> None:
-        """Remove an ended turn or call. A second call does nothing."""
+        """Remove a turn or call that has ended. A second call does nothing."""
         self._cancels.pop(what, None)
         if not self._cancels and self._idle is not None:
             self._idle.set()
@@ -215,7 +215,7 @@ class InFlight:
             raise CancelledError(what)
 
     async def end(self, seconds: float) -> None:
-        """Cancel everything in progress, and wait at most these seconds for its end."""
+        """Cancel everything in progress, and wait at most this many seconds for it to end."""
         self.closing = True
         for cancel in tuple(self._cancels.values()):
             cancel()
@@ -239,9 +239,8 @@ class TurnScope:
 
     def __init__(self, seconds: float | None, signal: AbortSignal | None, in_flight: InFlight) -> None:
         self.seconds = seconds
-        """The turn's time in seconds; None means no limit."""
         self.deadline = math.inf
-        """The event loop's time at which the turn's time is up. Set when the turn runs."""
+        """The turn's deadline, in the event loop's time. Set when the turn runs."""
         self.cancelled = False
         self._why = ""
         self._forget: Callable[[], object] | None = None  # stops watching the signal

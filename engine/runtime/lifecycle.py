@@ -1,8 +1,8 @@
-"""The engine's life on one event loop: its root task and its actors.
+"""An engine's life on one event loop: its root task and its actors.
 
 The store is the outer context, and the supervised actors are the inner one. They start in this order: trace
-writer, shipper, cluster parts, availability, session manager, adapters. They stop in reverse. The stop starts
-when all work was cancelled and has ended, or after half of the shutdown time. Events published during the stop
+writer, shipper, cluster parts, availability, session manager, adapters. They stop in reverse. First, all work is
+cancelled; the stop starts when it has ended, or after half of the shutdown time. Events published during the stop
 are written before the store closes. The root is a separate task, so that any task can close the engine.
 """
 
@@ -55,18 +55,20 @@ if TYPE_CHECKING:
 _log = Log("engine.hosting")
 
 MEMORY_US = 24 * 3600 * 1_000_000
-"""Stored changes of availability that are older than this, in microseconds, are ignored after a restart."""
+"""The age in microseconds above which stored changes of availability are ignored after a restart."""
 
 MEMORY_EVENTS = 100_000
-"""The number of latest events that are searched for these changes, so that starting with a large trace is fast."""
+"""The maximum number of the latest events that are searched for these changes, so that starting with a large trace
+is fast.
+"""
 
 SHIPPING_SECONDS = 5.0
-"""The total time in seconds that a turn may wait for the shared store, if replies wait for it. A call without a
+"""The maximum time in seconds that one turn waits for the shared store, if replies wait for it. A call without a
 turn has the same limit.
 """
 
 LAST_SHIPPING_SECONDS = 2.0
-"""Seconds for shipping the rest when the engine ends."""
+"""Seconds for shipping the remaining events when the engine ends."""
 
 
 def _seen(task: asyncio.Task[None]) -> None:
@@ -78,7 +80,7 @@ def _seen(task: asyncio.Task[None]) -> None:
 
 
 class Life:
-    """The engine's life on one event loop: its root task and everything that runs below it."""
+    """An engine's life on one event loop: its root task and everything that runs below it."""
 
     def __init__(self, runtime: Runtime, forget: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -109,7 +111,7 @@ class Life:
 
     @property
     def uptime_seconds(self) -> float:
-        """Seconds since its creation; after its end, the seconds that it ran."""
+        """Seconds since the creation; after the end, the seconds that the engine ran."""
         until = self._runtime.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
         return (until - self._started_ns) / 1e9
 
@@ -120,8 +122,8 @@ class Life:
         return is_up and asyncio.get_running_loop() is self.loop
 
     async def ready(self) -> None:
-        """Wait until the engine runs. Raises the exception of a failed start, or CallboardError after the
-        close.
+        """Wait until the engine runs. Raises the exception of a failed start, or CallboardError if the engine is
+        closed.
         """
         if self._up.is_set() or self._stop.is_set():
             self._require_open()
@@ -290,7 +292,7 @@ class Life:
         bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
-        """Start the actor of an adapter. An exception of the adapter's start is raised here."""
+        """Start the actor of an adapter. Raises the exception of the adapter's start."""
         clock = self._runtime.clock
         actor = entry.name
         if actor in self._providers:  # the previous actor is still stopping
@@ -354,7 +356,7 @@ class EngineHost:
 
     @property
     def life(self) -> Life | None:
-        """None before the first start. It stays after the end."""
+        """The engine's life; None before the first start. It is kept after the end."""
         return self._life
 
     @property

@@ -23,14 +23,14 @@ _FLUSH_SECONDS = 0.5
 
 
 class RunningEngine:
-    """A started engine. The engine's life holds it.
+    """A started engine. The engine's life has the only strong reference to it.
 
     Args:
         bus: The engine's bus.
         loop: The event loop on which it runs.
         store: Its trace; None without one.
-        flush: A method of the engine's life that commits all published events, on that loop. Only a weak reference
-            is stored.
+        flush: A method of the engine's life. On that loop, it commits all published events. Only a weak reference
+            to it is stored.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunningEngine:
 Newcomer: TypeAlias = Callable[[RunningEngine], object]
 """A function that is called for each engine of the process.
 
-It may run in any thread; a new engine calls it on its own loop.
+The function may be called in any thread. A new engine calls it on its own loop.
 """
 
 
@@ -86,7 +86,7 @@ class RunningEngines:
     async def flush(self, path: Path) -> None:
         """Make the engines that write to this file commit all published events, if they can now.
 
-        If an event loop is blocked, perhaps by this call, the wait is half a second.
+        If an event loop is blocked, perhaps by this call, the wait ends after half a second.
         """
         for each in self._writing_to(path):
             with contextlib.suppress(StoreError, RuntimeError, TimeoutError):

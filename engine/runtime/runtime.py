@@ -1,6 +1,7 @@
 """The shared parts of one engine: clock, bus, streams, store, prices, adapters, sessions and limits.
 
-The engine creates the runtime, and each part receives it. It has no tasks. Its `host` runs on the event loop.
+The engine creates the runtime and passes it to each part. The runtime has no tasks. Its `host` runs on the event
+loop.
 """
 
 from __future__ import annotations
@@ -31,28 +32,24 @@ if TYPE_CHECKING:
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of an engine.
+    """Limits of an engine.
 
     If `retain_streams_bytes` is 0, a stream is dropped when its turn ends. Readers that have not read everything
-    by then get the rest as a `StreamReset`.
+    by then get the remaining events as a `StreamReset`.
     """
 
     calls_per_provider: int = 256
-    """The largest number of concurrent calls; further calls wait in order."""
+    """The maximum number of concurrent calls for each provider; further calls wait in order."""
     admit_events: int = 8192
-    """The largest number of events that may wait for the trace writer. While it is further behind, a new turn
-    waits.
-    """
+    """The maximum number of events that may wait for the trace writer. If more wait, new turns are delayed."""
     admit_bytes: int = 16 * 1024 * 1024
-    """The largest number of bytes that may wait for the trace writer. While it is further behind, a new turn
-    waits.
-    """
+    """The maximum number of bytes that may wait for the trace writer. If more wait, new turns are delayed."""
     admit_seconds: float = 5.0
-    """Seconds without a commit after which a waiting turn raises AdmissionError."""
+    """Seconds without a commit after which a delayed turn raises AdmissionError."""
     retain_streams_seconds: float = 60.0
     """Seconds for which readers can attach to the stream of an ended turn, see `bus.streams.channel`."""
     retain_streams_bytes: int = 64 * 1024 * 1024
-    """The bytes of memory for all such streams together."""
+    """The maximum memory for all such streams together, in bytes."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +58,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     shutdown: float = 15.0
     """Seconds for all actors to stop. An actor that has not stopped by then is cancelled and reported."""
     turn: float | None = None
-    """Seconds from the request of a turn to its end, waiting included; with None, only the limits of its calls and
+    """Seconds from the request of a turn to its end, including waits. With None, only the limits of its calls and
     tools apply.
     """
     tool: float = 60.0
@@ -148,17 +145,17 @@ _LOOK_EVERY_SECONDS = 0.01
 
 
 class Writer(Protocol):
-    """The trace writer as admission sees it: a `WriterCore`."""
+    """The interface of the trace writer for admission: a `WriterCore`."""
 
     def statistics(self) -> WriterStatistics: ...
 
 
 class Admission:
-    """The queue of new turns. Turns pass in order; only the first one checks how far behind the writer is.
+    """The queue of new turns. Turns are admitted in order; only the first one checks how far behind the writer is.
 
-    If the writer is far behind and still commits, turns wait. If it has committed nothing for
-    `Limits.admit_seconds`, turns are refused. A writer with a failing store delays no turn: it keeps as many
-    events as it can, and reports the lost ones.
+    If the writer is far behind but still commits, turns wait. If it has committed nothing for
+    `Limits.admit_seconds`, turns are refused. If the store fails, turns are not delayed: the writer keeps as many
+    events as it can, and reports lost events.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -168,7 +165,7 @@ class Admission:
         self._progress_at = 0.0
 
     async def admit(self, writer: Writer) -> None:
-        """Return once the writer is not too far behind. Raises AdmissionError."""
+        """Wait until the writer is not too far behind. Raises AdmissionError."""
         if not self._queue.locked() and self._open(writer.statistics()):
             return
         began = anyio.current_time()
@@ -199,7 +196,8 @@ class Admission:
 
 
 async def settled_store(runtime: Runtime) -> Store | None:
-    """The trace, with leftover events of earlier processes; None without one, or while it can't be opened.
+    """The trace, including leftover events of earlier processes; None without a trace, or while it can't be
+    opened.
 
     Raises StoreError.
     """

@@ -31,14 +31,14 @@ from ..runtime.adapters import Host
 from .state import SessionState, configured
 
 _COMMIT_SECONDS = 2.0
-"""The longest time for which the end of a turn waits for a store."""
+"""Seconds for which the end of a turn waits for the store at most."""
 
 Restored: TypeAlias = Callable[[SavedSession | None], SessionState]
 """A function that makes a session's state from its stored data. Raises CallboardError or ConfigurationError."""
 
 
 class TurnRight:
-    """A turn's right to act for its session. It can be lost only in a cluster."""
+    """The permission of a turn to act for its session. Only in a cluster can a turn lose it."""
 
     may_be_lost = False
     """Whether another node may take the session while the turn runs."""
@@ -55,14 +55,7 @@ class TurnRight:
 
 
 class OpenSessions:
-    """The states of all sessions that the host holds a reference to.
-
-    Args:
-        bus: The bus to publish on.
-        store: The trace; None without one.
-        host: The engine's life.
-        captures: Whether the content of sessions is kept, so that they can be resumed.
-    """
+    """The states of all sessions to which the host has a reference."""
 
     states: WeakValueDictionary[str, SessionState]
     """By the sessions' ids."""
@@ -79,7 +72,7 @@ class OpenSessions:
         self._turnstiles: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, session_id: str) -> anyio.Lock:
-        """The lock that makes concurrent attempts to open a session wait for each other."""
+        """A lock for each session id, so that concurrent attempts to open a session wait for each other."""
         return self._turnstiles.setdefault(session_id, anyio.Lock())
 
     def forget(self, state: SessionState) -> None:
@@ -117,7 +110,7 @@ class OpenSessions:
             self._publish_history(state)
 
     def keep_asked(self, state: SessionState, asked: StoredTurnOptions) -> None:
-        """Keep the options of a turn that called tools, for the turn that answers the calls."""
+        """Keep the options of a turn whose tool calls wait for an answer, for the turn that answers them."""
         state.asked = asked
         if self._captures and state.announced:
             stored = asked.stored(state.options_for(asked.model))
@@ -159,7 +152,7 @@ class OpenSessions:
         return self._store
 
     async def own(self, state: SessionState) -> None:
-        """Claim a new session, if it could belong to another node, and publish that it exists.
+        """Claim a new session if another node could own it, and publish that it exists.
 
         Raises SessionBusy or AdmissionError.
         """
@@ -186,8 +179,8 @@ class OpenSessions:
 
         Args:
             session_id: The session's id.
-            restored: A function that makes the state of the session as stored.
-            fresh: A function that makes the state of a new session; None if it must be stored.
+            restored: A function that makes the session's state from its stored data.
+            fresh: A function that makes the state of a new session. With None, the session must be stored.
         """
         return None
 
@@ -196,14 +189,15 @@ class OpenSessions:
         return self._store is not None and await self._store.delete_session(session_id)
 
     async def _require_run(self, state: SessionState) -> None:
-        """Check that the store has no other run as the session's owner."""
+        """Check that no other run is recorded in the store as the session's owner."""
         if not self._captures or self._store is None or state.claimed is None:
             return
         own = self._bus.run_id
         try:
             owner, committed = await self._store.session_owner(state.id, own)
         except StoreError:
-            # The writer reports the failure. Messages of this run are stored separately from another owner's.
+            # The writer reports the failure. If another run owns the session, the messages of this run are stored
+            # separately.
             return
         if owner is None or owner == own or committed < state.claimed:
             return
@@ -237,7 +231,7 @@ def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
 
 
 async def show_costs(store: Store, state: SessionState) -> None:
-    """Put the current costs into a restored history. Raises StoreError."""
+    """Set the current costs in a restored history. Raises StoreError."""
     if await store.current_version() is not None:
         reprice_messages(state.messages, await costs_of(store, state.id))
 
@@ -260,7 +254,7 @@ class ApplyCosts(msgspec.Struct, frozen=True):
 
 
 class SessionManager(Actor):
-    """The actor below which all turns run.
+    """The actor that starts the tasks of all turns.
 
     Args:
         sessions: All live sessions by id. The engine shares them.
@@ -269,8 +263,7 @@ class SessionManager(Actor):
     def __init__(self, sessions: Mapping[str, SessionState]) -> None:
         self._sessions = sessions
 
-    async def started(self, context: ActorContext) -> None:
-        """Do nothing: the sessions exist already."""
+    async def started(self, context: ActorContext) -> None: ...
 
     async def receive(self, message: object) -> object:
         match message:

@@ -1,4 +1,4 @@
-"""The session methods of `Engine`, and opening a session by its id: the open, the stored, or a new one.
+"""The session methods of `Engine`. A session is opened by id: the open one, else the stored one, else a new one.
 
 A stored session with missing content raises CallboardError. Each turn of a session opened by id ends with a
 commit, so another process of the host can open it next. A new session is claimed in the trace before its first
@@ -58,11 +58,11 @@ class SessionToOpen(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     tools: Sequence[ToolLike] | None = None
-    """Tools in place of the stored ones."""
+    """Tools that replace the stored ones."""
     model: Model | None = None
-    """A model in place of the stored one; it is only checked here."""
+    """A model that replaces the stored one. It is only checked here."""
     system_prompt: str | None = None
-    """A system prompt in place of the stored one."""
+    """A system prompt that replaces the stored one."""
     options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
 
 
@@ -82,7 +82,7 @@ async def resumed(runtime: Runtime, settings: SessionToOpen) -> SessionState:
 
 
 async def stored_state(runtime: Runtime, settings: SessionToOpen) -> SessionState:
-    """The state of a stored session for reading only. No other process notices.
+    """The state of a stored session for reading only. The session's owner does not change.
 
     Raises CallboardError, ConfigurationError or StoreError.
     """
@@ -120,7 +120,7 @@ def state_of_saved(runtime: Runtime, settings: SessionToOpen, saved: SavedSessio
 async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
     """Record in the trace that this engine owns the session.
 
-    Raises CallboardError if another process writes it at this moment.
+    Raises CallboardError if another process writes to the session at the same time.
     """
     bus = runtime.bus
     try:
@@ -210,7 +210,9 @@ async def opened(runtime: Runtime, settings: SessionToOpen, new: NewSession) -> 
 async def _created(
     runtime: Runtime, settings: SessionToOpen, fresh: Callable[[], SessionState]
 ) -> SessionState | None:
-    """A new session of this engine; None if a part of it is stored, or another engine was faster."""
+    """A new session of this engine; None if it is already stored in part, or if another engine created it
+    first.
+    """
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
     # Queried first, because another engine may start the session meanwhile.
@@ -292,12 +294,13 @@ class SessionMethods:
             model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
             system_prompt: The system prompt of its turns.
             tools: The tools of its turns, or plain functions with type hints and docstrings.
-            session_id: An id in place of a new one.
+            session_id: The session's id; a new one is made by default.
             tags: The tags of its calls, for the trace; never sent.
-            requires: The abilities that the model must have, in addition to the abilities that the requests show.
+            requires: The abilities that the model must have, besides the abilities that its requests need.
             name: A name for people.
-            options: The options of its turns, where a turn has none of its own: the fields of `SessionOptions`
-                (fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds).
+            options: Default options for its turns; a turn's own options override them. The fields of
+                `SessionOptions` (fallback, approve, context, key, temperature, max_output_tokens,
+                max_tool_rounds).
 
         Raises:
             ConfigurationError: A name is unknown, or two tools have one name.
@@ -331,12 +334,12 @@ class SessionMethods:
     ) -> Session:
         """The session of that id: the open one, else the stored one with its history, else a new one.
 
-        It needs an engine with `capture_content=True`, so that the session can be opened again later. It then
-        belongs to this engine, or in a cluster to this node, as after `resume`. The given settings replace the
-        stored ones from the next turn on; None keeps a setting.
+        The engine must have `capture_content=True`, so that the session can be opened again later. Afterwards this
+        engine owns the session, as after `resume`. The arguments replace the stored settings from the next turn
+        on; None keeps a stored setting.
 
         Args:
-            session_id: An id of the host's own, such as a tenant's and a conversation's.
+            session_id: An id that the host chooses, for example from the ids of a tenant and a conversation.
             model: As in `session`; a new session needs one.
             system_prompt: As in `session`.
             tools: As in `session`. The code of tools is not stored, so pass them each time: without them, the
@@ -347,7 +350,7 @@ class SessionMethods:
             options: As in `session`.
 
         Raises:
-            CallboardError: Some content of the session is lost, or was never kept.
+            CallboardError: Some content of the session is missing from the trace.
             SessionBusy: Another node of the cluster runs a turn of the session.
             ConfigurationError: A name is unknown, two tools have one name, a new session has no model, or the
                 engine doesn't keep content.
@@ -391,8 +394,8 @@ class SessionMethods:
 
         Args:
             session_id: The id of the session.
-            tools: The tools with their code, which is not stored. None takes the stored definitions, as passive
-                tools.
+            tools: The tools with their code, which is not stored. With None, the session has the stored
+                definitions as passive tools.
             model: A model in place of the stored one.
             system_prompt: A system prompt in place of the stored one.
             options: As in `session`, in place of the stored ones.
@@ -423,7 +426,7 @@ class SessionMethods:
         """The sessions that are open here, and sessions of the trace, the latest first.
 
         Args:
-            limit: The largest number of sessions of the trace; None is all of them.
+            limit: The maximum number of sessions from the trace; None returns all.
             tags: Tags that the sessions must all have, such as ``{"tenant": "red"}``.
 
         Raises:
@@ -434,8 +437,8 @@ class SessionMethods:
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session: the open one, and its stored messages.
 
-        Its calls and their costs stay in the trace. A `Session` that you still hold starts again, empty, with its
-        next turn. Copies that were shipped to another store are deleted when that store can be reached.
+        Its calls and their costs stay in the trace. If you still use its `Session` object, the next turn starts it
+        again, empty. Copies that were shipped to another store are deleted when that store can be reached.
 
         Returns:
             False if there was no such session.
@@ -460,9 +463,9 @@ class SessionMethods:
 
         Args:
             document: The document.
-            session_id: An id in place of the exported one.
-            tools: Tools in place of the exported ones; without them its tools are passive.
-            model: A model in place of the exported one.
+            session_id: The id of the new session; the exported id by default.
+            tools: Tools that replace the exported ones; without them, the exported tools are passive.
+            model: A model that replaces the exported one.
             key: As in `session`; it is not exported.
 
         Raises:

@@ -62,7 +62,7 @@ _ADVICE = {
 
 
 class Session:
-    """The host's handle of a conversation, made by `Engine.session()`.
+    """A conversation. `Engine.session()` creates it.
 
     Use it on the engine's event loop. Its turns run one after the other, and at most 16 may wait.
     """
@@ -76,14 +76,14 @@ class Session:
 
     @property
     def id(self) -> str:
-        """The session's id: ``ses_`` and a ULID, unless it was given another."""
+        """The session's id: the id that it was created with, or ``ses_`` and a ULID."""
         return self._state.id
 
     @property
     def model(self) -> Model:
         """The model of the next turn, as assigned. An assignment takes effect with the next turn.
 
-        Any of a model's names, a sequence of them, or a `ModelChoice` may be assigned.
+        Assign any name of a model, a sequence of names, or a `ModelChoice`.
 
         Raises:
             ConfigurationError: No model has the assigned name.
@@ -102,7 +102,7 @@ class Session:
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """The tags that its calls carry, for `callboard cost --by`."""
+        """The tags of its calls, for example for `callboard cost --by`."""
         return MappingProxyType(self._state.tags)
 
     @property
@@ -117,7 +117,7 @@ class Session:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools of the next turn. Plain functions may be assigned, too, as `Engine.session` takes them."""
+        """The tools of the next turn. You may also assign plain functions, as in `Engine.session`."""
         return self._state.tools
 
     @tools.setter
@@ -137,11 +137,11 @@ class Session:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> Reply:
-        """Run one turn, not streamed. Cancelling the task that waits here cancels the turn.
+        """Run one turn, and return its reply. If the task that awaits this is cancelled, the turn is cancelled.
 
         Exceptions of your own middleware, hooks and policies are raised here, too. An exception of a turn has
-        `.turn`, with its `steps`, `messages` and `cost` so far. You may send the content again: a turn without
-        any reply leaves the history unchanged.
+        `.turn`, with the turn's `steps`, `messages` and `cost` so far. If the turn had no reply, the history is
+        unchanged, and you may send the content again.
 
         Args:
             content: Text, or blocks.
@@ -152,9 +152,9 @@ class Session:
             The assistant's last message.
 
         Raises:
-            AdapterError: A call failed; it has many classes.
-            CancelledError: The turn was cancelled by `cancel()`. The class is Callboard's.
-            RequestTimeoutError: The turn's time is up.
+            AdapterError: A call failed. Its subclasses have the reason.
+            CancelledError: The turn was cancelled by `cancel()`. This is Callboard's own class, not asyncio's.
+            RequestTimeoutError: The turn's time limit was reached.
             ConfigurationError: A model or an option is wrong.
             SessionBusy: Too many turns wait.
             SessionTakenOver: Another engine has resumed the session.
@@ -178,8 +178,8 @@ class Session:
         when the program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are as in `send`.
 
         Raises:
-            WrongLoop: The engine belongs to another event loop, or an async tool calls this and would wait for
-                itself.
+            WrongLoop: The engine belongs to another event loop, or an async tool called this method, which would
+                be a deadlock.
         """
         from ..functions.sync import sync_host
 
@@ -198,10 +198,10 @@ class Session:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> TurnStream:
-        """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
+        """Stream one turn: `async with session.stream("…") as turn: async for event in turn: …`.
 
-        It starts when it is entered, or at its first use. The arguments are as in `send`. Entering and iterating
-        raise the exceptions of `send`.
+        The turn starts when the stream is entered or first used. The arguments are those of `send`. Entering and
+        iterating raise the exceptions of `send`.
         """
         turn = self._new_turn((Message.user(content),), model, streamed=True, options=options)
         return TurnStream(self._runtime, turn)
@@ -221,14 +221,15 @@ class Session:
     def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
         """Another session that starts with this one's history.
 
-        Model, tools, system prompt, tags and name are the same. Later changes of one do not affect the other.
+        Model, tools, system prompt, tags and name are copied. Later changes in one session do not affect the
+        other.
 
         Args:
             at: The number of messages to start with; None for all.
-            session_id: An id in place of a new one.
+            session_id: The id of the new session; a new one is made by default.
 
         Raises:
-            CallboardError: The message does not exist, or a session of that id is open.
+            CallboardError: `at` is outside the history, or a session of that id is open.
         """
         state = fork_of(self._state, session_id or self._runtime.clock.new_id("ses"), at)
         self._runtime.sessions.open(state)
@@ -254,7 +255,7 @@ class Session:
     ) -> Reply:
         """Answer open calls, and continue the turn.
 
-        While some calls are open, the model is not called. Pass an empty mapping to continue a turn that failed
+        The model is called once all open calls are answered. Pass an empty mapping to continue a turn that failed
         after all calls were answered. The exceptions of `send` are raised here, too.
 
         Args:
@@ -310,11 +311,11 @@ class Session:
         return await self.submit(self._shown(calls, Denied(why)), **options)
 
     def approve_stream(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> TurnStream:
-        """`approve` as a stream. It raises the errors of `approve` immediately."""
+        """Stream `approve`. Raises the errors of `approve` immediately."""
         return self.submit_stream(self._shown(calls, Approved()), **options)
 
     def deny_stream(self, *calls: ToolUseBlock, why: str = "", **options: Unpack[TurnOptions]) -> TurnStream:
-        """`deny`, streamed."""
+        """Stream `deny`. Raises the errors of `deny` immediately."""
         return self.submit_stream(self._shown(calls, Denied(why)), **options)
 
     def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
@@ -337,14 +338,14 @@ class Session:
     def submit_stream(
         self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnOptions]
     ) -> TurnStream:
-        """`submit`, streamed: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
+        """Stream `submit`: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
         turn = self._new_turn((), model, streamed=True, options=options, answers=dict(answers))
         return TurnStream(self._runtime, turn)
 
     async def open_reply(self) -> OpenReply | None:
-        """The background reply of this session that an ended process has requested; None if there is none.
+        """The background reply that an earlier process requested for this session; None if there is none.
 
-        It was requested with ``background=True``. Pass it to `take_up`.
+        Such a reply was requested with ``background=True``. Pass it to `take_up`.
 
         Raises:
             StoreError: The trace can't be read.
@@ -355,7 +356,7 @@ class Session:
         return found[-1] if found and self._state.running is None else None
 
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> Reply:
-        """Continue a turn of a process that has ended. It waits for the reply and does not request it again.
+        """Continue a turn of a process that has ended: wait for its background reply, without requesting it again.
 
         Then the turn continues like any other: the reply enters the history, and the session's tools run. It also
         raises the exceptions of `send`.
@@ -376,7 +377,7 @@ class Session:
         return await own(turn, task)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> TurnStream:
-        """`take_up` as a stream. It starts at the beginning of the reply and continues live."""
+        """Stream `take_up`. The stream has the reply from its beginning, then live."""
         return TurnStream(self._runtime, self._resumed_turn(reply, options, streamed=True))
 
     def _resumed_turn(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:
@@ -389,8 +390,8 @@ class Session:
         """Send another message to the model while it works. Any thread may call this.
 
         The turn in progress gets the message before its next step: after the tools that run now, and before the
-        next request. If the current reply would be the last, the turn adds one more step. A turn that waits to
-        start gets it with its own message.
+        next request. If the current reply would be the last, the turn adds one more step. If the turn still waits
+        in the queue, the message is sent with the turn's own message.
 
         The message is in the history once the model has answered it. If the turn ends otherwise, by an error, by
         `cancel()`, or because it waits for an answer, the message is in `undelivered` of its reply, or of the

@@ -22,7 +22,7 @@ _NO_OPTIONS: TurnOptions = {}
 
 
 class TurnInProgress(Protocol):
-    """The operations on a turn in progress that other parts may use."""
+    """The part of a turn in progress that other modules may use."""
 
     def cancel(self, why: str = "") -> bool:
         """Request the end of the turn. Returns false if the turn has ended."""
@@ -40,7 +40,7 @@ class SessionState:
         system_prompt: The system prompt of the next turn.
         tools: The tools of the next turn.
         tags: The tags of its calls.
-        options: The options of its turns, where a turn doesn't set them itself.
+        options: Default options for its turns.
         requires: The abilities that its models must have, in addition to those of a turn.
         name: The session's name, for people.
         forked_from: The id of the session whose history it started with.
@@ -66,8 +66,8 @@ class SessionState:
     ) -> None:
         self.id = session_id
         self.calls_as = session_id
-        """The session id of its calls in the trace. A conversation without a session may still record its calls
-        under one.
+        """The session id of its calls in the trace. It differs from the conversation's own id if a conversation
+        without a session records its calls under one.
         """
         self.model = model
         self.options = options
@@ -82,9 +82,9 @@ class SessionState:
         """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
         self.asked: StoredTurnOptions = NOTHING
-        """The options of the last turn with open tool calls, for the turn that answers the calls."""
+        """The options of the last turn whose tool calls wait for an answer, for the turn that answers them."""
         self.asked_stored: JsonObject | None = None
-        """These options as last published for the store."""
+        """`asked` as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
         self.queue: list[TurnInProgress] = []
@@ -97,23 +97,22 @@ class SessionState:
         self.commits = False
         """Whether each turn ends with a commit, so that other processes find its messages immediately."""
         self.epoch = 0
-        """In a cluster, the epoch in which this node has the session; 0 before it has claimed it."""
+        """In a cluster, the epoch of this node's claim to the session; 0 before the claim."""
         self.lost = ""
         """In a cluster, the error text for users of this session after another node has taken it over; empty
         before.
         """
         self.opening: tuple[object, bytes] | None = None
-        """In a cluster, a cache: the values that the setup was encoded from, and the encoded setup for other
-        nodes.
+        """In a cluster, a cache of the encoded setup for other nodes, with the values from which it was encoded.
         """
         self.claimed: int | None = None
-        """The seq of the event that makes this engine the session's owner once it is stored.
+        """The seq of the event that makes this engine the session's owner once the event is stored.
 
-        None if it isn't published.
+        None if the event isn't published.
         """
 
     def use_tools(self, tools: Sequence[ToolLike]) -> None:
-        """Set the tools of the next turn. The exceptions are those of a new state."""
+        """Set the tools of the next turn. Raises the errors of `SessionState`."""
         self.tools, self.sources = collected(tools)
         self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
         """The tools as models see them. The tuple's identity is the key of caches."""
@@ -130,7 +129,6 @@ class SessionState:
 
     @property
     def waiting(self) -> int:
-        """The number of turns in the queue."""
         return len(self.queue)
 
     def options_for(self, model: Model | None) -> TurnOptions:

@@ -117,16 +117,16 @@ FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
 
 
 class ExportedSession(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT):
-    """A session as a document. `Session.export` writes it, and `Engine.import_session` reads it.
+    """An exported session: the document that `Session.export` writes and `Engine.import_session` reads.
 
-    The messages are complete, with images, signatures and the metadata of each reply. Reported usage is kept as
-    counts, without the providers' original objects.
+    The messages are complete, with images, signatures and the metadata of each reply. Usage has only the counts,
+    without the providers' original objects.
     """
 
     session_id: str
     """The session's id."""
     setup: SessionSetup
-    """Its model, system prompt, tools and options."""
+    """The model, system prompt, tools and options."""
     messages: tuple[Message, ...]
     """Its history."""
     tags: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The tools that a model may call: made of functions or taken from MCP servers, approved, and run."""
+"""Tools that a model may call: how they are made from functions or taken from MCP servers, approved, and run."""
 
 from callboard.bus._lazy_names import face
 

@@ -1,7 +1,7 @@
 """Tool calls: the context and result of a round, and the calls that wait for an answer.
 
-A turn that waits for an approval or for a passive tool has ended, and only its messages are stored. So waiting
-calls are determined from the history alone. This works after a restart and in another process.
+If a call waits for an approval or belongs to a passive tool, the turn has ended, and only its messages are stored.
+So waiting calls are derived only from the history. This works after a restart and in another process.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .handler import Handoff, Tool
 class InvalidToolCallError(CallboardError):
     """The arguments of a call don't follow the tool's schema, or are not a JSON object.
 
-    The text names the place.
+    The error's text has the path of the problem in the arguments.
     """
 
 
 RepairToolCall: TypeAlias = Callable[
     [ToolUseBlock, InvalidToolCallError, Tool], JsonObject | Awaitable[JsonObject | None] | None
 ]
-"""A function that gets a call, its error and its tool, and returns other arguments. With None, the model gets the
-error.
+"""A function that receives a call, its error and its tool, and returns other arguments. If it returns None, the
+model gets the error.
 
-It is called once for each such call. If the model's text was no JSON object, it is in the call's `raw_arguments`.
-A plain function runs in a thread.
+It is called once for each such call. If the model's text was not a JSON object, it is in the call's
+`raw_arguments`. A plain function runs in a thread.
 """
 
 
@@ -51,15 +51,15 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     """The clock that measures how long tools take."""
     tell: OnToolEvent
-    """A function that gets the events."""
+    """A function that receives the events."""
     messages: tuple[Message, ...] = ()
-    """The conversation, with the message that made the calls."""
+    """The conversation, up to and including the message with the calls."""
     session_id: str | None = None
     """The id of the session, if there is one."""
     turn_id: str | None = None
     """The id of the turn."""
     timeout_seconds: float = 60.0
-    """Seconds for a call of a tool without its own limit."""
+    """The time limit in seconds for tools without their own limit."""
     approve: Approve | None = None
     """A function that decides about each call."""
     repair: RepairToolCall | None = None
@@ -69,9 +69,9 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     approved: frozenset[str] = frozenset()
     """The ids of calls for which `approve` is no longer called."""
     caller: Callable[[ToolUseBlock], Caller] | None = None
-    """A function that returns the place of a tool's run in the tree of turns."""
+    """A function that returns the tool run of a call, for its place in the tree of turns."""
     asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
-    """The lock that allows one question about approval at a time."""
+    """A lock, so that only one approval is requested at a time."""
 
 
 class ToolRound(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class ToolRound(msgspec.Struct, frozen=True):
     results: tuple[ToolResultBlock, ...]
     """The results of the calls that were run or refused, in the order of the calls."""
     waiting: tuple[ToolUseBlock, ...] = ()
-    """The calls that are left open, in their order."""
+    """The calls that are left open, in order."""
 
 
 def not_executed(call: ToolUseBlock) -> ToolResultBlock:
@@ -95,7 +95,7 @@ def not_executed(call: ToolUseBlock) -> ToolResultBlock:
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
 """An answer to a call. `Approved()` runs the call, and `Denied(...)` does not. Any other value is the call's
-result, like a value that a tool returns.
+result, like the return value of a tool.
 """
 
 
@@ -129,13 +129,13 @@ def last_reply(messages: Sequence[Message]) -> Message:
 
 
 def results_in(messages: Iterable[Message]) -> dict[str, ToolResultBlock]:
-    """The results of calls in a history, by the ids of the calls, without errors."""
+    """The results of calls in a history, without errors, by the ids of the calls."""
     blocks = (block for message in messages if message.role is Role.TOOL for block in message.content)
     return {each.tool_use_id: each for each in blocks if isinstance(each, ToolResultBlock) and not each.is_error}
 
 
 def handoff_in(reply: Message, tools: Iterable[Tool], ran: Container[str]) -> Handoff | None:
-    """The agent that takes the conversation over: that of the first handoff in the reply that has run."""
+    """The agent that takes over the conversation: that of the first handoff in the reply that has run."""
     handoffs = {tool.name: tool for tool in tools if isinstance(tool, Handoff)}
     called = (call.name for call in reply.tool_uses if call.id in ran)
     return next((handoffs[name] for name in called if name in handoffs), None)
@@ -143,7 +143,7 @@ def handoff_in(reply: Message, tools: Iterable[Tool], ran: Container[str]) -> Ha
 
 def agent_now(tools: Sequence[ToolLike], messages: Sequence[Message]) -> Handoff | None:
     """The agent that has the conversation after its handoffs; None if it is still the first agent. `tools` are the
-    first agent's.
+    first agent's tools.
     """
     current, found = as_tools(tools), None
     if not any(isinstance(tool, Handoff) for tool in current):
@@ -159,26 +159,26 @@ def agent_now(tools: Sequence[ToolLike], messages: Sequence[Message]) -> Handoff
 
 
 def was_cut_off(message: Message) -> bool:
-    """Whether a reply was cancelled, broke off, or did not end well in any other way."""
+    """Whether a reply was cancelled, broke off, or did not end normally for another reason."""
     ended = message.metadata.stop_reason if message.metadata is not None else None
     return ended is not None and not ended_well(ended)
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The answers of a host, divided into results and calls to run."""
+    """The answers of a host, split into results and calls to run."""
 
     results: Mapping[str, ToolResultBlock]
-    """The results that are known already, by the calls' ids."""
+    """The known results, by the ids of the calls."""
     to_run: tuple[ToolUseBlock, ...]
     """The calls that were approved."""
 
 
 def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
-    """Check a host's answers to open calls, and divide them into results and calls to run.
+    """Check a host's answers to open calls, and split them into results and calls to run.
 
     Args:
         messages: The conversation.
-        given: The answers by the calls' ids.
+        given: The answers by the ids of the calls.
         tools: The tools of the session, which run the approved calls.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tools as a program passes them: `Tool` objects, and plain functions."""
+"""Collects the tools that a program passes: `Tool` objects, plain functions and tool sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ToolSource(Sequence[Tool]):
     def watch(self, changed: Callable[[], object]) -> Callable[[], object]:
         """Call a function whenever the tools change. Returns a function that stops this.
 
-        A source that does not override it reports no changes.
+        By default, a source reports no changes.
         """
         return lambda: None
 
@@ -51,26 +51,25 @@ class ToolSource(Sequence[Tool]):
 
 
 ToolLike: TypeAlias = Tool | ToolSource | Callable[..., object]
-"""A tool, or a function, which becomes a tool as with ``@tool``: from its name, type hints and docstring. A
-`ToolSource` means all its tools."""
+"""A tool, a `ToolSource` for all its tools, or a function, which becomes a tool as with ``@tool``."""
 
 _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
 """A cache of the tools made from functions, so that a function passed with every call is inspected once."""
 
 
 def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
-    """The given tools and functions as tools.
+    """Convert the given tools and functions to tools.
 
     Raises:
-        ConfigurationError: Two of the program's own tools have one name.
-        ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
-        TypeError: An item is neither a tool nor a function.
+    ConfigurationError: Two of the program's own tools have one name.
+    ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
+    TypeError: An item is neither a tool nor a function.
     """
     return collected(given)[0]
 
 
 def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
-    """The given tools, as `as_tools` returns them, and the given sources. The tools of a source may change."""
+    """The given tools, as `as_tools` returns them, and the given sources."""
     if type(given) not in (list, tuple) and isinstance(given, ToolSource):
         return given.tools, (given,)
     own: list[Tool] = []
@@ -87,7 +86,9 @@ def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSo
 
 
 def _with_those_of(sources: Iterable[ToolSource], own: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The program's own tools, and the tools of sources. A tool with the name of an earlier one is skipped."""
+    """The program's own tools, followed by the tools of sources. A source's tool is skipped if its name is already
+    used.
+    """
     found = {tool.name: tool for tool in own}
     for source in sources:
         for tool in source.tools:
@@ -103,7 +104,7 @@ def _made_of(function: object) -> Tool:
 
     try:
         known = _made.get(function)
-    except TypeError:  # it is not hashable, or does not support weak references
+    except TypeError:  # the function is not hashable, or does not support weak references
         return tool(function)
     if known is None:
         known = tool(function)
@@ -119,7 +120,7 @@ def _kind(value: object) -> str:
 def plugin_tools(name: str) -> Sequence[Tool] | None:
     """The tools of a plugin; None if no plugin has that name.
 
-    A plugin offers a function, a tool, or a list of them.
+    A plugin is a function, a tool, or a list of them.
     """
     plugin = plugin_named("callboard.tools", name)
     if plugin is None:

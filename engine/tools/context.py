@@ -1,4 +1,4 @@
-"""The context, the result and the approval of a tool's call."""
+"""The context, the result and the approval of a tool call."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Report: TypeAlias = Callable[[ToolProgress], None]
 
 
 class ToolContext:
-    """The context of one call of a tool.
+    """The context of a tool call.
 
-    A parameter that is annotated with this class gets the context, under any name. The model never sees that
-    parameter. Everything here may be used from the function's thread, too.
+    Annotate a parameter of the tool with this class to get the context. The parameter may have any name, and the
+    model never sees it. All methods may be called from the function's thread, too.
 
     Args:
         tool_call_id: The id of the call, as in the message.
         tool_name: The name of the tool, as the model sees it.
-        messages: The conversation up to the call, with the message that made it.
+        messages: The conversation, up to and including the message with the call.
         session_id: The id of the session; None if the call belongs to no session.
         turn_id: The id of the turn.
-        abort_signal: A signal that is set when the turn is cancelled, or when the tool's time is up.
-        report: A function that gets the progress.
+        abort_signal: A signal that is aborted when the turn is cancelled or the tool's time is up.
+        report: A function that receives the progress.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ToolContext:
 
     @property
     def idempotency_key(self) -> str:
-        """A key for the system that the tool calls, so that it performs an action once.
+        """A key that you can pass to another system, so that it performs an action only once.
 
         The key is a UUID. It is unique to this call of the model. It stays the same if the call is run again,
         even in another process that has resumed the session. The same call in a fork of the session has a
@@ -85,9 +85,9 @@ class ToolContext:
         self.abort_signal.raise_if_aborted()
 
     def progress(self, message: str | None = None, fraction: float | None = None) -> None:
-        """Publish a `tool.progress` on the bus and in the turn's stream.
+        """Publish a `tool.progress` event on the bus and in the turn's stream.
 
-        It may be called in any thread, and it doesn't wait. Progress after the end of the call is dropped.
+        It may be called in any thread, and does not block. Progress after the end of the call is dropped.
 
         Args:
             message: The progress as text.
@@ -135,9 +135,10 @@ class ToolError(Exception):
 
 
 def as_content(value: object) -> ResultContent:
-    """The content of a result. Text stays text, and blocks stay blocks. Any other value becomes JSON.
+    """Convert a tool's return value to the content of a result. Text and blocks are kept. Any other value becomes
+    JSON.
 
-    JSON takes msgspec Structs, dataclasses, pydantic models, dates, sets and the like.
+    It supports msgspec Structs, dataclasses, pydantic models, dates and sets, for example.
     """
     match value:
         case str():
@@ -189,7 +190,7 @@ def _plain(value: object) -> object:
 
 
 _NAMESPACE = uuid.UUID("7d0d3b0e-58a7-5b0c-9a44-0c1f6a2f6c15")
-"""The namespace of all keys. Never change it: that would change the keys of calls that wait for approval."""
+"""The namespace of all keys. Never change it, because the keys of calls that wait for approval would change."""
 
 
 def idempotency_key(session_id: str | None, messages: Sequence[Message], tool_call_id: str) -> str:
@@ -207,18 +208,18 @@ def idempotency_key(session_id: str | None, messages: Sequence[Message], tool_ca
 
 
 class Approved(msgspec.Struct, frozen=True):
-    """The call may run."""
+    """The decision that the call may run."""
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """The call must not run. The model gets a result that reports the refusal."""
+    """The decision that the call must not run. The model gets a result that reports the refusal."""
 
     reason: str = ""
     """The reason, for the model."""
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """The decision is open. The turn ends with the call open, and `Session.submit` passes the answer."""
+    """No decision yet. The turn ends with the call open. Answer later with `Session.submit`."""
 
 
 Approval: TypeAlias = Approved | Denied | Pending
@@ -226,7 +227,7 @@ Approval: TypeAlias = Approved | Denied | Pending
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is about to run. Its arguments have been checked against the tool's schema."""
+    """A call to decide about. Its arguments have been checked against the tool's schema."""
 
     call: ToolUseBlock
     """The call as the model made it."""
@@ -235,9 +236,9 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     yours.
     """
     arguments: JsonObject
-    """The arguments, after a repair if there was one."""
+    """The arguments, after a repair if they were repaired."""
     messages: tuple[Message, ...] = ()
-    """The conversation up to the call, with the message that made it."""
+    """The conversation, up to and including the message with the call."""
     session_id: str | None = None
     """The id of the session, if there is one."""
     turn_id: str | None = None
@@ -245,17 +246,17 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Approve: TypeAlias = Callable[[ApprovalRequest], Approval | Awaitable[Approval]]
-"""A function that decides about a call. A plain function runs in a thread, so it may ask a person. It is called
-for one call at a time.
+"""A function that decides about a call. A plain function runs in a thread, so it may wait for a person. It is
+called for one call at a time.
 """
 
 NeedsApproval: TypeAlias = bool | Callable[[ApprovalRequest], bool | Awaitable[bool]]
-"""Whether a tool's calls need approval. True: each call waits for an answer. False: it runs without one.
+"""Whether a tool's calls need approval. True: each call needs one. False: no call needs one.
 
 A function decides about each call.
 """
 
 
 def denial(reason: str) -> str:
-    """The text that the model gets about a call that was not approved."""
+    """The text for the model about a call that was not approved."""
     return f"The call was not approved: {reason}" if reason else "The call was not approved."

@@ -74,7 +74,7 @@ def tool(
     needs_approval: NeedsApproval | None = None,
     provider_options: JsonObject | None = None,
 ) -> FunctionTool[P, R_co] | Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]:
-    """Make a function a tool: ``@tool``, ``@tool(name=...)``, or ``tool(function, ...)``.
+    """Make a tool of a function: ``@tool``, ``@tool(name=...)``, or ``tool(function, ...)``.
 
     The schema comes from the type hints and the defaults. Descriptions come from ``Annotated[...]`` and the
     docstring, in Google, NumPy or Sphinx style. The engine fills in parameters that are annotated with
@@ -82,8 +82,8 @@ def tool(
 
     Args:
         function: The function, async or plain.
-        name: The tool's name; None is the function's name.
-        description: The tool's description; None is the docstring's text before its first section.
+        name: The tool's name; None uses the function's name.
+        description: The tool's description; None uses the docstring's text before its first section.
         timeout: Seconds for one call, as in `Tool`.
         annotations: Hints about the tool, as in `ToolDefinition`.
         strict: Whether the model must follow the schema, as in `ToolDefinition`.
@@ -93,7 +93,7 @@ def tool(
     Raises:
         ToolDefinitionError: The function lacks type hints or descriptions of its parameters.
         SchemaError: A type has no JSON Schema.
-        ValueError: No model accepts the name.
+        ValueError: The name is not valid for any model.
     """
     caller = sys._getframe(2)  # skips the wrapper that accepts old names
 
@@ -198,6 +198,6 @@ def _described(schema: JsonObject, parameter: Parameter, described: str | None) 
         try:
             default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default, enc_hook=_plain))
         except (TypeError, ValueError):
-            return result  # the default is left out: JSON has no NaN or infinity
+            return result  # the default is left out, because JSON has no NaN or infinity
         result["default"] = default
     return result

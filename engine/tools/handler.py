@@ -1,7 +1,7 @@
 """A tool, the function that runs it, and the conversion of a call's arguments.
 
-A function takes the arguments as keywords. If its only parameter is not a property of the schema, it gets all
-arguments as one mapping. Each argument is converted to its type hint. Without a hint it stays the JSON value.
+A function receives the arguments as keywords. If its only parameter is not a property of the schema, it receives
+all arguments as one mapping. Each argument is converted to its type hint. Without a hint, it is the JSON value.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _AS_IT_IS = (NOTHING, object, Any)
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The arguments of a call, converted."""
+    """The converted arguments of a call."""
 
     keywords: dict[str, Any]
     whole: tuple[Any, ...] = ()
-    """All arguments as one mapping, if the function takes them so."""
+    """All arguments as one mapping, if the function takes them in this form."""
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """A function and the way to call it. Made by `handler_of` and `tool`."""
+    """A function and how to call it. `handler_of` and `tool` create it."""
 
     function: ToolHandler
     is_async: bool
@@ -56,13 +56,13 @@ class Handler(msgspec.Struct, frozen=True):
     injected: Mapping[str, Injected]
     """The parameters that the engine fills in."""
     keywords: type[msgspec.Struct] | None = None
-    """The Struct of the parameters that the model fills in."""
+    """A Struct with the parameters that the model fills in."""
     whole: Parameter | None = None
-    """The one parameter that takes all arguments, in place of `keywords`."""
+    """The parameter that receives all arguments as one mapping, instead of `keywords`."""
     variadic: bool = False
     """Whether the function takes any keywords."""
     schema: JsonObject | None = None
-    """The schema that checks the arguments first; None if `keywords` covers it."""
+    """The schema against which the arguments are checked first; None if `keywords` checks everything."""
 
     def read(self, arguments: JsonObject) -> Ready:
         """Check and convert the arguments of a call."""
@@ -148,17 +148,18 @@ class Tool:
     """
 
     definition: ToolDefinition
-    """The tool as the model sees it."""
+    """The name, description and schema that the model gets."""
     execute: ToolHandler | None = None
     """A function, async or plain, that takes the arguments as keywords or as one mapping (see `Handler`). It
     returns text, a JSON value, or content blocks. A plain function runs in a thread. None makes the tool passive:
     the turn ends with the call open, for the host to answer."""
     timeout: float | None = None
-    """Seconds for one call; None means the engine's `Timeouts.tool`. After a timeout, a plain
-    function continues in its thread, unless it checks its `ToolContext`."""
+    """Seconds for one call; None uses the engine's `Timeouts.tool`. After a timeout, a plain function continues in
+    its thread, unless it checks its `ToolContext`.
+    """
     needs_approval: NeedsApproval | None = None
-    """Whether calls need approval. None: the `approve` hook decides; without a hook the call runs. True: the hook
-    decides; without a hook the call stays open. False: the hook is not called.
+    """Whether calls need approval. None: the `approve` hook decides; without a hook, the call runs. True: the hook
+    decides; without a hook, the call stays open. False: the hook is not called.
     """
     handler: Handler | None = field(init=False, repr=False)
     """How `execute` is called; None for a passive tool."""
@@ -183,14 +184,14 @@ class Tool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Handoff(Tool):
-    """A tool that hands the conversation to another agent when it is called. Made by `handoff`."""
+    """A tool that passes the conversation to another agent when it is called. `handoff` creates it."""
 
     model: Any
     """The agent's model."""
     system_prompt: str | None = None
     """The agent's system prompt."""
     tools: Sequence[Any] = ()
-    """The agent's tools, as `Engine.session` takes them."""
+    """The agent's tools, as for `Engine.session`."""
 
 
 Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]

@@ -1,4 +1,6 @@
-"""The parameters of a function: the model's, as one Struct, and the engine's."""
+"""The parameters of a function. The model fills in some, which form one Struct, and the engine fills in the
+others.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from .context import ToolContext
 
 
 class ToolDefinitionError(CallboardError, TypeError):
-    """The function can't be made a tool. The text names the needed change."""
+    """The function can't be made a tool. The error's text describes the needed change."""
 
 
 class Injected(Enum):
-    """A value that the engine passes for a parameter. The model does not see such a parameter.
+    """A value that the engine passes to a parameter. The model does not see the parameter.
 
     The engine fills in a parameter that is annotated with `ToolContext`. It also fills in a parameter with one of
     the three names below, unless the tool has its own schema with a property of that name.
@@ -55,11 +57,11 @@ class Parameter(msgspec.Struct, frozen=True):
     hint: object
     """The type hint; NOTHING if there is none."""
     default: object
-    """The default; NOTHING if the model must give a value."""
+    """The default; NOTHING if the model must pass a value."""
 
     @property
     def required(self) -> bool:
-        """Whether the model must give a value."""
+        """Whether the model must pass a value."""
         return self.default is NOTHING
 
 
@@ -70,7 +72,7 @@ class Parameters(msgspec.Struct, frozen=True):
     variadic: bool = False
     """Whether the function takes any keywords."""
     unnamed: bool = False
-    """Whether the function takes the value by position only."""
+    """Whether the function takes the value only by position."""
 
 
 def parameters_of(
@@ -128,7 +130,7 @@ def _is_context(hint: object) -> bool:
 
 
 def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The type hints of a function, resolved."""
+    """The resolved type hints of a function."""
     inner = unwrapped(function)
     if not inspect.isroutine(inner) and not isinstance(inner, type):
         inner = type(inner).__call__  # the signature of a callable object is that of its class's `__call__`
@@ -136,7 +138,7 @@ def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None
 
 
 def lenient_hints_of(function: Callable[..., object]) -> dict[str, object]:
-    """The type hints of a function. If they can't be resolved, each hint but `ToolContext` is `object`."""
+    """The type hints of a function. If they can't be resolved, every hint except `ToolContext` is `object`."""
     try:
         return hints_of(function)
     except (NameError, TypeError, AttributeError):
@@ -220,8 +222,6 @@ def description_of(hint: object) -> str | None:
 
 
 class Documented(NamedTuple):
-    """The descriptions in a docstring."""
-
     description: str
     """The text before the first section."""
     parameters: dict[str, str]
@@ -267,13 +267,14 @@ def read_docstring(text: str | None) -> Documented:
 
 
 def _begins(lines: Sequence[str], number: int) -> bool:
-    """Whether a section, or one of Sphinx's fields, starts on a line."""
+    """Whether a section or a field in Sphinx style starts on a line."""
     return _heading(lines, number) is not None or re.match(_FIELD, lines[number]) is not None
 
 
 def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
-    """The name of a section, the line where its body starts, and whether its style is NumPy's. None without a
-    heading."""
+    """The name of a section, the line where its body starts, and whether it has NumPy style. None if there is no
+    heading.
+    """
     name = lines[number].strip().lower()
     if name.endswith(":") and name[:-1] in _SECTIONS and not lines[number].startswith(" "):
         return name[:-1], number + 1, False
@@ -282,8 +283,9 @@ def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
 
 
 def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str]) -> int:
-    """Read a field of Sphinx (``:param name:``), if there is one. Returns the line where the next part may
-    start."""
+    """Read a field in Sphinx style (``:param name:``), if there is one. Return the line where the next part may
+    start.
+    """
     field = re.match(_FIELD, lines[position])
     end = position + 1
     while end < len(lines) and lines[end].startswith(" "):
@@ -295,7 +297,7 @@ def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str])
 
 
 def _items(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each line with the smallest indentation, with the more indented lines below it."""
+    """Yield each line with the smallest indentation, together with the more indented lines below it."""
     body = [line for line in lines if line.strip()]
     least = min((_indent(line) for line in body), default=0)
     item: tuple[str, list[str]] | None = None

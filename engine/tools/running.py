@@ -1,8 +1,8 @@
 """Runs a round of tool calls.
 
-All calls of a round run concurrently, and are answered in the model's order. A failed call gives the model an
-error result and never raises an exception in the turn. A call with incomplete arguments is not run. A call of a
-passive tool, or one without an approval, stays open. When the round is cancelled, every call still gets a result.
+All calls of a round run concurrently, and are answered in the model's order. If a call fails, the model gets an
+error result, and the turn gets no exception. A call with incomplete arguments is not run. A call of a passive tool
+or without an approval stays open. When the round is cancelled, every call still gets a result.
 """
 
 from __future__ import annotations
@@ -34,20 +34,18 @@ from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, To
 from .handler import Handler, Ready, Tool
 from .parameters import is_async
 
-# Runs plain functions in daemon threads.
-
 T = TypeVar("T")
 
 WORKS_IN_THREADS = True
-"""Marks this module for event loops on virtual time: futures made here are completed by threads, so the clock must
+"""Marks this module for event loops with virtual time: threads complete the futures made here, so the clock must
 stop.
 """
 
 MAX_IDLE = 16
-"""The largest number of idle threads that are kept for later calls."""
+"""The maximum number of idle threads that are kept for later calls."""
 
 IDLE_SECONDS = 10.0
-"""Seconds for which a thread waits for its next call before it ends."""
+"""Seconds that an idle thread waits for its next call before it ends."""
 
 _Job: TypeAlias = Callable[[], Callable[[], None]]
 """A function that does the work and returns a function that delivers the result.
@@ -144,19 +142,19 @@ _log = Log("engine.tools")
 
 
 MAX_NAMES = 30
-"""The number of tool names that a model gets after calling an unknown tool."""
+"""The maximum number of tool names that a model gets after it called an unknown tool."""
 
 
 class Refused(Exception):
-    """The call is not run. The text is for the model."""
+    """Raised for a call that is not run. The text is for the model."""
 
 
 class Waits(Exception):
-    """The call is left open."""
+    """Raised for a call that is left open."""
 
 
 async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], shared: ToolRoundContext) -> Ready:
-    """Decide whether a call may run, and return its arguments, checked and converted. Raises Refused or Waits."""
+    """Decide whether a call may run, and return its converted arguments. Raises Refused or Waits."""
     if tool is None:
         names = ", ".join(list(tools)[:MAX_NAMES])
         raise Refused(f"There is no tool named {call.name!r}. " + (f"Available tools: {names}." if names else ""))
@@ -229,7 +227,7 @@ async def _require_approval(
         session_id=shared.session_id,
         turn_id=shared.turn_id,
     )
-    async with shared.asking:  # A person at a terminal must get one question at a time.
+    async with shared.asking:  # A person at a terminal must get only one question at a time.
         try:
             approval = await _approval(request, tool, shared)
         except Exception as error:
@@ -263,7 +261,9 @@ async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T
 
 
 MAX_THREADS = 40
-"""The number of plain functions of one event loop that run concurrently. Abandoned functions don't count."""
+"""The maximum number of plain functions of one event loop that run concurrently. Abandoned functions don't
+count.
+"""
 
 _slots: RunVar[anyio.CapacityLimiter] = RunVar("callboard tool threads")
 
@@ -287,8 +287,8 @@ async def run_tools(
         calls: The calls.
         tools: The tools of the session.
         shared: The context that the calls share.
-        interrupted: Receives the results if the round is cancelled. A call that did not run has a result that
-            reports this.
+        interrupted: Receives the results if the round is cancelled. If a call did not run, its result reports
+            this.
     """
     by_name = {tool.name: tool for tool in tools}
     results: dict[str, ToolResultBlock] = {}
@@ -314,7 +314,7 @@ async def _answer(
 ) -> None:
     """Add the call's result, unless the call stays open.
 
-    Its start and end are published even if it isn't run.
+    The call's start and end are published even if it isn't run.
     """
     tool = tools.get(call.name)
     refusal: str | None = None
@@ -407,7 +407,7 @@ async def _in_thread(handler: Handler, ready: Ready, context: ToolContext | None
 async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) -> object:
     try:
         return await cast("Awaitable[object]", handler.call(ready, context))
-    except SystemExit as error:  # it would end the event loop
+    except SystemExit as error:  # otherwise it would end the event loop
         raise RuntimeError(f"the tool raised SystemExit: {error}") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -429,7 +429,7 @@ class _Slot:
 
     async def wait(self) -> None:
         try:
-            # If a slot is free, this saves a cycle of the event loop.
+            # This saves a cycle of the event loop if a slot is free.
             self._limiter.acquire_on_behalf_of_nowait(self)
         except anyio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(self)

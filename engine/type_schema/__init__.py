@@ -1,8 +1,8 @@
 """JSON Schemas of Python types, and checks and conversions of values with them.
 
-A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint made of them and of
-plain types. Pydantic is imported only if msgspec refuses a part of a hint. Several named values, such as the
-parameters of a function, become one Struct with `msgspec.defstruct`.
+A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint that combines them
+with plain types. Pydantic is imported only if msgspec does not support a part of a hint. Several named values,
+such as the parameters of a function, become one Struct with `msgspec.defstruct`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values checked against JSON Schemas."""
+"""Checks of values against JSON Schemas, and conversion to Python types."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def accepting(schema: Json) -> Accepts | None:
-    """A function that is true only of values that follow the schema; None if the schema is not plain."""
+    """A function that returns True only for values that follow the schema; None if the schema is not plain."""
     if schema is True:
         return _anything
     if not isinstance(schema, dict) or not schema.keys() <= _SAY_NOTHING | _PLAIN:
@@ -76,8 +76,7 @@ def _anything(value: object) -> bool:
 
 
 def _of_kind(kind: str, schema: JsonObject) -> dict[type, Accepts] | None:
-    """The functions for one of JSON's types, by the Python types of its values; None if the schema is not
-    plain."""
+    """The checks for one of JSON's types, by the Python types of its values; None if the schema is not plain."""
     match kind:
         case "null":
             return {NoneType: _anything}
@@ -99,8 +98,8 @@ def _of_kind(kind: str, schema: JsonObject) -> dict[type, Accepts] | None:
 
 
 def _narrow(by_type: dict[type, Accepts], schema: JsonObject) -> bool:
-    """Keep only the listed texts, and null. Returns False for other values, because their equality is more
-    complex.
+    """Keep only the texts and nulls that the schema lists. Returns False if it lists other values, because their
+    equality is more complex.
     """
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if listed is None:
@@ -190,16 +189,18 @@ def _nothing(value: object) -> bool:
 
 
 REPORTED = 5
-"""The number of faults of one value that are reported, so that a repeated mistake doesn't fill the text."""
+"""The maximum number of problems that are reported for one value, so that a repeated mistake doesn't fill the
+text.
+"""
 
 LONGEST_FAULT = 300
-"""The largest number of characters of a fault's text. jsonschema puts the wrong value into the text."""
+"""The maximum number of characters of a problem's text. jsonschema includes the value in the text."""
 
 
 def check(value: Json, schema: JsonObject) -> None:
-    """Require that a value follows a schema.
+    """Check that a value follows a schema.
 
-    Formats and patterns that Python can't read are not checked. No reference is fetched.
+    Formats are not checked, nor patterns that Python can't read. No reference is fetched.
     """
     from referencing.exceptions import Unresolvable
 
@@ -225,7 +226,7 @@ def check_schema(schema: JsonObject) -> None:
 
 @dataclass(frozen=True)
 class _Known:
-    """A schema that was read. `accepts` is the quick check for a plain schema."""
+    """A parsed schema. `accepts` is the quick check, if the schema is plain."""
 
     validator: Validator
     accepts: Accepts | None
@@ -244,7 +245,7 @@ def _known(schema: JsonObject) -> _Known:
 
 @functools.lru_cache(maxsize=256)
 def _remembered(schema: bytes) -> _Known:
-    """Read a schema. It is cached, because equal schemas recur as different objects."""
+    """Parse a schema. The result is cached, because equal schemas recur as different objects."""
     from jsonschema.exceptions import SchemaError as WrongSchema
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
@@ -261,12 +262,12 @@ def _remembered(schema: bytes) -> _Known:
         raise SchemaError(f"not a JSON Schema: {where}: {_shortened(error.message)}") from error
     validator = kind(
         read, registry=Registry()
-    )  # With an empty registry, because jsonschema's own would fetch references.
+    )  # The registry is empty, because jsonschema's own would fetch references.
     return _Known(validator, accepting(read))
 
 
 def _with_own_patterns(schema: JsonObject) -> JsonObject:
-    """The schema without patterns that Python can't read, because JSON Schema uses JavaScript's."""
+    """The schema without patterns that Python can't read. JSON Schema uses JavaScript's patterns."""
     kept = {name: value for name, value in schema.items() if name != "pattern" or _is_pattern(value)}
     if isinstance(named := kept.get("patternProperties"), dict):
         kept["patternProperties"] = {name: value for name, value in named.items() if _is_pattern(name)}
@@ -279,7 +280,7 @@ def _is_pattern(value: Json) -> bool:
             re.compile(value)
         except re.error:
             return False
-    return True  # Values that are no text, too; the schema's own check reports them.
+    return True  # also for values that are not text; the schema's own check reports them
 
 
 def _fault_text(fault: ValidationError) -> str:
@@ -296,12 +297,10 @@ def _shortened(text: str) -> str:
     return f"{text[:half]} … {text[-half:]}"
 
 
-# The conversion of JSON values to Python types.
-
 T = TypeVar("T")
 
 _PLACE = re.compile(r"(.*) - at `(\$.*)`\Z", re.DOTALL)
-"""The place of an error in a message of msgspec."""
+"""The path of an error in a message of msgspec."""
 
 
 @overload
@@ -313,7 +312,7 @@ def convert(value: Json, to: object) -> Any: ...
 
 
 def convert(value: Json, to: object) -> Any:
-    """The value as an instance of the type.
+    """Convert a value to an instance of a type.
 
     A whole number may be written ``3.0``, as JSON allows. Unknown keys of the value are ignored, unless the type
     forbids them.
@@ -341,7 +340,7 @@ def _converted(value: Json, to: object) -> Any:
 
 
 def _custom(to: object, value: Json) -> object:
-    """The hook of msgspec for types that it doesn't support itself."""
+    """The hook of msgspec for types that msgspec doesn't support itself."""
     if is_model(to):
         return validate(value, to)
     if (described := described_by(to)) is not None:
@@ -356,9 +355,9 @@ def _custom(to: object, value: Json) -> object:
 
 
 def _chosen(value: Json, members: tuple[Any, ...]) -> object:
-    """The value as an instance of a member of a union.
+    """Convert a value to an instance of a member of a union.
 
-    If several members accept a value, the one with the most matching names is taken, then the first.
+    If several members accept the value, the one with the most matching names is used, or else the first.
     """
     names = value.keys() if isinstance(value, dict) else frozenset[str]()
     faults: list[str] = []
@@ -372,13 +371,13 @@ def _chosen(value: Json, members: tuple[Any, ...]) -> object:
 
 
 def _properties(of: object) -> frozenset[str]:
-    """The names of a type's members, as its schema has them."""
+    """The names of a type's members, as in its schema."""
     properties = json_schema(of).get("properties")
     return frozenset(properties) if isinstance(properties, dict) else frozenset()
 
 
 def _with_whole_numbers(value: Json) -> Json:
-    """The same value with each ``3.0`` as ``3``. Without any, the same object."""
+    """The same value with each ``3.0`` as ``3``. If there is none, the same object."""
     match value:
         case float() if value.is_integer():
             return int(value)

@@ -1,10 +1,10 @@
-"""Type hints that msgspec refuses, in a form that it accepts.
+"""Converts type hints that msgspec refuses to a form that it accepts.
 
 msgspec refuses unions of several dataclasses, of untagged Structs, and of foreign classes, such as pydantic's.
 `fitted` replaces each part of a hint that msgspec refuses with a stand-in. A stand-in is a class without
 instances, which msgspec passes to its hooks. There are two kinds:
 
-    Whole     pydantic describes and converts the part: it contains a pydantic type, or only pydantic can
+    Whole     pydantic describes and converts the part, because it contains a pydantic type or only pydantic can
     Choice    the members of a union are tried one after the other
 """
 
@@ -55,7 +55,7 @@ class Refused(ValueError):
     """A model's own validation failed.
 
     Args:
-        faults: The faults: each is a place in the value, and the error there.
+        faults: The problems, each with its path in the value.
     """
 
     def __init__(self, faults: tuple[tuple[tuple[str | int, ...], str], ...]) -> None:
@@ -64,9 +64,10 @@ class Refused(ValueError):
 
 
 def validate(value: Json, model: _Model) -> object:
-    """The model's instance of a JSON value. Raises Refused.
+    """Convert a JSON value to an instance of a model. Raises Refused.
 
-    It gets JSON text, not objects, so that a strict model accepts dates and enumerations in their JSON form.
+    The model receives JSON text, not objects, so that a strict model accepts dates and enumerations in their JSON
+    form.
     """
     try:
         return model.model_validate_json(msgspec.json.encode(value))
@@ -75,7 +76,7 @@ def validate(value: Json, model: _Model) -> object:
 
 
 def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...]:
-    """The faults that a validation of pydantic found, each with its place."""
+    """The problems that pydantic found, each with its path."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return (((), str(error)),)
@@ -86,7 +87,9 @@ def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...
 
 
 class _StandIn(type):
-    """The class of stand-ins. msgspec checks whether the converted value is an instance, so every value is."""
+    """The metaclass of stand-ins. msgspec checks that the converted value is an instance of the stand-in, so every
+    value counts as an instance.
+    """
 
     described: Whole | Choice
 
@@ -100,9 +103,9 @@ def described_by(of: object) -> Whole | Choice | None:
 
 
 def fitted(hint: Any) -> Any:
-    """The hint in a form that msgspec supports. A hint that msgspec supports is returned unchanged.
+    """Convert a hint to a form that msgspec supports. A supported hint is returned unchanged.
 
-    A hint without any schema is returned unchanged, too, so that msgspec raises its own error.
+    A hint that can't have a schema is returned unchanged, too, so that msgspec raises its own error.
     """
     try:
         return _remembered(hint)
@@ -131,7 +134,7 @@ def _fitted(hint: Any) -> Any:
 
 
 def _is_taken(hint: Any) -> bool:
-    """Whether msgspec accepts a hint, and everything within it."""
+    """Whether msgspec supports a hint and all hints within it."""
     try:
         msgspec.json.Decoder(hint)
     except (TypeError, NameError, RecursionError):
@@ -163,7 +166,7 @@ def _classes(hint: Any) -> Iterator[Any]:
 
 
 def _is_pydantics(hint: Any) -> bool:
-    """Whether pydantic interprets a hint best: a pydantic class, dataclass or Field."""
+    """Whether pydantic should interpret a hint: a pydantic class, dataclass or Field."""
     if any(type(each).__module__.partition(".")[0] == "pydantic" for each in getattr(hint, "__metadata__", ())):
         return True
     return isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__")
@@ -197,7 +200,7 @@ class Whole:
         return schema
 
     def convert(self, value: Json) -> object:
-        """The value as an instance. Raises Refused."""
+        """Convert a value to an instance. Raises Refused."""
         try:
             return self._adapter.validate_json(msgspec.json.encode(value))
         except ValueError as error:
@@ -206,7 +209,7 @@ class Whole:
 
 
 def _whole(hint: Any) -> Any | None:
-    """The stand-in for a hint that pydantic accepts; None if it refuses, or is not installed."""
+    """The stand-in for a hint that pydantic supports; None if pydantic refuses it or is not installed."""
     try:
         import pydantic
 
@@ -218,7 +221,7 @@ def _whole(hint: Any) -> Any | None:
 
 
 def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ...]:
-    """The place of a fault, without the names of a union's members that pydantic inserts."""
+    """The path of a problem, without the names of union members that pydantic inserts."""
     found: list[str | int] = []
     for number, step in enumerate(steps):
         if isinstance(value, dict) and step in value:

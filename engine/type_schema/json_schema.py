@@ -22,9 +22,9 @@ _PREFIX = "#/$defs/"
 
 
 def lift_definitions(schema: JsonObject) -> JsonObject:
-    """The schema with the ``$defs`` of its subschemas at its root, where their references point. Pure.
+    """Move the ``$defs`` of subschemas to the schema's root, where the references point. Pure.
 
-    A definition with a name that is already taken gets a number.
+    If a name is already used, the definition gets a number.
     """
     lifted: JsonObject = {}
     own = schema.get("$defs")
@@ -70,9 +70,10 @@ def _renamed(schema: Json, names: dict[str, str]) -> Json:
 
 
 def inline_root(schema: JsonObject) -> JsonObject:
-    """The schema with its root inlined if that is a reference, because providers require an object there. Pure.
+    """If a schema's root is a reference, replace it with the definition, because providers require an object
+    there. Pure.
 
-    The definition stays if another part refers to it.
+    The definition is kept if another part refers to it.
     """
     definitions = schema.get("$defs")
     target = schema.get("$ref")
@@ -90,7 +91,7 @@ def inline_root(schema: JsonObject) -> JsonObject:
 
 
 def refers_to(schema: Json, target: str) -> bool:
-    """Whether a schema, or a schema inside it, is a reference to a target. Its ``$defs`` count as inside."""
+    """Whether a schema contains a reference to a target. Its ``$defs`` are searched, too."""
     if not isinstance(schema, dict):
         return False
     if schema.get("$ref") == target:
@@ -119,8 +120,7 @@ def _as_object(schema: Json) -> JsonObject:
 
 
 class Moments:
-    """The classes within a type. Their schemas are made together with the type's, and `add_formats` completes all
-    of them.
+    """Adds the formats of dates and times to the schemas of a type and of the classes within it.
 
     Args:
         of: The type.
@@ -149,7 +149,8 @@ class Moments:
                 if isinstance(places, dict):
                     _mark(field.type, places[field.encode_name])
                 elif isinstance(places, list):
-                    _mark(field.type, places[number - len(fielded.fields)])  # a tag may stand before them
+                    # the fields of a tag may come before them
+                    _mark(field.type, places[number - len(fielded.fields)])
 
     def _look(self, info: hints.Type) -> None:
         if isinstance(info, hints.DateTimeType | hints.TimeType):
@@ -182,13 +183,13 @@ def _inner(info: hints.Type) -> Iterator[hints.Type]:
 
 
 def _mark(info: hints.Type, schema: Json) -> None:
-    """Find the strings of a schema that represent moments in its type. Classes are handled separately."""
+    """Find the strings of a schema that represent dates or times in its type. Classes are handled separately."""
     if not isinstance(schema, dict):
         return
     match info:
         case hints.Metadata():
             _mark(info.type, schema)
-        case hints.DateTimeType() if info.tz is not False:  # the format has a timezone
+        case hints.DateTimeType() if info.tz is not False:  # the format includes a time zone
             schema.setdefault("format", "date-time")
         case hints.TimeType() if info.tz is not False:
             schema.setdefault("format", "time")
@@ -238,7 +239,7 @@ _KEYWORDS = frozenset(
 def json_schema(of: object) -> JsonObject:
     """The JSON Schema of a type, a hint, or a schema.
 
-    The root is inlined. Every other named type is in ``$defs``.
+    The root is never a reference. Every other named type is in ``$defs``.
     """
     if isinstance(of, Mapping):
         return _given(of)
@@ -253,7 +254,9 @@ def json_schema(of: object) -> JsonObject:
 
 @functools.lru_cache(maxsize=256)
 def _remembered(of: object) -> bytes:
-    """The schema's text, cached. The same types come with every call, and a computation takes milliseconds."""
+    """The schema's text, cached, because the same types are passed with every call and a computation takes
+    milliseconds.
+    """
     return _written(of)
 
 
@@ -278,7 +281,7 @@ def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:
 
 
 def _custom(of: type) -> JsonObject:
-    """The hook of msgspec for types that it doesn't support itself."""
+    """The hook of msgspec for types that msgspec doesn't support itself."""
     if is_model(of):
         return model_schema(of)
     if (described := described_by(of)) is not None:
@@ -317,7 +320,7 @@ def _without_own_name(name: str, schema: Json) -> Json:
 
 
 def _given(schema: Mapping[object, object]) -> JsonObject:
-    """A schema from the caller, checked just enough to reject an invalid one."""
+    """Check a schema from the caller just enough to reject an invalid one."""
     if schema and not _KEYWORDS & schema.keys():
         names = ", ".join(repr(name) for name in list(schema)[:3])
         raise SchemaError(
@@ -351,7 +354,7 @@ def _reason(error: Exception) -> str:
 
 
 def json_path(steps: Iterable[str | int], start: str = "$") -> str:
-    """The path of keys and positions, from the root of a value or from another path."""
+    """The path of keys and indexes, from the root of a value or from another path."""
     path = start
     for step in steps:
         if isinstance(step, int):

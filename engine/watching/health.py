@@ -30,7 +30,7 @@ from ..stores import server_store, shipping_checks, store_to_read
 from .statistics import live_adapter
 
 FILE_SECONDS = 30.0
-"""The time in seconds for reading the trace file. A larger file is checked in part."""
+"""The time limit in seconds for reading the trace file. A larger file is checked in part."""
 
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 
@@ -48,7 +48,7 @@ _LONGEST_DETAIL = 400
 async def examine(
     runtime: Runtime, writer: WriterStatistics | None, *, offline: bool, time_limit: float
 ) -> HealthReport:
-    """All checks of an engine, whether it runs or not."""
+    """Make all checks of an engine. It need not be running."""
     live = {name: live_adapter(running.ref) for name, running in runtime.adapters.running.items()}
     surroundings = Providers(runtime.registry, live, runtime.clock, offline=offline, time_limit=time_limit)
     checks = [check_configuration(runtime.registry, again=runtime.host.started), *check_key_file()]
@@ -96,7 +96,7 @@ def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
 
 
 class Providers:
-    """The checks of all adapters of a registry."""
+    """Checks all adapters of a registry."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Providers:
         self._usable: set[str] = set()
 
     async def check(self) -> list[Check]:
-        """The checks in the order of the registry. Providers are queried concurrently."""
+        """The checks, in the order of the registry. Providers are queried concurrently."""
         found: dict[str, list[Check]] = {}
 
         async def look(entry: AdapterEntry) -> None:
@@ -168,7 +168,7 @@ class Providers:
 
     @property
     def _chosen(self) -> bool:
-        """Whether the adapters were listed explicitly. If so, each of them should work."""
+        """Whether the adapters were listed explicitly, so that each of them should work."""
         return self._registry.source != FROM_ENVIRONMENT
 
     async def _provider(self, entry: AdapterEntry, adapter: ProviderAdapter) -> list[Check]:
@@ -211,7 +211,7 @@ class Providers:
 
 
 def _address(entry: AdapterEntry) -> list[Check]:
-    """A check with the address, if the environment sets it."""
+    """A check that shows the address, if it comes from the environment."""
     if entry.address_from is None:
         return []
     return [Check(f"address:{entry.name}", True, f"{entry.config.base_url}, from {entry.address_from}")]
@@ -231,7 +231,7 @@ def _said(error: Exception) -> str:
 
 
 async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
-    """The checks of the trace and its surroundings. The trace is read over a separate connection."""
+    """The checks of the trace and its disk. The trace is read over a separate connection."""
     if store is None:
         return [Check("store", True, "no trace is kept")]
     on_server = server_store(store)
@@ -332,7 +332,7 @@ def _private(facts: FileFacts) -> Check:
     if shared:
         import shlex
 
-        fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files next to it the same mode.
+        fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite creates its other files with the same mode.
         return Check("store:private", False, f"other users may open {shared}", fix)
     return Check("store:private", True, "mode 0600" if facts.exists else "will be created with mode 0600")
 

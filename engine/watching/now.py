@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 # --- Turns and calls in progress ---
-# Nothing is counted until a reader asks. A `Watcher` reads each event of a stream once and remembers its place.
+# Nothing is counted until a reader requests it. A `Watcher` reads each event of a stream only once.
 
 
 CHARACTERS_PER_TOKEN = 4
-"""The characters for one token, to estimate a reply in progress."""
+"""The number of characters for each token, to estimate a reply in progress."""
 
 Stage: TypeAlias = Literal["queued", "working", "waiting", "asking", "replying", "ending"]
 
@@ -52,19 +52,20 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id of the turn and of its stream. For a call without a turn, the id of the call."""
     kind: Literal["turn", "call"]
-    """``turn``; or ``call`` for a call without a turn, such as embeddings. Such a call belongs to the task that
-    made it, and can't be cancelled from elsewhere."""
+    """``turn``, or ``call`` for a call without a turn, such as embeddings. Such a call can only be cancelled by
+    the task that made it.
+    """
     operation: str
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
-    """The progress: ``queued`` behind another turn of its session, or ``waiting`` for a slot, a rate limit or a
+    """The stage: ``queued`` behind another turn of its session, or ``waiting`` for a slot, a rate limit or a
     budget.
 
     Then ``asking`` until the first content, ``replying``, and ``working`` between calls, for example while tools
     run. ``ending`` comes after a cancellation.
     """
     model: str
-    """The model of the call in progress as ``provider:name``, or else the requested model, as text."""
+    """The model of the call in progress as ``provider:name``; otherwise the requested model, as text."""
     session_id: str | None
     """The session, if there is one."""
     session_name: str | None
@@ -72,33 +73,33 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     """The tags of its calls."""
     started_us: int | None
-    """The time of the request, in microseconds since the epoch; None if its id has no time."""
+    """The time of the request, in microseconds since the epoch; None if the id has no time."""
     request_id: str | None
     """The call in progress, if there is one."""
     attempt: int
-    """The number of that call's attempt, from 1; 0 before the first."""
+    """The number of the current attempt of that call, from 1; 0 before the first."""
     elapsed_ms: int
     """Milliseconds since the start of that call."""
     first_token_ms: int | None
     """Milliseconds from the start of that call to its first content."""
     steps: int
-    """The number of replies that are complete."""
+    """The number of complete replies."""
     calls: int
     """The number of calls so far."""
     events: int
     """The number of events in its stream."""
     characters: int
-    """The characters of text, thinking and arguments in its stream."""
+    """The number of characters of text, thinking and arguments in its stream."""
     output_tokens: int
     """The output tokens of ended calls, and an estimate for the call in progress."""
     cost: CostSum
     """The cost of ended calls, and an estimate for the call in progress."""
     parent_turn_id: str | None = None
-    """The turn whose tool made this turn or call."""
+    """The turn whose tool started this turn or call."""
     depth: int = 0
-    """The number of turns above."""
+    """The number of turns above it in the tree."""
     below: CostSum = CostSum()
-    """The cost of all ended turns and calls that its tools made."""
+    """The cost of all ended turns and calls that its tools started."""
     readers: int
     """The number of readers of its stream."""
     max_lag: int
@@ -109,21 +110,23 @@ class WorkInProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Everything in progress in an engine."""
 
     items: tuple[ActiveWork, ...]
-    """The turns and calls in the order in which they were requested, up to the requested number."""
+    """The turns and calls in the order in which they were requested, limited to the requested number."""
     total: int
-    """The total number."""
+    """The total number of turns and calls."""
     characters: int
-    """The characters of all streams since the first request. It only grows, so two readings give the speed."""
+    """The number of characters in all streams since the first request for this report. It only grows, so two
+    reports give the speed.
+    """
 
 
 class _Read:
-    """The reading position in a stream."""
+    """The position up to which a stream was read."""
 
     def __init__(self) -> None:
         self.seq = 0
         self.characters = 0
         self.before = 0
-        """The characters of ended calls."""
+        """The number of characters of ended calls."""
         self.request_id = ""
 
 
@@ -152,7 +155,6 @@ class Watcher:
         return next(found, None)
 
     def _counted(self, turn: Turn, read: _Read) -> _Read:
-        """Count the characters that are new in a turn's stream."""
         call, log = turn.call, turn.log
         if call is not None and call.request.request_id != read.request_id:
             read.request_id, read.before = call.request.request_id, read.characters
@@ -208,7 +210,7 @@ def _characters(events: Sequence[TurnEvent]) -> int:
 
 
 def _so_far(call: Call, written: int) -> CostSum:
-    """An estimate of a call's cost, if it ended now."""
+    """An estimate of a call's cost if it ended now."""
     sent = call.context.estimated_input_tokens or 0
     usage = TokenUsage(sent, written, source=UsageSource.ESTIMATED)
     return CostSum.of_call(usage, call.cost_of(usage))
@@ -273,12 +275,12 @@ def made_us(identifier: str) -> int | None:
 
 
 # --- Changes ---
-# A watcher waits for the bus. While turns are in progress, streams may grow without an event on the bus, so it
-# checks at intervals. Otherwise it sleeps until the next event. Without a watcher there is no cost.
+# While turns are in progress, streams may grow without an event on the bus, so the streams are checked at
+# intervals. Otherwise the watcher sleeps until the next event.
 
 
 async def changes(bus: Bus, in_flight: InFlight, min_interval: float) -> AsyncIterator[None]:
-    """Yield an item immediately, and then one after each possible change. It ends with the bus."""
+    """Yield an item immediately, and then after each possible change, until the bus closes."""
     with bus.subscribe(">", policy=DropOldest(1), name="changes") as events:
         while True:
             yield
@@ -294,8 +296,6 @@ async def changes(bus: Bus, in_flight: InFlight, min_interval: float) -> AsyncIt
 
 
 class WatchingMethods:
-    """The methods of `Engine` for watching it."""
-
     _runtime: Runtime
 
     @cached_property
@@ -305,10 +305,10 @@ class WatchingMethods:
     def in_progress(self, *, limit: int | None = None) -> WorkInProgress:
         """The turns and calls that have not ended, with their content and cost so far.
 
-        Each event of a stream is read once, however often you call this.
+        Each event of a stream is read only once, even if you call this often.
 
         Args:
-            limit: The largest number of turns and calls to describe; the others are only counted.
+            limit: The maximum number of turns and calls to describe; further ones are only counted.
 
         Raises:
             WrongLoop: The engine belongs to another event loop.
@@ -317,14 +317,14 @@ class WatchingMethods:
         return self._watcher.look(limit)
 
     def under_way(self, *, limit: int | None = None) -> WorkInProgress:
-        """Call `in_progress` instead, with the same `limit`. This name is deprecated."""
+        """Deprecated: use `in_progress`, which has the same `limit`."""
         warn_of_old_name("Engine.under_way() is deprecated: use Engine.in_progress()")
         return self.in_progress(limit=limit)
 
     async def cancel(self, turn_id: str, *, owner: str | None = None) -> bool:
         """Cancel a turn by its id. Its caller gets CancelledError, with the content so far.
 
-        In a cluster the turn may run on another node. Then that node cancels it.
+        In a cluster, the turn may run on another node, which then cancels it.
 
         Args:
             turn_id: The id of the turn and its stream.
@@ -343,13 +343,13 @@ class WatchingMethods:
         return await self._runtime.cluster.streams.cancel(turn_id, owner)
 
     def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
-        """Yield an item immediately, and then one whenever the numbers of the engine may have changed.
+        """Yield an item immediately, and then whenever the engine's statistics may have changed.
 
-        It waits for the bus and, while something is in progress, for the streams; an idle engine costs nothing.
-        Take `statistics()` or `in_progress()` at each item. It ends when the engine is closed.
+        Call `statistics()` or `in_progress()` after each item. If the engine is idle, this uses no CPU. The
+        iteration ends when the engine is closed.
 
         Args:
-            min_interval: The shortest time between two items, in seconds.
+            min_interval: The minimum time between two items, in seconds.
         """
         return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
 
@@ -361,20 +361,19 @@ class WatchingMethods:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> RequestPreview:
-        """The request of a session's next turn, as the model's provider would get it.
+        """The request of a session's next turn, as it would be sent to the model's provider.
 
-        Its `losses` list the parts that the model would not get. The session must be open here, or stored
-        with all its content. Nothing is sent, and the session is not changed. Context policy and middleware do not
-        run.
+        Its `losses` list the parts that would not be sent. The session must be open here, or stored with all its
+        content. Nothing is sent, and the session does not change. The context policy and middleware do not run.
 
         Args:
             session: The session, or its id.
             content: The content of the turn, text or blocks.
-            model: The model; None means the session's own.
+            model: The model; None uses the session's model.
             options: The fields of `TurnOptions` for the turn.
 
         Raises:
-            CallboardError: The session does not exist.
+            CallboardError: The session does not exist, or its content is missing.
             ConfigurationError: No model has that name.
             StoreError: The trace can't be read.
             TypeError: The option does not exist.
@@ -400,7 +399,7 @@ class WatchingMethods:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> RequestPreview:
-        """`preview` for code without an event loop; see `Session.send_sync`.
+        """Run `preview` without an event loop; see `Session.send_sync`.
 
         Raises:
             WrongLoop: The engine belongs to another event loop.
@@ -419,7 +418,7 @@ class WatchingMethods:
 # --- Renamed classes ---
 
 OLD_CLASSES = {"UnderWay": ActiveWork, "WorkUnderWay": WorkInProgress}
-"""The renamed public classes by their old names."""
+"""The renamed public classes, by their old names."""
 
 
 def old_class(name: str) -> object:

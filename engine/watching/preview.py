@@ -40,9 +40,10 @@ from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 
-# --- The losses of a request --- Adapters warn of everything that they leave out or change. A loss report adds the
-# fields that a host or another provider attached to a block, a tool or a request. Calls don't warn of these
-# fields, because they were never meant for this model. Each loss has its place.
+# --- The losses of a request ---
+# Adapters warn about everything that they leave out or change. A loss report also lists fields that a host or
+# another provider attached to a block, a tool or a request. Calls don't warn about these fields, because they were
+# not meant for this model. Each loss has its place.
 
 
 _OF_REQUEST = frozenset(
@@ -63,20 +64,20 @@ _OF_REQUEST = frozenset(
 """Warnings about settings, tools and schemas that are changed or not sent."""
 
 _NO_CONTENT = frozenset({"id", "item_id", "call_id", "after", "type", "status", "start", "emulated"})
-"""Fields that mark a block as the provider's own. They have no content for a model."""
+"""Fields that mark a block as the provider's own. They contain nothing for a model."""
 
 _DIRECT: Json = {"type": "direct"}
-"""The caller of a tool that the model called itself, as every model does."""
+"""The value of `caller` for a tool that the model called itself, which is the normal case."""
 
 
 Place: TypeAlias = tuple[int, int, int | None]
 """The positions of a message, of a block in it, and of a part in a block."""
 AnyPlace: TypeAlias = Place | tuple[int | None, None, None]
-"""A place, of which perhaps only the message is known, or nothing."""
+"""A place, or only the index of a message, or nothing."""
 
 
 class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a conversation or of its settings that a model would not see, or would see in another form."""
+    """A part of a conversation or of its settings that a model would not get, or would get in another form."""
 
     what: str
     """The lost part: a kind of block, a field, or the code of a warning about a setting.
@@ -89,16 +90,16 @@ class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
     message: int | None = None
     """The position of its message in `Session.messages`, from 0.
 
-    The new message comes after them. None for the rest of the request.
+    The index after the last message is that of the new message. None if the loss is in no message.
     """
     message_id: str = ""
     """The id of that message; empty if it has none."""
     block: int | None = None
-    """The position of its block in the message, from 0; None if the loss is of the message as a whole."""
+    """The index of its block in the message, from 0; None if the loss concerns the whole message."""
     part: int | None = None
-    """The position in the content of a tool's result, from 0, if it is in one."""
+    """The index in the content of a tool's result, from 0, if it is in a result."""
     tool: str | None = None
-    """The name of the tool, if it is a tool's field."""
+    """The name of the tool, if a tool's field is lost."""
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -107,9 +108,9 @@ class Reader(msgspec.Struct, frozen=True):
     provider: str
     """The adapter's name."""
     names: Collection[str]
-    """The names under which it accepts options: its own, and that of its protocol."""
+    """The names under which the adapter accepts options: its own name, and that of its protocol."""
     media_fields: Collection[str] | None = None
-    """The fields of media that its protocol supports, see `ChatWire.media_fields`; None if that is unknown."""
+    """The media fields that its protocol supports, see `ChatWire.media_fields`; None if unknown."""
 
 
 def report(
@@ -138,7 +139,7 @@ def report(
 
 
 class _Places:
-    """Where the blocks of a conversation are."""
+    """The positions of the blocks in a conversation."""
 
     def __init__(self, messages: Sequence[Message], sent: Sequence[Message]) -> None:
         self._messages = messages
@@ -150,7 +151,7 @@ class _Places:
             self._by_identity.setdefault(id(block), []).append(place)
 
     def of(self, loss: Loss) -> RequestLoss:
-        """A loss with its place. A block that was rewritten has the place of its message."""
+        """A loss with its place. If a block was rewritten, its place is that of its message."""
         known = self._by_identity.get(id(loss.block), []) if loss.block is not None else []
         place: AnyPlace = (self._by_id.get(loss.message_id), None, None)
         if known:
@@ -223,7 +224,7 @@ def _media_fields(block: ContentBlock) -> Iterator[str]:
 
 
 def _of_options(request: CanonicalRequest, names: Collection[str]) -> Iterator[RequestLoss]:
-    """The options of the request and of its tools that are for other providers."""
+    """Options of the request and of its tools that are for other providers."""
     taken = {*names, HISTORY}
     for place, options in [
         (None, request.provider_options),
@@ -240,9 +241,9 @@ def _of_warning(warning: CallWarning) -> RequestLoss:
 
 
 # --- The preview of a request ---
-# Nothing is sent, and nothing is billed. As in a real turn, the model is routed, the history is fitted to it, and
-# its adapter writes the request. The context policy, which may ask a model, and middleware, which is the host's
-# own code, are left out.
+# Nothing is sent or billed. As in a real turn, the model is routed, the history is fitted to it, and its adapter
+# writes the request. The context policy may call a model, and middleware is the host's own code, so both are left
+# out.
 
 
 _IDS = FirstIds("req_preview", "msg_preview")
@@ -267,19 +268,20 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """The path below the provider's address; empty if the adapter can't show its requests."""
     body: str
-    """The body that the provider would get for a streamed turn; empty if the adapter can't show its requests."""
+    """The body of a streamed turn's request; empty if the adapter can't show its requests."""
     warnings: tuple[CallWarning, ...]
-    """The warnings that the call would have: lost parts of the history, or an estimate near the window."""
+    """The warnings that the call would have, for example about lost parts of the history, or a prompt that is near
+    the window's size.
+    """
     losses: tuple[RequestLoss, ...]
-    """The parts that this model would not see, or would see in another form, each with its place.
+    """The parts that this model would not get, or would get in another form, each with its place.
 
-    They are the history and settings of `warnings`, and the fields that a host or another provider attached for
-    others.
+    They include the lost history and settings in `warnings`, and fields that are for other providers.
     """
     input_tokens: int | None
     """An estimate of the input tokens."""
     input_nano_usd: int | None
-    """The cost of that input at the prices in force, in nano-USD; None if it has no price."""
+    """The cost of that input at the current prices, in nano-USD; None without a price."""
     refused: str | None = None
     """The reason why this model can't answer; None if it can."""
 

@@ -1,4 +1,4 @@
-"""The snapshot of `Engine.statistics()`, made from the counters of each part."""
+"""The snapshot of `Engine.statistics()`, collected from the counters of each part."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ from ..runtime.runtime import Runtime
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider that calls have used."""
-
     provider: str
     """The provider."""
     running: bool
-    """Whether its adapter is up."""
+    """Whether its adapter runs."""
     in_flight: int
     """The number of calls in progress. Each uses a slot."""
     waiting: int
     """The number of calls that wait for a slot."""
     slots: int
-    """The largest number of concurrent calls."""
+    """The maximum number of concurrent calls."""
     adapter: AdapterStatistics | None
-    """The adapter's own counts; None while it is down, or if it doesn't count."""
+    """The adapter's own counts; None while it does not run, or if it has no counts."""
     rate_limits: tuple[RateLimit, ...] = ()
     """The rate limits that are known, declared or learned."""
     rate_limit_queues: tuple[RateLimitQueue, ...] = ()
@@ -49,7 +47,7 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of an engine.
 
-    Before the start there is neither supervisor nor writer. After the end, their last numbers stay.
+    Before the start, `supervisor` and `writer` are None. After the end, they have their last numbers.
     """
 
     state: Literal["new", "starting", "running", "closed"]
@@ -57,7 +55,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     uptime_seconds: float
     """Seconds since the start. For a closed engine, seconds from start to end."""
     sessions: int
-    """The number of sessions that are still referenced."""
+    """The number of sessions to which the host still has a reference."""
     turns_running: int
     """The number of turns in progress."""
     turns_waiting: int
@@ -67,23 +65,22 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     availability: tuple[Availability, ...]
     """The availability of providers and models in any other state than ``available``."""
     bus: BusStatistics
-    """The numbers of the bus."""
+    """The statistics of the bus."""
     streams: StreamChannelStatistics
-    """The numbers of the streams of turns."""
+    """The statistics of the streams of turns."""
     supervisor: SupervisorStatistics | None
-    """The numbers of the supervisor."""
+    """The statistics of the supervisor."""
     writer: WriterStatistics | None
-    """The numbers of the trace's writer; None without a trace."""
+    """The statistics of the trace's writer; None without a trace."""
     prices_version: str
-    """The version of the price table in force."""
+    """The version of the current price table."""
     budget_waiting: int = 0
-    """The calls that wait for room in a budget."""
+    """The number of calls that wait for room in a budget."""
     node: OwnershipStatistics | None = None
     """In a cluster with a shared store, the node's lease and its sessions."""
 
 
 def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
-    """Collect the numbers of all parts."""
     sessions = list(runtime.sessions.states.values())
     supervisor = life.supervisor if life is not None else None
     writer = life.writer if life is not None else None

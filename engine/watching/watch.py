@@ -1,4 +1,4 @@
-"""Watches each call of the process as it ends, on any engine and event loop."""
+"""Reports each call of the process when it ends, on any engine and event loop."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ CallEnding: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 
 class EndedCall(ShortRepr, frozen=True, kw_only=True):
-    """An ended call of any engine of this process, with all its attempts. As text it is one line."""
+    """An ended call of any engine of this process, with all its attempts. Its text form is one line."""
 
     run_id: str
-    """The run of the engine, as in the trace."""
+    """The run id of the engine, as in the trace."""
     request_id: str
     """The id of the call."""
     operation: str | None
-    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``; None if it started unwatched."""
+    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``; None if the call started before the
+    watch.
+    """
     provider: str
     """The adapter's name."""
     model: str
     """The model as routed, ``provider:name``."""
     status: CallEnding
-    """The way it ended."""
+    """How it ended."""
     usage: TokenUsage | None
     """The tokens of its last attempt; None if unknown."""
     cost: Cost | None
-    """The cost of those tokens; None if the tokens are unknown."""
+    """The cost of the last attempt; None if its usage is unknown."""
     latency_ms: int
     """Milliseconds from its start to its end."""
     first_token_ms: int | None
@@ -72,7 +74,7 @@ class EndedCall(ShortRepr, frozen=True, kw_only=True):
     ended_us: int
     """The time of its end, in microseconds since the epoch, UTC."""
     skipped: int = 0
-    """The number of calls that were dropped before this one, because they were not read in time."""
+    """The number of calls before this one that were dropped, because they were not read in time."""
 
     def __str__(self) -> str:
         kind = "" if self.operation in (None, "chat") else f" {self.operation}"
@@ -90,7 +92,7 @@ class EndedCall(ShortRepr, frozen=True, kw_only=True):
 
 
 class CallsOfEngine:
-    """The ended calls in an engine's events. It remembers the fields that only a call's start has."""
+    """Derives ended calls from an engine's events. It stores the fields that only a call's start has."""
 
     def __init__(self) -> None:
         self._operations: dict[str, str] = {}
@@ -145,25 +147,25 @@ def _ended(
     )
 
 
-# --- Calls of all engines, in one bounded row ---
+# --- Calls of all engines ---
 #
 #     an engine's loop                      any thread
 #     subscription of its bus ─ pump ─▶     the cursor: at most so many calls, the oldest dropped and counted
 #                                           │
-#                                           ▼ take, when a reader asks
+#                                           ▼ take, when a reader requests it
 #
-# Each engine has a reader of its own bus, on its own loop, so that the calls of one engine keep their order.
-# Nothing runs within a publisher.
+# The reader of each engine's bus runs on that engine's own loop, so that the calls of one engine keep their order.
+# Publishers never wait for it.
 
 
 _TOPICS = tuple(event.topic_of() for event in (LlmCallStarted, LlmCallCompleted, LlmCallFailed))
 
 _PUMP_SECONDS = 1.0
-"""Seconds to wait for an engine's loop to hand over the ended calls after `aclose`."""
+"""Seconds that `aclose` waits for an engine's loop to hand over the ended calls."""
 
 
 class CallCursor:
-    """The ended calls that were not read yet. Any thread may use it."""
+    """Ended calls that were not read yet. Any thread may use it."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -201,7 +203,7 @@ class CallCursor:
                 self._changed.wait(seconds)
 
     async def changed(self) -> None:
-        """Return when a call has arrived, or the cursor is closed."""
+        """Wait until a call has arrived, or the cursor is closed."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             if self._calls or self.closed:
@@ -218,7 +220,7 @@ class CallCursor:
             return True
 
     def close(self, *, waits: bool) -> None:
-        """Take only calls that have already ended."""
+        """Accept only calls that have already ended."""
         with self._changed:
             followed = [] if self.closed else self._followed
         handed = [each.finish() for each in followed]
@@ -239,7 +241,7 @@ class CallCursor:
 
 
 class _Followed:
-    """The reader of one engine's bus, on that engine's loop."""
+    """Reads one engine's bus, on that engine's loop."""
 
     def __init__(self, engine: RunningEngine, events: Subscription, cursor: ref[CallCursor]) -> None:
         self.engine = engine
@@ -263,7 +265,7 @@ class _Followed:
                 self.pump()
 
     def pump(self) -> None:
-        """Return the calls that have arrived."""
+        """Pass on the calls that have arrived."""
         cursor = self._cursor()
         for envelope in self._events.take():
             call = self._calls.process(envelope)
@@ -271,7 +273,7 @@ class _Followed:
                 cursor.put(call)
 
     def finish(self) -> threading.Event:
-        """Return the calls that have arrived, and end. Any thread may call this."""
+        """Pass on the calls that have arrived, and end. Any thread may call this."""
         done = threading.Event()
 
         def end() -> None:
@@ -297,7 +299,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _follow(cursor: ref[CallCursor], engine: RunningEngine) -> None:
-    """Start to read an engine's bus. Any thread may call this."""
+    """Start reading an engine's bus. Any thread may call this."""
     if _running_loop() is engine.loop:
         _begin(cursor, engine)
     else:
@@ -306,7 +308,7 @@ def _follow(cursor: ref[CallCursor], engine: RunningEngine) -> None:
 
 
 def _begin(cursor: ref[CallCursor], engine: RunningEngine) -> None:
-    """Start on the engine's loop."""
+    """Start reading, on the engine's loop."""
     calls = cursor()
     if calls is None or calls.closed:
         return
@@ -321,15 +323,16 @@ def _begin(cursor: ref[CallCursor], engine: RunningEngine) -> None:
 # --- Watching the process ---
 
 
-_TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
+_TICK = 0.2 if sys.platform == "win32" else None  # on Windows, an unlimited wait can't be interrupted
 
 
 class Watch:
-    """The calls of the process as they end, made by `watch()`: an async iterator.
+    """An async iterator over the calls of the process as they end. `watch()` creates it.
 
     It yields every call that ends after its creation, on existing and new engines. The calls of one engine are in
-    order. At most `capacity` calls wait to be read; the number dropped before a call is its `skipped`. It never
-    ends by itself. To stop, leave the loop and drop the object. `aclose()` ends it for all its readers.
+    order. At most `capacity` calls wait to be read. If more wait, the oldest are dropped, and the next call's
+    `skipped` has their number. The iterator never ends by itself. To stop it, leave the loop and drop the object.
+    `aclose()` ends it for all its readers.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -362,7 +365,7 @@ class Watch:
 
 
 class SyncWatch:
-    """Like `Watch`, for a thread: an iterator that blocks its thread until the next call ends.
+    """Like `Watch`, but an iterator that blocks its thread until the next call ends.
 
         with watch_sync().each(print):
             generate_sync("sonnet", "A haiku, please.")
@@ -386,13 +389,13 @@ class SyncWatch:
         return call
 
     def each(self, function: Callable[[EndedCall], object]) -> Self:
-        """Call a function with each call, one after the other, in a separate thread.
+        """Pass each call to a function, one after the other, in a separate thread.
 
-        No call waits for the function. If it raises, the thread reports the exception as usual for threads, and
-        stops.
+        Calls do not wait for the function. If it raises an exception, the thread reports the exception as usual
+        for threads, and stops.
 
         Args:
-            function: Gets each call.
+            function: A function that receives each call.
         """
 
         def read() -> None:
@@ -404,7 +407,7 @@ class SyncWatch:
         return self
 
     def close(self) -> None:
-        """Take only calls that have already ended. Return when the function of `each` has received them."""
+        """Accept only calls that have already ended, and wait until the function of `each` has received them."""
         self._cursor.close(waits=True)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -421,11 +424,11 @@ class SyncWatch:
 def watch(*, capacity: int = 1024) -> Watch:
     """Watch each call of this process as it ends: ``async for call in watch(): print(call)``.
 
-    It covers every engine on every event loop, also new ones, and each kind of call. A printed call is one line.
-    The fields of `EndedCall` have the details. Without a watcher, calls have no overhead.
+    It includes every engine on every event loop, also engines created later, and every kind of call. A printed
+    call is one line. The fields of `EndedCall` have the details. Without a watcher, calls have no overhead.
 
     Args:
-        capacity: The largest number of calls that wait to be read.
+        capacity: The maximum number of calls that wait to be read.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -434,10 +437,10 @@ def watch(*, capacity: int = 1024) -> Watch:
 
 
 def watch_sync(*, capacity: int = 1024) -> SyncWatch:
-    """`watch` for code without an event loop: ``with watch_sync().each(print): …``, or iterate it in a thread.
+    """Watch calls without an event loop: ``with watch_sync().each(print): …``, or iterate over it in a thread.
 
     Args:
-        capacity: The largest number of calls that wait to be read.
+        capacity: The maximum number of calls that wait to be read.
 
     Raises:
         ValueError: The capacity is below 1.

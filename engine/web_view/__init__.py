@@ -1,1 +1,1 @@
-"""The live view: an engine, or a trace, as a page in a browser, served by an ASGI application."""
+"""The live view: an ASGI application that shows an engine or a trace in a browser."""

@@ -1,4 +1,4 @@
-"""Requests and answers of the live view: JSON and events, the visitor, and the guard before each request."""
+"""Requests and answers of the live view: JSON, server-sent events, sign-in, and the checks before each request."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from callboard.bus import CallboardError, Clock, ConfigurationError, Log
 
 from .subject import SCOPES, Scope
 
-# The default access rules, if the host has none
-
 TOKENS_KEPT = 16
 VISITORS_KEPT = 64
 VISIT_US = 7 * 24 * 3600 * 1_000_000
@@ -33,9 +31,9 @@ VISIT_US = 7 * 24 * 3600 * 1_000_000
 
 class Visitor(msgspec.Struct, frozen=True):
     scopes: frozenset[Scope]
-    """The actions that they may take."""
+    """The actions that the visitor may take."""
     csrf: str
-    """The value of a header that their change requests must have."""
+    """The value of a header that the visitor's change requests must have."""
     until_us: int = 0
     """The end of the visit, in microseconds since the epoch; 0 if the host's authentication decides."""
 
@@ -49,10 +47,12 @@ class SignIn:
         self._tokens: OrderedDict[bytes, None] = OrderedDict()
         self._visitors: OrderedDict[bytes, Visitor] = OrderedDict()
         self.cookie = f"callboard-{secrets.token_hex(4)}"
-        """The cookie's name. Cookies ignore ports, so two live views of a machine must not share one."""
+        """The cookie's name. Cookies ignore ports, so two live views on one machine must not have the same
+        name.
+        """
 
     def new_token(self) -> str:
-        """A token for one exchange. The latest 16 unused ones are kept."""
+        """Create a token for one exchange. Only the latest 16 unused tokens are kept."""
         token = secrets.token_urlsafe(32)
         self._tokens[_hash(token)] = None
         while len(self._tokens) > TOKENS_KEPT:
@@ -60,7 +60,7 @@ class SignIn:
         return token
 
     def exchange(self, token: str) -> str | None:
-        """The secret of a new visitor; None if the token is unknown or was used."""
+        """Exchange a token for the secret of a new visitor; None if the token is unknown or was used."""
         if self._tokens.pop(_hash(token), _hash) is _hash:
             return None
         secret = secrets.token_urlsafe(32)
@@ -89,16 +89,18 @@ def _hash(text: str) -> bytes:
 _log = Log("web")
 
 HEARTBEAT_SECONDS = 15.0
-"""Seconds between two heartbeats on an idle stream. A lost connection is noticed by then."""
+"""Seconds between two heartbeats on an idle stream. They detect a lost connection."""
 
 LONGEST_SECONDS = 3600.0
-"""Seconds after which a stream ends and the page reconnects. A visitor who lost access is then refused."""
+"""Seconds after which a stream ends and the page reconnects. If a visitor has lost access, the new connection is
+refused.
+"""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 class Refused(Exception):
-    """A request that is answered with an error."""
+    """A request is answered with an error."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -107,7 +109,7 @@ class Refused(Exception):
 
 
 def as_json(value: object) -> bytes:
-    """A value as JSON in UTF-8. A lone surrogate, which a broken tokenizer may produce, is escaped."""
+    """Encode a value as JSON in UTF-8. A lone surrogate, which a faulty tokenizer may produce, is escaped."""
     try:
         return _encoder.encode(value)
     except UnicodeError:
@@ -115,12 +117,12 @@ def as_json(value: object) -> bytes:
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """A response with a value, which browsers must not cache."""
+    """A response with a value. Browsers must not cache it."""
     return Response(as_json(value), status, {"cache-control": "no-store"}, media_type="application/json")
 
 
 def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
-    """One server-sent event. Callboard's JSON has no line breaks."""
+    """Encode a server-sent event. Callboard's JSON has no line breaks."""
     head = b"" if frame_id is None else b"id: " + frame_id.encode() + b"\n"
     return head + b"event: " + event.encode() + b"\ndata: " + data.replace(b"\n", b" ") + b"\n\n"
 
@@ -128,7 +130,7 @@ def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
 class EventStream(Response):
     """Server-sent events, until the page disconnects.
 
-    Then the frames end immediately, even if none is being sent. A slow page delays only its own frames.
+    Then it ends immediately, even if no event is being sent. A slow page delays only its own events.
     """
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
@@ -138,7 +140,7 @@ class EventStream(Response):
         self._frames = frames
         self._sending = anyio.Lock()
         self.open: set[anyio.CancelScope] = set()
-        """The scopes of the view's open streams. Cancelling one ends its stream."""
+        """The cancel scopes of the view's open streams."""
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -151,7 +153,7 @@ class EventStream(Response):
                     async for each in self._frames:
                         await self._send(send, each)
                 except OSError:
-                    pass  # the connection is gone
+                    pass  # the connection was closed
                 except CallboardError as error:  # the page reconnects by itself
                     _log.warning("frames_ended", path=scope["path"], error=str(error))
                 finally:
@@ -180,7 +182,7 @@ class EventStream(Response):
 async def _close(frames: AsyncIterator[bytes]) -> None:
     close = getattr(frames, "aclose", None)
     if close is not None:
-        with anyio.CancelScope(shield=True):  # the clean-up is quick, because it waits for nothing
+        with anyio.CancelScope(shield=True):  # the clean-up does not wait for anything
             await close()
 
 
@@ -188,7 +190,7 @@ async def _close(frames: AsyncIterator[bytes]) -> None:
 
 
 Authorize: TypeAlias = Callable[[Request], "Collection[Scope] | Awaitable[Collection[Scope] | None] | None"]
-"""A host's own function that returns the scopes of a request; none refuses it."""
+"""A host's own function that returns the scopes of a request. If there are none, the request is refused."""
 
 CSRF_HEADER = "x-callboard-csrf"
 MOST_BYTES = 1_000_000
@@ -271,9 +273,9 @@ async def body_of(request: Request, kind: type[T]) -> T:
 
 
 # --- Guard before each request ---
-# A page of another origin may send requests here, and with DNS rebinding even under our own name. So every request
-# must name a host from a list, and its origin, if the browser sends it, must be this page. The headers forbid the
-# page to load from elsewhere, to run inline code, and to be framed.
+# A page of another origin may send requests here, with DNS rebinding even under this host's name. So every request
+# must name an allowed host, and its origin, if the browser sends one, must be this page. The headers prevent the
+# page from loading other sites' resources, running inline code, and being framed.
 
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
@@ -300,14 +302,14 @@ def host_name(host: str) -> str:
     """The name or address of a Host header, without its port and in lower case; empty if the header has none."""
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # The port is checked when it is read.
+        _ = parts.port  # reading the port also checks it
     except ValueError:
         return ""
     return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""
 
 
 def checked_hosts(hosts: Iterable[str]) -> frozenset[str]:
-    """The names in a list of hosts."""
+    """Normalize the names in a list of hosts. Raises ConfigurationError."""
     for host in hosts:
         plain = f"[{host}]" if ":" in host else host
         if not host or host_name(plain) != host.lower() or "*" in host:
@@ -330,7 +332,7 @@ def refusal(headers: Headers, hosts: frozenset[str]) -> str | None:
 
 
 class Guard:
-    """An ASGI application around another."""
+    """An ASGI application that checks each request before another application."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app

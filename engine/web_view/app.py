@@ -25,7 +25,7 @@ from .costs import Repricings
 from .subject import Scope, Subject
 
 # --- Files of the page ---
-# They are read once, and served by their names. No path of a request reaches the disk.
+# The files are read once and served by name. No path from a request is used on the disk.
 
 
 FOLDER = Path(__file__).parent / "static"
@@ -46,9 +46,9 @@ class Asset(msgspec.Struct, frozen=True):
 
     body: bytes
     media_type: str
-    """Its type for browsers."""
+    """The media type, for browsers."""
     tag: str
-    """Its entity tag, quoted."""
+    """The entity tag, with quotes."""
 
 
 class Assets:
@@ -137,7 +137,7 @@ class WebView:
         await self._app(scope, receive, send)
 
     def sign_in_url(self, address: str) -> str:
-        """An address that signs a browser in, once."""
+        """An address that signs a browser in. It works once."""
         if self._access.authorize is not None:
             raise ConfigurationError("authorize= controls access, so there is no sign-in token")
         return f"{address.rstrip('/')}/#token={self._access.sign_in.new_token()}"

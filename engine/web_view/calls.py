@@ -1,7 +1,8 @@
-"""Calls, messages and turns of the trace in the form for pages: each attempt's times, costs as text, no bytes.
+"""Converts calls, messages and turns of the trace to the form for pages, with each attempt's times, and costs as
+text.
 
-A call's latency counts from the start of the call. So it includes waits and earlier attempts. Screens list
-attempts, where "Took" means the time of that attempt. This module computes both.
+A call's latency counts from the start of the call, so it includes waits and earlier attempts. In lists of
+attempts, "Took" is the time of that attempt. This module computes both.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MOST_TURN_EVENTS = 3000
 def took_ms(row: CallRow) -> int | None:
     """Milliseconds of the attempt itself, without waits and earlier attempts.
 
-    None while it runs, and if the file of an imported call does not say.
+    None while it runs, or if it is unknown for an imported call.
     """
     if row.origin is not None or row.started_us is None or row.finished_us is None:
         return row.latency_ms
@@ -54,12 +55,12 @@ def waited_ms(row: CallRow) -> int:
 
 
 def first_ms(row: CallRow) -> int | None:
-    """Milliseconds from the start of the attempt to its first content; None if there is none."""
+    """Milliseconds from the start of the attempt to its first content; None without content."""
     return None if row.first_token_ms is None else max(0, row.first_token_ms - waited_ms(row))
 
 
 def billed(row: CallRow) -> str:
-    """Whether the attempt's cost is known.
+    """Describe whether the attempt's cost is known.
 
     `known`, `open` while it runs, `unknown` if it may have used tokens, `unpriced` if its usage has no price, or
     `nothing`. A provider that answers with an error bills nothing, and an attempt that was not sent costs nothing.
@@ -85,7 +86,7 @@ def times_and_cost(row: CallRow) -> dict[str, object]:
 
 
 def attempt_seen(row: CallRow) -> dict[str, object]:
-    """An attempt without the provider's own usage object, which may have any form."""
+    """An attempt without the provider's own usage object, whose form is unknown."""
     fields: dict[str, object] = {name: getattr(row, name) for name in row.__struct_fields__}
     if row.usage is not None:
         fields["usage"] = msgspec.structs.replace(row.usage, raw=None)
@@ -125,7 +126,7 @@ def message_seen(message: Message, content: bool) -> dict[str, object]:
 
 
 def block_seen(block: msgspec.Struct) -> dict[str, object]:
-    """A block of content without its bytes: a picture is described by its size."""
+    """A block of content without its bytes. For an image, its size is shown."""
     found: dict[str, object] = {"kind": type(block).__name__.removesuffix("Block").lower()}
     for name in block.__struct_fields__:
         value = getattr(block, name)
@@ -157,7 +158,7 @@ class AttemptBar(msgspec.Struct, frozen=True):
 
 
 class Bar(msgspec.Struct):
-    """A call or a run of a tool on the waterfall of a turn. Times are in microseconds since the epoch."""
+    """A call or a tool run on the waterfall of a turn. Times are in microseconds since the epoch."""
 
     kind: Literal["call", "tool"]
     name: str
@@ -183,7 +184,7 @@ class Waterfall(msgspec.Struct, frozen=True):
 
 
 async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
-    """The waterfalls of turns, in the order of the rows. An attempt without a turn has none."""
+    """The waterfalls of turns, in the order of the rows. Attempts without a turn are left out."""
     found = []
     events: list[Envelope] | None = None
     for row in rows:
@@ -198,8 +199,8 @@ async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
 
 
 async def _events_of_turns(store: Store, row: CallRow, since: int | None) -> list[Envelope]:
-    # A turn that waited for its session started long before its first call, so its own events have no first
-    # moment.
+    # A turn that waited for its session started long before its first call, so the search for its own events has
+    # no start time.
     topics = {"tool.*": since, SessionTurnStarted.topic_of(): None, SessionTurnCompleted.topic_of(): since}
     if row.session_id is None:
         topics = dict.fromkeys(topics, since)
@@ -229,7 +230,7 @@ def waterfall(turn_id: str, calls: Sequence[CallRow], events: Sequence[Envelope]
                 end_us, status = each.ts_us, data.status
             case _:
                 pass
-    if status is None and calls[0].origin is not None:  # The trace has no end of an imported turn.
+    if status is None and calls[0].origin is not None:  # the trace does not record the end of an imported turn
         end_us, status = max(row.finished_us or 0 for row in calls), "imported"
     return Waterfall(turn_id, start_us, end_us, status, bars)
 
@@ -274,17 +275,19 @@ def _tool_bars(events: Sequence[Envelope]) -> list[Bar]:
 
 
 # --- The screen "Call" ---
-# It lists the calls of the trace. For one call it shows every attempt, and its bill line by line.
+# It lists the calls of the trace. For one call, it shows every attempt, and the cost line by line.
 
 
 MOST_CALLS = 500
 MOST_VERSIONS = 6
 MOST_MESSAGES = 40
-"""The number of the latest messages of a prompt that a call's page shows."""
+"""The maximum number of messages of a prompt that a call's page shows, the latest ones."""
 
 
 async def trees_seen(store: Store, rows: Sequence[CallRow], limit: int) -> list[list[dict[str, object]]]:
-    """The trees of some calls with more than one turn, parents before children, with the cost of each turn."""
+    """The trees of some calls, if they have more than one turn. Parents come before children, with the cost of
+    each turn.
+    """
     found = [list(tree.walk()) for tree in await trees_of(store.calls, rows, limit)]
     return [[_node_seen(node) for node in nodes] for nodes in found if len(nodes) > 1]
 
@@ -340,7 +343,7 @@ def _limit(request: Request) -> int:
 
 
 async def calls(subject: Subject, request: Request) -> Response:
-    """The latest calls that match, each attempt by itself, the newest first."""
+    """The latest matching calls, the newest first. Each attempt is a separate row."""
     where = call_filter(request)
     limit = min(_limit(request), MOST_CALLS)
     await subject.flush()
@@ -395,7 +398,7 @@ async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] 
 
 
 async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | None) -> list[PriceTable]:
-    """The tables that priced these attempts, then the latest other tables of the trace."""
+    """The tables that priced these attempts, followed by the latest other tables of the trace."""
     costs = [cost for row in attempts for cost in (row.cost, row.at_call_time) if cost is not None]
     wanted = dict.fromkeys(cost.pricing_version for cost in costs if cost.pricing_version)
     wanted |= dict.fromkeys(run.version for run in await store.reprice_runs() if run.finished_us is not None)
@@ -404,7 +407,7 @@ async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | N
         try:
             is_own = own is not None and own.version == version
             found.append(own if own is not None and is_own else await store.price_table(version))
-        except StoreError:  # a table of another engine, which this trace lacks
+        except StoreError:  # a table of another engine, which is not in this trace
             continue
     return found
 

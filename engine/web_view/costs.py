@@ -1,4 +1,4 @@
-"""The screen "Costs": sums by any dimension under two price versions, and repricings."""
+"""The screen "Costs": sums by any dimension, under two price versions, and repricings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reprice(msgspec.Struct, forbid_unknown_fields=True):
     where: CallFilter = CallFilter()
     as_model: str | None = None
     for_new_calls: bool = False
-    """Whether new calls get that table, too."""
+    """Whether new calls also use that table."""
 
 
 async def costs(subject: Subject, request: Request) -> Response:
@@ -65,7 +65,7 @@ async def _side(store: Store, where: CallFilter, by: Sequence[str], side: str | 
 
 
 def merged(left: Sequence[CostRow], right: Sequence[CostRow], *, at_call_time: Sequence[bool]) -> list[object]:
-    """The rows of two price versions side by side, in the order of the left ones."""
+    """The rows of two price versions next to each other, in the order of `left`."""
     others = {row.key: row for row in right}
     rows = [(row, others.pop(row.key, None)) for row in left]
     both = [*rows, *((None, row) for row in others.values())]
@@ -143,7 +143,7 @@ def _table(table: PriceTable) -> dict[str, object]:
 
 
 async def reprice(subject: Subject, request: Request) -> Response:
-    """Start a repricing, dry or real. `progress` reports its progress."""
+    """Start a repricing or its dry run. `progress` reports its progress."""
     asked = await body_of(request, Reprice)
     jobs: Repricings = request.state.repricings
     if jobs.running:
@@ -189,7 +189,8 @@ async def _chosen(subject: Subject, version: str) -> PriceTable | str:
     return version
 
 
-# --- A repricing in progress --- There is only one at a time. It continues without a page:
+# --- A repricing in progress ---
+# There is only one at a time. It continues without a page:
 #
 #   idle ──start──▶ running ──▶ done, with its report
 #                      └──────▶ failed, with the reason
@@ -201,28 +202,27 @@ class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of the repricing."""
 
     state: Literal["idle", "running", "done", "failed"] = "idle"
-    """The state, as listed in the module's docstring."""
+    """The state, see the comment above."""
     dry_run: bool = True
     version: str = ""
     done: int = 0
-    """The number of the latest repriced call."""
+    """The number of the last call that was repriced."""
     last: int = 0
     """The number of the last call to reprice."""
     report: RepriceReport | None = None
-    """The report, once it is done."""
+    """The report, when the repricing is done."""
     error: str | None = None
-    """The reason why it failed."""
+    """The reason if the repricing failed."""
     changed: int = 0
-    """The number of changes of the trace's costs since the live view started, by any process."""
+    """The number of times that any process has changed the trace's costs since the live view started."""
 
 
 class Repricings:
-    """The repricings of one live view."""
+    """Runs the repricings of one live view."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self.state = RepricingState()
-        """The progress of the repricing."""
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -257,9 +257,9 @@ class Repricings:
         return run
 
     async def changes(self) -> AsyncIterator[RepricingState]:
-        """The state now, and after each change.
+        """Yield the state now, and after each change.
 
-        Other repricings on the engine's bus count, too.
+        Repricings by other code, which are reported on the engine's bus, also count as changes.
         """
         watcher = asyncio.create_task(self._watch_events()) if self._subject.engine is not None else None
         try:
@@ -273,7 +273,7 @@ class Repricings:
                 watcher.cancel()
 
     async def _watch_events(self) -> None:
-        """Notify the page when another process has changed the costs."""
+        """Report to the page when another process has changed the costs."""
         engine = self._subject.engine
         assert engine is not None
         with engine.bus.subscribe(PricingRepriced.topic_of(), policy=DropOldest(1), name="live view") as events:

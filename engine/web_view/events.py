@@ -23,9 +23,11 @@ HISTORY = 200
 SCANNED = 2000
 """The number of the latest stored events that are searched for the history, if no time is requested."""
 MOST_SCANNED = 20_000
-"""The largest number of stored events that one request reads, if a session or a time is requested."""
+"""The maximum number of stored events that one request reads, if a session or a time is requested."""
 FIRST_WINDOW_US = 60 * 1_000_000
-"""The first time span that is read back from the end of a time filter. Each next span is four times as long."""
+"""The time span that is searched first, back from the end of a time filter. Each next span is four times as
+long.
+"""
 PAGE = 500
 MOST_PATTERNS = 20
 
@@ -54,7 +56,7 @@ class EventFilters(msgspec.Struct, frozen=True):
 
 
 def envelope_seen(envelope: Envelope) -> dict[str, object]:
-    """An envelope for a page: without content, and with a short description."""
+    """An envelope for a page: without content, with a short description."""
     fields = {name: value for name, value in fields_of(envelope).items() if value is not None}
     return {
         **fields,
@@ -99,7 +101,7 @@ async def _latest(store: Store, filters: EventFilters) -> list[Envelope]:
 
 
 async def events(subject: Subject, request: Request) -> Response:
-    """The events as they arrive, after the last one that the page has."""
+    """The events as they arrive, after the last event that the page has."""
     wanted = _filters_of(request).match
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if subject.tail is None:
@@ -117,7 +119,7 @@ async def dead_letters(subject: Subject, request: Request) -> Response:
 
 
 def moment_of(text: str) -> int:
-    """A moment in microseconds since the epoch."""
+    """Convert a text to a time in microseconds since the epoch."""
     if not text.isdecimal() or len(text) > 18:
         raise Refused(400, "a time must be a number of microseconds since the epoch")
     return int(text)
@@ -143,7 +145,7 @@ def _filters_of(request: Request) -> EventFilters:
 
 
 def _seq_of(last: str, subject: Subject) -> int | None:
-    """The number of the last event that the page has; None if it has none of this run."""
+    """The number of the last event that the page has; None if it has no event of this run."""
     assert subject.engine is not None
     run, _, seq = last.rpartition("-")
     return int(seq) if run == subject.engine.bus.run_id and seq.isdecimal() and len(seq) < 19 else None
@@ -160,7 +162,7 @@ async def _live(tail: Tail, seq: int | None, wanted: Wanted) -> AsyncIterator[by
 
 
 async def _stored(subject: Subject, last: str, wanted: Wanted) -> AsyncIterator[bytes]:
-    """The events of a trace that another process writes, by their numbers there."""
+    """The events of a trace that another process writes, by their numbers in the trace."""
     async with subject.reading() as store:
         after = int(last) if last.isdecimal() and len(last) < 19 else await store.last_event_id()
         yield frame("ready", b"{}")

@@ -19,18 +19,18 @@ from .subject import Subject
 
 
 LATEST = 100
-"""The number of the latest calls, by start, among which the calls that ended last are searched."""
+"""The number of the latest calls, by start, in which the calls that ended last are searched."""
 
 RECENT = 20
 
 ROWS = 100
-"""The number of turns and calls that are described; the others are only counted."""
+"""The maximum number of turns and calls that are described; others are only counted."""
 
 MANY = 200
 EVERY_SECONDS = 0.5
 EVERY_SECONDS_OF_MANY = 1.0
 SUM_SECONDS = 5.0
-"""Seconds between two queries for the sums of the day."""
+"""Seconds between two queries for the day's sums."""
 
 _DAY_US = 24 * 3600 * 1_000_000
 
@@ -88,7 +88,7 @@ def _of_engine(subject: Subject) -> dict[str, object]:
 
 
 class _Sums:
-    """The parts of a snapshot that come from the trace, or else from the latest events."""
+    """The parts of a snapshot that come from the trace, or without a trace from the latest events."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -165,7 +165,7 @@ def _actor(envelope: Envelope) -> dict[str, object]:
 
 
 async def _latest(store: Store, topic: str, key: Callable[[Envelope], object]) -> Sequence[Envelope]:
-    """The latest event for each key, among the last events of the trace."""
+    """The latest event for each key, among the latest events of the trace."""
     after = max(await store.last_event_id() - STORED_EVENTS * 20, 0)
     found = await store.events(topic=topic, after_id=after, limit=None)
     return list({key(each): each for each in found[-STORED_EVENTS:]}.values())

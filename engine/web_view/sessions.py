@@ -31,14 +31,14 @@ from .access import EventStream, Refused, Visitor, answer, as_json, body_of, fra
 from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
 from .subject import Subject
 
-# --- The screen "Session" --- It shows messages, model changes and calls, and a preview of the request for another
-# provider.
+# --- The screen "Session" ---
+# It shows messages, model changes and calls, and a preview of the request for another provider.
 
 
 MOST_SESSIONS = 300
 MOST_MESSAGES = 500
 MOST_TURNS = 10
-"""The number of the latest turns that have a waterfall."""
+"""The maximum number of turns that have a waterfall, the latest ones."""
 
 
 class Preview(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,14 +144,14 @@ _builtins = msgspec.to_builtins
 
 
 async def streams(subject: Subject, request: Request) -> Response:
-    """The streams that can be attached to, with their readers."""
+    """The streams to which a reader can attach, with their readers."""
     if subject.engine is None:
         return answer([])
     return answer(subject.engine.streams.streams()[:500])
 
 
 async def stream(subject: Subject, request: Request) -> Response:
-    """The events of one stream after the last one that the page has, in batches."""
+    """The events of a stream after the last event that the page has, in batches."""
     if subject.engine is None:
         raise Refused(404, "streams exist only in the process that runs the turn. This view shows a trace")
     stream_id = request.path_params["id"]
@@ -187,7 +187,7 @@ async def _batches(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterato
         try:
             while batch := await reader.take():
                 yield frame("events", as_json(_as_seen(batch, shown)), reader.frame_id)
-        except CallboardError as error:  # in a cluster, only the first read shows a missing stream
+        except CallboardError as error:  # in a cluster, only the first read detects a missing stream
             yield frame("gone", as_json({"error": str(error)}))
         else:
             yield frame("end", b"{}", reader.frame_id)

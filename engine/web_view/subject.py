@@ -34,10 +34,9 @@ cancel, reprice, undo."""
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
 # --- The subject: an engine, a trace that another process writes, or both ---
-#
-# Queries about the past use a read-only store. It is opened for the query and closed after it, so that no query
-# waits in the queue of the engine's writer. A change of the trace goes through the engine, which shows it in its
-# sessions and on its bus. Without an engine, a store is opened for the change.
+# Queries about the past use a read-only store, which is opened for the query and closed after it. So a query does
+# not block the engine's writer. Changes of the trace go through the engine, which updates its sessions and
+# publishes on its bus. Without an engine, a store is opened for the change.
 
 
 LOOK_SECONDS = 1.0
@@ -66,7 +65,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The name of the trace, without any password. Without a trace, a text that states this."""
+        """The name of the trace, without a password. Without a trace, a text that states this."""
         match self._trace:
             case None:
                 return "no trace"
@@ -96,7 +95,7 @@ class Subject:
         if trace is None:
             raise StoreError("this engine keeps no trace (trace=False), so there are no recorded calls")
         if isinstance(trace, Path) and self.engine is not None:
-            await self.started()  # It creates the file.
+            await self.started()  # opening the store creates the file
         if isinstance(trace, Path | StoreAddress):
             async with store_to_read(trace) as store:
                 yield store
@@ -105,7 +104,7 @@ class Subject:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Store]:
-        """The trace, for a change without an engine."""
+        """The trace, opened for a change. Used without an engine."""
         trace = self._trace
         if isinstance(trace, Path | StoreAddress):
             async with await existing_store(trace) as store:
@@ -145,27 +144,27 @@ class Subject:
 
 
 # --- The latest events ---
-# While a page listens, one task takes the events off one subscription into a ring, for any number of pages. A page
-# that reconnects sends the id of its last event. So the ring stays for some seconds after the last page has gone,
-# and is then freed.
+# While a page listens, one task reads events from one subscription into a ring buffer, for any number of pages. A
+# page that reconnects sends the id of its last event. So the ring buffer is kept for some seconds after the last
+# page has closed.
 
 
 RING = 2000
-"""The number of events that are kept for pages."""
+"""The size of the ring buffer in events."""
 
 LINGER_SECONDS = 30.0
-"""Seconds for which the ring is kept after its last page has closed."""
+"""Seconds for which the ring buffer is kept after the last page has closed."""
 
 
 AT_MOST_EVERY = 0.1
-"""Seconds between two batches of events for one page."""
+"""The minimum number of seconds between two batches of events for one page."""
 
 
 class EventBatch(NamedTuple):
     """A batch of events for a page."""
 
     missed: int
-    """The number of lost events before or among these."""
+    """The number of lost events before or among these events."""
     events: list[Envelope]
     """The events that match its filter, the oldest first."""
 
@@ -188,7 +187,7 @@ class Tail:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """A context in which a page listens."""
+        """A context in which a page receives events."""
         self._pages += 1
         self._left.set()
         if not self.running:
@@ -201,8 +200,8 @@ class Tail:
             self._left.set()
 
     async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[EventBatch]:
-        """The events after a given one as they arrive, in order, and the number of missing ones. It ends with the
-        bus.
+        """The events after a given one as they arrive, in order, and the number of missing events. It ends with
+        the bus.
         """
         position = self._bus.last_seq if seq is None else seq
         while True:

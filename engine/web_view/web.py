@@ -28,26 +28,27 @@ def web(
     show_content: bool | None = None,
     shared: bool = False,
 ) -> WebView:
-    """The live view of an engine, as an ASGI application for a host to mount.
+    """Make the live view of an engine, an ASGI application to mount.
 
-    It reads everything that it shows, and costs nothing while no page is open. It answers only browsers that reach
-    it by the listed hosts, for its own pages.
+    It uses no resources while no page is open. It answers only requests for the listed hosts and from its own
+    pages.
 
     Args:
-        engine: The engine; None for a trace alone.
-        trace: A trace that another process writes: the path of its file, its address on a server as
-            ``postgresql://USER@HOST/DATABASE``, or a store. None means the engine's own.
-        authorize: The host's own authentication: gets the request (a `starlette.requests.Request`), and returns
-            the scopes that it has, of ``view``, ``content`` and ``change``; None or nothing refuses it. Without
-            it, `WebView.sign_in_url` gives addresses that sign a browser in once.
-        hosts: The names, without a port, by which browsers reach it, besides those of this machine itself.
-        scopes: The scopes of a sign-in by such an address.
+        engine: The engine; None to show only a trace.
+        trace: A trace that another process writes: the path of its file, its address on a server, such as
+            ``postgresql://USER@HOST/DATABASE``, or a store. None uses the engine's own trace.
+        authorize: The host's own authentication. It receives a `starlette.requests.Request`, and returns the
+            request's scopes: ``view``, ``content``, ``change``. None or no scope refuses the request. Without this
+            function, `WebView.sign_in_url` returns addresses that sign a browser in once.
+        hosts: The allowed host names, without port. Those of this machine are always allowed.
+        scopes: The scopes of visitors who sign in by such an address.
         show_content: Whether to show the content of messages. None shows it if the engine has
             ``capture_content=True`` and no ``redact``.
         shared: Whether other processes write to the engine's trace, so that it is checked every second.
 
     Raises:
-        ConfigurationError: There is nothing to show, a host is not a name, or the extra ``web`` is not installed.
+        ConfigurationError: There is neither an engine nor a trace, a host is not a name, or the extra ``web`` is
+            not installed.
     """
     try:
         from .access import THIS_MACHINE, Access, checked_hosts

@@ -1,6 +1,6 @@
 """Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents.
 
-Each block of a reply has its own line, with the message's id and the usage so far. So the largest usage counts.
+Each block of a reply has its own line, with the message's id and the usage so far. So the highest usage is used.
 Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other. They are in
 the session's file as sidechains, in ``agent-*.jsonl``, in progress lines, or in several of these.
 """
@@ -44,7 +44,7 @@ from .records import decoded, message_of
 _CALLS_BETWEEN_MARKS = 200
 _MOST_REMEMBERED = 64
 _DEEPEST = 8
-"""The deepest sub-agent whose own sub-agents are followed."""
+"""The maximum depth of sub-agents that are followed."""
 _MOST_AGENTS = 10_000
 _EMPTY = msgspec.Raw(b"")
 
@@ -104,7 +104,7 @@ _decode_result = msgspec.json.Decoder(_AgentResult).decode
 
 
 class _Place(NamedTuple):
-    """The turn of a call in the tree."""
+    """The place of a call's turn in the tree."""
 
     turn: str | None
     parent: str | None = None
@@ -129,13 +129,13 @@ class _Task(msgspec.Struct, array_like=True):
 
 
 class _State(msgspec.Struct, omit_defaults=True):
-    """The state for the part of a file that was read."""
+    """The state after the part of a file that was read."""
 
     prompt: str | None = None
     project: str | None = None
     tasks: list[_Task] = []
     chains: dict[str, str] = {}
-    """For each of the latest lines, the first line of its sidechain."""
+    """The first line of the sidechain, for each of the latest lines."""
     roots: dict[str, _Place] = {}
     """The place of a sidechain, by its first line."""
 
@@ -151,7 +151,7 @@ class ClaudeCode:
 
     def __init__(self) -> None:
         self._agents: dict[str, _Place] = {}  # the places of sub-agents with their own files, by session and agent
-        self._orphans: set[str] = set()  # sub-agents whose calls were returned without a place
+        self._orphans: set[str] = set()  # sub-agents whose calls were returned before their place was known
         self._sessions: dict[str, Path] = {}  # the file of each session
         self._whole: set[str] = set()  # sessions whose file was read from its start
 
@@ -207,7 +207,7 @@ class ClaudeCode:
         return self._agents.get(key) or _Place(key, depth=1)
 
     def link(self, session: str | None, agent: str, task: _Task, *, goes_on: bool) -> ImportedLink | None:
-        """Store the tool call that started a sub-agent. Returns a link for the calls that were returned before."""
+        """Record the tool call that started a sub-agent. Returns a link if calls were returned before."""
         key = f"{session}/{agent}"
         self._agents[key] = place = task.place.below(key, task.tool_use_id, task.call)
         _forget(self._agents, _MOST_AGENTS)
@@ -222,7 +222,7 @@ def _source_file(path: Path, project: str) -> SourceFile:
 
 
 class _Reader:
-    """The calls of one file."""
+    """Reads the calls of one file."""
 
     def __init__(self, file: SourceFile, source: ClaudeCode, start: Mark, *, content: bool) -> None:
         self._file = file
@@ -232,7 +232,7 @@ class _Reader:
         self._linked: list[ImportedLink] = []
         self._content = content
         self._state = _decode_state(start.state) if start.state else _State()
-        self._call: ImportedCall | None = None  # the latest, which the next line may correct
+        self._call: ImportedCall | None = None  # the latest call, which the next line may correct
         self._given = 0
         self._mark = start
         self._last_usage: tuple[bytes, TokenUsage | None] = b"", None  # the last usage as JSON, and its tokens
@@ -332,7 +332,7 @@ class _Reader:
             self._state.prompt = line.prompt_id or line.uuid
 
     def _note_chain(self, line: _Line) -> None:
-        """Store the sidechain of a line. The first line of a sidechain has no parent."""
+        """Record the sidechain of a line. The first line of a sidechain has no parent."""
         if not line.is_sidechain or line.agent_id or not line.uuid:
             return
         state = self._state
@@ -431,7 +431,7 @@ class _Reader:
         return message.id if line.request_id is None else f"{message.id}:{line.request_id}"
 
     def _usage(self, raw: msgspec.Raw) -> TokenUsage | None:
-        """The tokens of a line. Most lines of a reply have equal tokens, so the last result is reused."""
+        """The tokens of a line. Most lines of a reply have equal tokens, so the last result is cached."""
         told = bytes(raw)
         if told != self._last_usage[0]:
             usage = token_usage(read_usage(raw), raw=raw)
@@ -464,7 +464,9 @@ class _Reader:
 
 
 def _amount(call: ImportedCall) -> tuple[int, int]:
-    """What grows with the lines of a reply. A fallback to another model may change its input on the way."""
+    """The amount that grows with the lines of a reply. If the reply falls back to another model, its input may
+    change.
+    """
     return 0 if call.usage is None else call.usage.output_tokens, call.revision
 
 
@@ -481,7 +483,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 def _may_matter(data: bytes) -> bool:
-    """Whether a line may have a usage, a prompt or a link to a sub-agent. Most bytes of a file are in other
+    """Whether a line may contain usage, a prompt or a link to a sub-agent. Most bytes of a file are in other
     lines.
     """
     if b'"usage"' in data or b'"agentId"' in data:
@@ -501,6 +503,6 @@ def _folder_of(cwd: str) -> str:
 
 
 def _forget(known: dict[str, object] | dict[str, str] | dict[str, _Place], most: int = _MOST_REMEMBERED) -> None:
-    """Forget the oldest entry of a dict that is full."""
+    """Remove the oldest entry of a dict that is full."""
     if len(known) > most:
         del known[next(iter(known))]

@@ -54,7 +54,7 @@ class _Counts(msgspec.Struct, frozen=True):
     total_tokens: int = 0
 
     def since(self, before: _Counts) -> _Counts:
-        """The difference to earlier sums. If the sums have restarted, the sums themselves."""
+        """The difference from earlier sums. If the sums have restarted, the sums themselves."""
         mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(before)
         if any(one < other for one, other in zip(mine, others, strict=True)):
             return self
@@ -106,15 +106,15 @@ _decode_origin = msgspec.json.Decoder(_Origin).decode
 
 
 class _State(msgspec.Struct, omit_defaults=True):
-    """What must be remembered of the part of a file that was read."""
+    """The state after the part of a file that was read."""
 
     session: str | None = None
     first: str | None = None
-    """The first session, across all forks, where the first lines come from."""
+    """The first session, across all forks, from which the first lines come."""
     parent: str | None = None
     """The session whose tool started this one."""
     above: str | None = None
-    """The turn of that session that started this one."""
+    """The turn of that session that started this session."""
     began: int = 0
     provider: str = "openai"
     model: str | None = None
@@ -137,7 +137,7 @@ class Codex:
     name = "codex"
 
     def __init__(self) -> None:
-        self._turns: dict[str, list[tuple[int, str]]] = {}  # the starts and names of each session's turns
+        self._turns: dict[str, list[tuple[int, str]]] = {}  # the start and name of each turn, by session
         self._sessions: dict[str, Path] = {}  # the file of each session
         self._whole: set[str] = set()  # sessions whose file was read from its start
 
@@ -265,9 +265,9 @@ class Codex:
         )
 
     def _above(self, state: _State) -> str | None:
-        """The turn of the session above that was running when this session started.
+        """The turn of the parent session that was running when this session started.
 
-        If another process read that session, its file is read again.
+        If another process read the parent session, its file is read again.
         """
         if state.parent is None or state.above is not None:
             return state.above
@@ -286,7 +286,7 @@ _WORDS = (b'"token_count"', b'"turn_context"', b'"session_meta"')
 
 
 def _note_session(state: _State, payload: _Payload, at: int | None) -> None:
-    """Store the session's id. It is in the first such line. Later ones were copied from earlier sessions."""
+    """Record the session's id from the first such line. Later such lines are copies from earlier sessions."""
     if state.session is None:
         state.session = name(payload.id)
         state.first = name(payload.forked_from_id) or state.session
@@ -308,7 +308,7 @@ _decode_item = msgspec.json.Decoder(_ResponseItem).decode
 
 
 def _said(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None:
-    """The message of a line. A fork repeats the earlier messages."""
+    """The message of a line. A fork repeats earlier messages."""
     try:
         record = _decode_item(line.data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -334,7 +334,9 @@ def _parent_of(payload: _Payload) -> str | None:
 
 
 def _usage(counts: _Counts) -> TokenUsage:
-    """Cache reads and writes are part of the input, and reasoning is part of the output."""
+    """Convert counts to usage. Cache reads and writes are part of the input, and reasoning is part of the
+    output.
+    """
     cached = min(counts.cached_input_tokens, counts.input_tokens)
     written = min(counts.cache_write_input_tokens, counts.input_tokens - cached)
     reasoning = min(counts.reasoning_output_tokens, counts.output_tokens)
@@ -354,5 +356,5 @@ def _usage(counts: _Counts) -> TokenUsage:
 
 
 def _session_of(path: Path) -> str:
-    """The session in a name such as ``rollout-2025-09-01T10-00-00-UUID.jsonl``."""
+    """The session id in a file name such as ``rollout-2025-09-01T10-00-00-UUID.jsonl``."""
     return path.stem[-36:] if path.stem.startswith("rollout-") and len(path.stem) > 44 else path.stem

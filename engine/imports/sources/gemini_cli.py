@@ -1,4 +1,4 @@
-"""Gemini CLI's and Qwen Code's sessions.
+"""Sessions of Gemini CLI and Qwen Code.
 
 Gemini CLI writes ``~/.gemini/tmp/PROJECT/chats/session-*.json``, one object that is rewritten after each reply, or
 JSON lines in later versions. Qwen Code, a fork, writes JSON lines in ``~/.qwen/projects``. Cached input is part of
@@ -97,7 +97,7 @@ _decode_message = msgspec.json.Decoder(_Message).decode
 
 
 class GeminiCli:
-    """Gemini CLI's session files."""
+    """The source for Gemini CLI's session files."""
 
     name = "gemini-cli"
     _home = ("GEMINI_CLI_HOME", ".gemini", "tmp")
@@ -192,7 +192,7 @@ class GeminiCli:
 
 
 class QwenCode(GeminiCli):
-    """Qwen Code's session files."""
+    """The source for Qwen Code's session files."""
 
     name = "qwen-code"
     _home = ("QWEN_HOME", ".qwen", "projects")
@@ -200,7 +200,7 @@ class QwenCode(GeminiCli):
 
 
 def _said(message: _Message, session: str | None) -> Iterator[ImportedMessage]:
-    """The content of a message. Calls of tools come with a later line of the same message."""
+    """The content of a message. Tool calls are in a later line of the same message."""
     mine, at = message.id or message.uuid, moment(message.timestamp)
     if mine is None or at is None or session is None or message.type is None:
         return

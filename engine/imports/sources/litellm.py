@@ -29,22 +29,20 @@ from ..source import (
     lines,
     nano_of,
     tags_of,
-    why_not,
 )
 from .records import (
-    Record,
+    JsonRow,
     amount_of,
     conversation,
     count_of,
-    json_records,
+    files_below,
+    json_rows,
     moment_of,
     object_of,
     text_of,
     tokens,
     vendor_and_model,
 )
-
-_decode = msgspec.json.Decoder(dict[str, Json]).decode
 
 _ERRORS = {
     "AuthenticationError": "auth",
@@ -64,7 +62,7 @@ _ERRORS = {
 
 
 class LiteLlm:
-    """LiteLLM's spend logs."""
+    """The source for LiteLLM's spend logs."""
 
     name = "litellm"
 
@@ -72,12 +70,7 @@ class LiteLlm:
         return []
 
     def files(self, place: Path) -> Iterable[SourceFile]:
-        if place.is_file():
-            yield SourceFile(path=place)
-            return
-        for file in sorted(place.rglob("*")):
-            if file.suffix in (".csv", ".json", ".jsonl", ".ndjson"):
-                yield SourceFile(path=file)
+        return files_below(place, (".csv", ".json", ".jsonl", ".ndjson"))
 
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
@@ -85,16 +78,11 @@ class LiteLlm:
         if file.path.suffix == ".csv":
             yield from _csv(stream, content=content)
             return
-        for record in json_records(stream, start):
-            if not isinstance(record, Record):
-                yield record
-                continue
-            try:
-                row = _decode(record.data)
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield UnreadablePart(line=record.line, why=why_not(error))
+        for row in json_rows(stream, start):
+            if isinstance(row, JsonRow):
+                yield from items_of(row.fields, row.line, content=content)
             else:
-                yield from items_of(row, record.line, content=content)
+                yield row
 
     def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
         last, count = start.state, start.line
@@ -115,7 +103,9 @@ _COLUMNS = (
 _CONTENT = ("messages", "response", "proxy_server_request")
 _ORDER = "endTime"
 _OVERLAP = "1 hour"
-"""The time span that is read again, because LiteLLM writes rows in batches some minutes after a request."""
+"""The time span before the last position that is read again, because LiteLLM writes rows in batches some minutes
+after a request.
+"""
 _ROWS_BETWEEN_MARKS = 1000
 
 
@@ -144,7 +134,7 @@ def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
 
 
 def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[Item]:
-    """The call of a row of the table, and its messages if LiteLLM stored them."""
+    """Convert a row of the table to a call, and to messages if LiteLLM stored them."""
     if row.get("call_type") in _TOOLS and not nano_of(amount_of(row.get("spend"))):
         return
     call = _call(row, line)
@@ -158,7 +148,7 @@ def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[I
 
 
 _TOOLS: Final = ("call_mcp_tool", "list_mcp_tools")
-"""Rows for requests to MCP servers, which no model answered."""
+"""The call types of requests to MCP servers, which no model answered."""
 
 
 def _stored(value: Json) -> Json:
@@ -167,7 +157,7 @@ def _stored(value: Json) -> Json:
 
 
 def _call(row: Mapping[str, Json], line: int) -> ImportedCall | UnreadablePart:
-    """A row of the table as a call. Its times are UTC."""
+    """Convert a row of the table to a call. Its times are UTC."""
     mine = text_of(row.get("request_id"))
     began = moment_of(row.get("startTime"))
     if mine is None or began is None:

@@ -24,7 +24,7 @@ _CONTENT = ("prompt", "response")
 
 
 class Llm:
-    """The database of simonw/llm."""
+    """The source for the database of simonw/llm."""
 
     name = "llm"
 

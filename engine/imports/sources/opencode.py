@@ -93,7 +93,7 @@ _decode = msgspec.json.Decoder(_Message).decode
 
 
 class OpenCode:
-    """opencode's database and its message files."""
+    """The source for opencode's database and its message files."""
 
     name = "opencode"
 
@@ -185,7 +185,7 @@ def _started(path: Path) -> dict[object, tuple[str, str | None]]:
 
 
 def _said(part_id: str, data: bytes | str, message: _Message, session: str | None) -> Iterator[ImportedMessage]:
-    """The content of one part of a message, once it is complete."""
+    """The content of one part of a message, if the part is complete."""
     part, at = decoded(data), message.time.created
     if not isinstance(part, dict) or at is None or session is None or message.role is None:
         return

@@ -1,7 +1,7 @@
 """OpenTelemetry spans, from the collector's OTLP/JSON files and from bodies of ``POST /v1/traces``.
 
 A span is a model call if it has a model and token counts, and doesn't contain other calls. The names of its
-attributes have changed several times, and OpenInference (Phoenix) has its own. All of them are read. By
+attributes have changed several times, and OpenInference (Phoenix) has its own names. All of them are supported. By
 convention, the input includes cache reads and cache writes. If these exceed the input, it excludes them.
 """
 
@@ -26,6 +26,7 @@ from .records import (
     amount_of,
     conversation,
     count_of,
+    files_below,
     json_records,
     object_of,
     read_whole,
@@ -92,7 +93,7 @@ _AROUND: Final = frozenset(
 
 
 class Otlp:
-    """Files of OTLP/JSON, one request or one span on a line."""
+    """The source for files of OTLP/JSON, with one request or one span on each line."""
 
     name = "otlp"
 
@@ -100,12 +101,7 @@ class Otlp:
         return []
 
     def files(self, place: Path) -> Iterable[SourceFile]:
-        if place.is_file():
-            yield SourceFile(path=place)
-            return
-        for file in sorted(place.rglob("*")):
-            if file.suffix in (".json", ".jsonl", ".ndjson", ".pb", ".binpb"):
-                yield SourceFile(path=file)
+        return files_below(place, (".json", ".jsonl", ".ndjson", ".pb", ".binpb"))
 
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
@@ -132,8 +128,8 @@ def read_otlp(
     Args:
         body: The body, an ``ExportTraceServiceRequest``.
         content_type: ``application/json`` or ``application/x-protobuf``.
-        encoding: ``gzip`` or ``deflate`` if the body is compressed. It must not hold more than 64 MiB.
-        content: Whether to give the messages, too.
+        encoding: ``gzip`` or ``deflate`` if the body is compressed. Its decompressed size must not exceed 64 MiB.
+        content: Whether to return the messages, too.
     """
     if encoding in ("gzip", "deflate"):
         try:
@@ -252,7 +248,7 @@ def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
 
 
 def _first(named: Attributes, names: Sequence[str]) -> str | None:
-    """The first attribute with a text, of some names."""
+    """The first attribute with a text, among these names."""
     return next((text for each in names if (text := text_of(named.get(each)))), None)
 
 
@@ -302,7 +298,7 @@ def _span_of_json(span: JsonObject, resource: Attributes) -> Span:
 
 
 def _nanoseconds(value: Json) -> int:
-    """A time in nanoseconds, which is text in JSON; 0 if it is missing."""
+    """A time in nanoseconds, which is a string in JSON; 0 if it is missing."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 20 else 0
 
@@ -331,7 +327,7 @@ def _value(value: JsonObject) -> Json:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: numbers as int, everything else as bytes. Raises ValueError."""
+    """The fields of a Protobuf message: numbers as int, everything else as bytes. Raises ValueError."""
     place, end = 0, len(data)
     while place < end:
         tag, place = _varint(data, place)

@@ -1,6 +1,6 @@
 """Shared code of several sources: JSON records, counts, times, vendor names, and messages.
 
-Messages of other programs are converted to Callboard's, for imports with content. They have the formats of the
+For imports with content, messages of other programs are converted to Callboard's. They may have the format of the
 Messages API, Chat Completions, Responses, Gemini or OpenTelemetry. Text, thinking, tool calls and their results
 are kept. Other blocks, such as images, are replaced by their names. Instructions are left out.
 """
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
@@ -21,10 +22,10 @@ from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock,
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..source import START, ImportedMessage, Mark, UnreadablePart, lines, name
+from ..source import START, ImportedMessage, Mark, SourceFile, UnreadablePart, lines, name, why_not
 
 LARGEST_FILE: Final = 64 * 1024 * 1024
-"""The largest size in bytes of a file with a single JSON value, which must fit into memory."""
+"""The maximum size in bytes of a file with a single JSON value, which must fit into memory."""
 
 _records = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -81,6 +82,39 @@ def _array(stream: BinaryIO) -> Iterator[Record | UnreadablePart | Mark]:
         yield Record(0, record)
 
 
+def files_below(place: Path, endings: Collection[str]) -> Iterator[SourceFile]:
+    """The file itself, or all files below a folder with one of these endings, in the order of their paths."""
+    if place.is_file():
+        yield SourceFile(path=place)
+        return
+    for file in sorted(place.rglob("*")):
+        if file.suffix in endings:
+            yield SourceFile(path=file)
+
+
+_row = msgspec.json.Decoder(dict[str, Json]).decode
+
+
+class JsonRow(NamedTuple):
+    """A record that is a JSON object."""
+
+    line: int
+    """The line, from 1; 0 in a file with one value."""
+    fields: JsonObject
+
+
+def json_rows(stream: BinaryIO, start: Mark = START) -> Iterator[JsonRow | UnreadablePart | Mark]:
+    """The records of a file, each of which must be a JSON object."""
+    for record in json_records(stream, start):
+        if not isinstance(record, Record):
+            yield record
+            continue
+        try:
+            yield JsonRow(record.line, _row(record.data))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            yield UnreadablePart(line=record.line, why=why_not(error))
+
+
 # --- Values of records, which may be anything ---
 
 
@@ -90,7 +124,7 @@ def text_of(value: Json) -> str | None:
 
 
 def object_of(value: Json) -> JsonObject:
-    """An object of a record, also from a JSON text; empty for any other value."""
+    """An object of a record, or of a JSON text in a record; empty for any other value."""
     if isinstance(value, str) and value[:1] == "{":
         try:
             value = msgspec.json.decode(value)
@@ -100,7 +134,7 @@ def object_of(value: Json) -> JsonObject:
 
 
 def count_of(*values: Json) -> int:
-    """The first count above zero, or 0. A count may be a text, as in CSV."""
+    """The first count above zero, or 0. A count may be a string, as in CSV."""
     for value in values:
         if isinstance(value, str):
             try:
@@ -123,7 +157,7 @@ def moment_of(value: Json) -> int | None:
         return None
     text = value.strip().replace(" ", "T", 1)
     if text[-3:-2] == "+" or text[-3:-2] == "-":
-        text += ":00"  # psql writes +00
+        text += ":00"  # psql writes the zone as +00
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -136,7 +170,7 @@ def tokens(
 ) -> TokenUsage:
     """The usage for an input count that includes cache reads and cache writes.
 
-    If these exceed the input, the input is taken to exclude them.
+    If these exceed the input, the input is assumed to exclude them.
     """
     fresh = total_input - read - written
     if fresh < 0:
@@ -164,11 +198,11 @@ STOP_REASONS: Final[Mapping[str, StopReason]] = {
     "content_filter": StopReason.CONTENT_FILTER,
     "content-filter": StopReason.CONTENT_FILTER,
 }
-"""The stop reasons of gateways and tracers."""
+"""The stop reasons of gateways and tracing tools."""
 
 
 def stop_reason(word: Json) -> StopReason | None:
-    """Callboard's stop reason for a word; None for an unknown word."""
+    """Callboard's stop reason for a word of these programs; None for an unknown word."""
     return STOP_REASONS.get(word.lower()) if isinstance(word, str) else None
 
 
@@ -201,7 +235,7 @@ _VENDORS: Final[Mapping[str, str]] = {
     "moonshotai": "moonshot",
     "text-completion-openai": "openai",
 }
-"""The vendor names in price tables for the names in other programs."""
+"""Maps vendor names of other programs to those in price tables."""
 
 _FAMILIES: Final = (
     ("claude", "anthropic"),
@@ -300,7 +334,7 @@ def message_of(value: Json, role: str = "user", message_id: str | None = None) -
 
 
 def made(role: str, blocks: Iterable[ContentBlock], message_id: str | None = None) -> Message | None:
-    """A message with the blocks that its role allows. Tool results become a separate message."""
+    """Make a message of the blocks that its role allows. Tool results become a separate message."""
     blocks = list(blocks)
     kind = _ROLES.get(role.lower())
     if any(isinstance(block, ToolResultBlock) for block in blocks):
@@ -314,7 +348,7 @@ def made(role: str, blocks: Iterable[ContentBlock], message_id: str | None = Non
 
 
 def messages_of(value: Json, role: str = "user", depth: int = 0) -> Iterator[Message]:
-    """The messages of a request or a reply, in any format of gateways and tracers."""
+    """The messages of a request or a reply, in any format of gateways and tracing tools."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         value = decoded(value) or value
     if depth > _DEEPEST:
@@ -342,7 +376,7 @@ def conversation(session: str, at: int, asked: Json, said: Json) -> Iterator[Imp
     """The messages of a call. Later calls repeat them, so a message's id is a hash of its content.
 
     Args:
-        session: The session.
+        session: The session's id.
         at: The time of the call, in microseconds since the epoch.
         asked: The messages of the request.
         said: The reply.

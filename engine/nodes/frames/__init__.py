@@ -1,1 +1,1 @@
-"""Streams that are read on another node: frames, mirrors of logs, and a takeover's messages."""
+"""Streams that other nodes read: frames, mirrors of logs, and the messages for a takeover."""

@@ -1,8 +1,8 @@
-"""The subjects of frames, and the questions of nodes about each other's streams.
+"""The subjects of frames, and the requests of nodes about each other's streams.
 
-callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker keeps for a while
-callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has asked for
-callboard.CLUSTER.ask.NODE.STREAM           questions to a node; to all of them where NODE is ``-``
+callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker stores for some minutes
+callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has requested
+callboard.CLUSTER.ask.NODE.STREAM           requests to a node; if NODE is ``-``, to all nodes
 callboard.CLUSTER.wanted.NODE               a notice that another node waits for a session of this one
 """
 
@@ -28,13 +28,13 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting times of a reader."""
 
     quiet: float = 3.0
-    """Seconds without a frame after which the owner is asked whether the turn continues."""
+    """Seconds without a frame after which the reader requests the turn's state from the owner."""
     gap: float = 0.2
     """Seconds to wait for missing events before requesting them."""
     retry: float = 1.0
-    """Seconds after which the owner and the store are asked again if the owner has not answered."""
+    """Seconds after which the owner and the store are queried again if the owner has not answered."""
     patience: float = 20.0
-    """Seconds without a message of the owner after which the turn counts as lost, if the store has no answer
+    """Seconds without a message from the owner after which the turn counts as lost, if the store has no answer
     either.
     """
     new: float = 5.0
@@ -45,31 +45,31 @@ class AskOwner(msgspec.Struct, frozen=True):
     """A request to the owner for its events from a number on."""
 
     from_seq: int
-    """The number of the first event that is wanted."""
+    """The number of the first event to send."""
     node: str
     """The node that probably owns the stream; empty if unknown."""
 
 
 class AskStore(msgspec.Struct, frozen=True):
-    """A request to the store for the stored turn, or for its end."""
+    """A request to the store for the stored turn or its end."""
 
     session_id: str
     """The stream's session, if known."""
     node: str
-    """The node that owned it, if known."""
+    """The node that owned the stream, if known."""
     epoch: int
     """The epoch under which that node acted."""
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """A request to the broker for the frames that it has stored."""
+    """A request to the broker for its stored frames."""
 
 
 Question: TypeAlias = Replay | AskOwner | AskStore
 
 
 class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of the node that has the stream. The events come as frames."""
+    """The answer of the node that has the stream. The events are sent separately, as frames."""
 
     node: str
     next_seq: int
@@ -83,19 +83,20 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 StoreAnswer: TypeAlias = Stored | Ending | Literal["alive", "nothing", "no answer"]
-"""The answer of the store: the turn, its ending, that its owner still has it, or nothing (also without a store).
+"""The answer of the store: the turn, its end, ``alive`` if its owner still runs it, or ``nothing``, also without a
+store.
 
 ``no answer`` means that the store or the broker can't be reached now.
 """
 
 
 class Follower:
-    """The decisions of a reader's node about one stream.
+    """Decides for a reader's node what to do about one stream.
 
     Args:
         mirror: The copy of the stream's log.
-        now: The time in seconds, of a clock that never goes back.
-        timing: How long it waits.
+        now: The time in seconds, of a monotonic clock.
+        timing: The waiting times.
         new: Whether the turn may have just started.
     """
 
@@ -116,9 +117,9 @@ class Follower:
         self._owner_at = now
         self._unknown_at = (
             now + timing.new if new else now
-        )  # after this time, an unknown stream counts as nonexistent
+        )  # after this time, a stream that no node has shown to exist counts as nonexistent
         self._known = False  # whether a frame or the owner has shown that the stream exists
-        self._ended: Frame | None = None  # an ending that must be applied after the stored frames
+        self._ended: Frame | None = None  # an end that must be applied after the stored frames
 
     @property
     def over(self) -> bool:
@@ -132,7 +133,7 @@ class Follower:
 
     @property
     def wake_at(self) -> float:
-        """The time at which `question` may return a question, if no frame arrives before."""
+        """The time at which `question` may return a request, if no frame arrives before."""
         return self._due if self._phase == "following" and not self.over else math.inf
 
     # --- Incoming facts ---
@@ -212,7 +213,9 @@ class Follower:
 
 
 def unknown_anywhere(stream_id: str) -> UnknownStream:
-    """The error for an unknown stream and for a stream of another owner. The two must not differ."""
+    """The error for an unknown stream and for a stream of another owner. Both must be equal, so that users can't
+    detect other users' streams.
+    """
     return UnknownStream(
         f"no stream {stream_id!r}: no node has it, and it is not stored. Read the finished message from "
         f"its session instead"
@@ -243,7 +246,7 @@ class Subjects:
 
     @property
     def kept(self) -> str:
-        """All frames that the broker keeps."""
+        """The pattern of all frames that the broker stores."""
         return f"{self._root}.streams.>"
 
     def stream(self, stream_id: str, session_id: str) -> str:
@@ -255,11 +258,11 @@ class Subjects:
         return f"{self._root}.wanted.{token(node)}"
 
     def of_stream(self, stream_id: str) -> str:
-        """All frames of a stream, in any session."""
+        """The pattern of all frames of a stream, in any session."""
         return f"{self._root}.streams.*.{token(stream_id)}"
 
     def of_session(self, session_id: str) -> str:
-        """All frames of a session's streams."""
+        """The pattern of all frames of a session's streams."""
         return f"{self._root}.streams.{token(session_id)}.*"
 
     def mirror(self, node: str, stream_id: str) -> str:
@@ -267,15 +270,15 @@ class Subjects:
         return f"{self._root}.mirrors.{token(node)}.{token(stream_id)}"
 
     def mirrors(self, node: str) -> str:
-        """All frames that a node has asked for."""
+        """The pattern of all frames that a node has requested."""
         return f"{self._root}.mirrors.{token(node)}.*"
 
     def ask(self, node: str, stream_id: str) -> str:
-        """The subject for questions to a node, or to all nodes if the name is empty."""
+        """The subject for requests to a node, or to all nodes if the name is empty."""
         return f"{self._root}.ask.{token(node)}.{token(stream_id)}"
 
     def asked(self, node: str) -> str:
-        """The pattern of all questions to a node, or to all nodes if the name is empty."""
+        """The pattern of all requests to a node, or to all nodes if the name is empty."""
         return f"{self._root}.ask.{token(node)}.*"
 
 
@@ -284,9 +287,9 @@ class AskFrames(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     stream_id: str
     from_seq: int
-    """The number of the first event that is wanted."""
+    """The number of the first event to send."""
     to: str
-    """The subject to send them to. The answer is an `OwnerAnswer`."""
+    """The subject to which the events are sent. The answer is an `OwnerAnswer`."""
 
 
 class AskCancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -308,12 +311,12 @@ def _ask_decoder() -> msgspec.msgpack.Decoder[Ask]:
 
 
 def encode(value: Ask | OwnerAnswer | bool) -> bytes:
-    """A question or an answer in its wire form."""
+    """Encode a request or an answer."""
     return _encoder.encode(value)
 
 
 def read_ask(payload: bytes) -> Ask | None:
-    """A question; None if this version can't read it."""
+    """Decode a request; None if this version can't read it."""
     try:
         return _ask_decoder().decode(payload)
     except (ValueError, RecursionError):
@@ -321,7 +324,7 @@ def read_ask(payload: bytes) -> Ask | None:
 
 
 def read_answer(payload: bytes | None, kind: type[T]) -> T | None:
-    """An answer; None if there is none, or this version can't read it."""
+    """Decode an answer; None if there is none, or this version can't read it."""
     if payload is None:
         return None
     try:
@@ -342,8 +345,8 @@ class Subscription(Protocol):
 
 
 class FrameBroker(Protocol):
-    """The methods of a broker that frames use. Messages sent while the broker is unreachable are lost; callbacks
-    report its return.
+    """The methods of a broker that frames use. Messages are lost while the broker is unreachable; callbacks report
+    reconnections.
     """
 
     @property
@@ -352,18 +355,18 @@ class FrameBroker(Protocol):
 
     @property
     def most_bytes(self) -> int:
-        """The largest size of a message, in bytes."""
+        """The maximum size of a message, in bytes."""
 
     def publish(self, subject: str, payload: bytes) -> bool:
         """Send a message, without waiting."""
 
     async def subscribe(self, subject: str, receive: Receiver) -> Subscription:
-        """Receive messages from now on, also after the broker was away."""
+        """Receive messages from now on, also after a reconnection."""
 
     async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
-        """The first answer to a message.
+        """Send a message, and return the first answer.
 
-        None without a listener, without an answer in time, or without a broker.
+        Returns None if there is no receiver, no answer in time, or no connection.
         """
 
     def kept(self, subject: str) -> AsyncIterator[bytes]:
@@ -373,7 +376,9 @@ class FrameBroker(Protocol):
         """Delete all stored frames of a subject from the broker. It never raises."""
 
     async def let_go(self) -> None:
-        """Wait, if possible, until published messages will be sent even if this process dies. It never raises."""
+        """Wait, if possible, until the operating system will send published messages even if this process dies. It
+        never raises.
+        """
 
     async def drain(self) -> None:
         """Send everything that was published."""
@@ -382,4 +387,4 @@ class FrameBroker(Protocol):
         """Work until cancelled."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call a function whenever the broker is back. Messages may have been lost meanwhile."""
+        """Call a function after each reconnection. Messages may have been lost meanwhile."""

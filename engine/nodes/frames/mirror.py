@@ -1,14 +1,14 @@
-"""The copy of a stream's log on another node, made of frames in any order.
+"""A copy of a stream's log on another node. It is made from frames, which may arrive in any order.
 
     empty ──▶ contiguous ⇄ with a gap ──▶ over
 
-- If a frame directly follows or overlaps, its new events are added. Known events, and events of an older epoch,
-  are ignored.
+- If a frame directly follows the known events or overlaps them, its new events are added. Known events, and events
+  of an older epoch, are ignored.
 - A frame after a gap is held until the missing frames or a snapshot arrive.
-- The mirror is over with exactly one of these: the turn's own end, an ending from another node, or the store's
-  copy of the turn. Later frames are ignored.
+- The mirror is over after exactly one of these: the turn's own end, an end from another node, or the store's copy
+  of the turn. Later frames are ignored.
 
-So at every moment its readers have a prefix of the owner's stream, with one end. This module uses no I/O and no
+So at any time, its readers have a prefix of the owner's stream, with one end. This module uses no I/O and no
 clock.
 """
 
@@ -25,7 +25,7 @@ from .wire import Ending, Frame, count_of, unpacked
 
 
 def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:
-    """The events that end the open message and the turn. The message keeps the content that had arrived."""
+    """The events that end the open message and the turn. The message keeps the content that has arrived."""
     accumulator = StreamAccumulator()
     for event in events:
         accumulator.process(event)
@@ -37,13 +37,13 @@ def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEven
 
 
 MOST_HELD = 256
-"""The largest number of frames held after a gap. Later ones are dropped, because missing frames are requested
+"""The maximum number of frames that are held after a gap. Later frames are dropped, because they are requested
 again.
 """
 
 
 class Mirror:
-    """A copy of a log.
+    """A copy of a stream's log.
 
     Args:
         log: The log to fill. Only the mirror appends to it.
@@ -52,13 +52,13 @@ class Mirror:
     def __init__(self, log: StreamLog[TurnEvent]) -> None:
         self.log = log
         self.session_id = ""
-        """The id of the stream's session; empty until a frame has it, or without one."""
+        """The id of the stream's session; empty until a frame contains it, or without a session."""
         self.node = ""
         """The node that owns the stream; empty until a frame names it."""
         self.epoch = 0
         """The highest epoch that a frame had."""
         self.ahead = 0
-        """The known number of the owner's events."""
+        """The highest known number of the owner's events."""
         self._held: dict[int, Frame] = {}
 
     @property
@@ -92,17 +92,21 @@ class Mirror:
         return self.log.closed or self.next_seq > before
 
     def expect(self, next_seq: int) -> None:
-        """Record how many events the owner has."""
+        """Record the number of the owner's events."""
         self.ahead = max(self.ahead, next_seq)
 
     def end(self, ending: Ending) -> None:
-        """End the stream with a decided ending. An open message ends with the content that had arrived."""
+        """End the stream with an end that another node decided. An open message ends with the content that has
+        arrived.
+        """
         if not self.over:
             self.log.extend(closing_events((*self.log.snapshot, *self.log.since(0)), ending))
             self.log.close()
 
     def complete(self, events: Sequence[TurnEvent], owner: str | None = None) -> None:
-        """End the stream with its complete events from another source. Readers of a part of it start again."""
+        """End the stream with its complete events from another source. Readers that have read a part of it start
+        again.
+        """
         if not self.over:
             self.log.owner = owner
             *content, end = events
@@ -141,7 +145,7 @@ class Mirror:
         return None
 
     def _add(self, frame: Frame) -> None:
-        # An event of a newer version becomes an UnknownEvent, so that the numbers of later events stay right.
+        # An event of a newer version becomes an UnknownEvent, so that later events keep their numbers.
         try:
             events = cast("list[TurnEvent]", unpacked(frame.entries))
         except ValueError:
@@ -161,11 +165,11 @@ def _consistent(frame: Frame) -> bool:
 _ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 RECENT_US = 2 * 3_600_000_000
-"""The largest age at which a turn may be new, in microseconds. Clocks may differ by an hour and more."""
+"""The maximum age at which a turn may be new, in microseconds. Clocks may differ by more than an hour."""
 
 
 def started_us(stream_id: str) -> int | None:
-    """The time at which a turn was made, in microseconds since the epoch; None if its id has none."""
+    """The creation time in a turn's id, in microseconds since the epoch; None if the id has no time."""
     digits = stream_id.partition("_")[2][:10]
     if len(digits) != 10 or any(digit not in _ULID_DIGITS for digit in digits):
         return None

@@ -1,7 +1,7 @@
-"""The reader's side: mirrors of streams on other nodes, each filled while it has readers.
+"""The reader's side: mirrors of streams on other nodes. Each is filled while it has readers.
 
-Each has a `Follower`, which makes the decisions, and a task, which receives frames and sends requests. The log of
-a mirror is one of the engine's streams. So further readers share it, and a completed stream is kept.
+Each mirror has a `Follower`, which makes the decisions, and a task, which receives frames and sends requests. The
+log of a mirror is one of the engine's streams, so all readers share it, and it is kept after its end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Filling(Protocol):
 
     log: StreamLog[TurnEvent]
     stored: bool
-    """Whether it was made from the store, with numbers that differ from the owner's."""
+    """Whether the log was made from the store, so that its numbers differ from the owner's."""
 
     async def settled(self) -> None:
         """Wait until the current end of the stream is known."""
@@ -99,7 +99,7 @@ class RemoteReader(StreamReader[TurnEvent]):
         await super()._refill()
 
     async def _place(self) -> None:
-        """Wait until the first requested event can be read, or there is none."""
+        """Wait until the first requested event can be read, or until it is certain that there is none."""
         await self._begin()
         log = self._log
         if self._tail:
@@ -123,7 +123,7 @@ class RemoteReader(StreamReader[TurnEvent]):
         self._placed = True
 
     async def _check_owner(self) -> None:
-        """Raise UnknownStream if the stream has another owner. The first frame with events names it."""
+        """Raise UnknownStream if the stream has another owner. The first frame with events names the owner."""
         log = self._log
         while not log.next_seq and not log.closed and not self._closed:
             await log._changed()
@@ -140,20 +140,22 @@ class RemoteReader(StreamReader[TurnEvent]):
 _log = Log("engine.frames")
 
 ASK_SECONDS = 2.0
-"""The longest wait for an owner's answer."""
+"""The maximum number of seconds to wait for an owner's answer."""
 
 ASK_ALL_SECONDS = 1.0
-"""The longest wait for an answer if the owner is unknown: nodes that don't own the stream don't answer."""
+"""The maximum number of seconds to wait for an answer if the owner is unknown. Nodes that don't own the stream
+don't answer.
+"""
 
 STEADY_SECONDS = 5.0
-"""Seconds after a connection in which a silent node may still be connecting itself."""
+"""Seconds after a connection during which a silent node may still be connecting."""
 
 
 class TurnSource(Protocol):
     """The source of turns with an unreachable owner."""
 
     async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """The stored facts of a turn. It never raises."""
+        """The stored state of a turn. It never raises."""
 
 
 class _Mirrored:
@@ -171,7 +173,7 @@ class _Mirrored:
 
     @property
     def wanted(self) -> bool:
-        """Whether it has readers, and no end yet."""
+        """Whether the mirror has readers and its stream has not ended."""
         return not self.log.closed and bool(self.log.readers)
 
     async def settled(self) -> None:
@@ -180,7 +182,7 @@ class _Mirrored:
             await signal.wait()
 
     def receive(self, _subject: str, payload: bytes, _reply: str = "", *, kept: bool = False) -> None:
-        """Process a message, either stored by the broker or just sent."""
+        """Process a message. `kept` is True if the broker had stored it."""
         follower = self.follower
         try:
             frame = self._assembly.frame(payload)
@@ -197,7 +199,7 @@ class _Mirrored:
             self.woken.set()
 
     def notify_settled(self) -> None:
-        """Wake the readers that wait for the stream's position."""
+        """Wake the readers that wait for the current end of the stream."""
         if self.log.closed or (self.follower is not None and self.follower.settled):
             waiting, self._waiting = self._waiting, []
             for signal in waiting:
@@ -213,7 +215,8 @@ class Mirrors:
         node: This node.
         streams: The streams of this engine.
         source: The source of turns with an unreachable owner.
-        announce: A function that publishes the end of a stream's turn to all readers, by its id and session.
+        announce: A function that publishes the end of a turn to all readers. Its arguments are the ids of stream
+            and session, and the end.
         timing: The waiting times of readers.
         now_us: The time of this node's clock, in microseconds since the epoch.
     """
@@ -250,21 +253,21 @@ class Mirrors:
         """A reader of another node's stream. All readers of a stream share one mirror."""
         for other in tuple(self._mirrored.values()):
             if other.follower is None and not other.log.readers:
-                self._forget(other)  # its reader attached and never read
+                self._forget(other)  # its reader was attached and never read
         mirrored = self._mirrored.get(stream_id)
         if mirrored is None:
             mirrored = self._mirrored[stream_id] = _Mirrored(stream_id, self._streams)
         return RemoteReader(mirrored, partial(self._begin, mirrored, start), **arguments)
 
     def __len__(self) -> int:
-        """The number of streams that are being mirrored."""
+        """The number of streams that are mirrored now."""
         return len(self._mirrored)
 
     def __contains__(self, stream_id: object) -> bool:
         return stream_id in self._mirrored
 
     async def cancel(self, stream_id: str, owner: str | None = None) -> bool:
-        """Ask the node of a stream to cancel its turn."""
+        """Request the cancellation of a stream's turn from its node."""
         subject = self._subjects.ask("", stream_id)
         answer = await self._broker.request(subject, encode(AskCancel(stream_id, owner)), ASK_ALL_SECONDS)
         return bool(read_answer(answer, bool))
@@ -362,7 +365,7 @@ class Mirrors:
         follower.store_answered(found, anyio.current_time())
 
     def _forget(self, mirrored: _Mirrored) -> None:
-        """Release a mirror. Only a complete stream with its owner's numbers stays as a stream of this node."""
+        """Release a mirror. Only a complete stream with its owner's numbers is kept as a stream of this node."""
         self._mirrored.pop(mirrored.stream_id, None)
         mirrored.notify_settled()
         if mirrored.stored or not mirrored.log.closed or mirrored.log.error is not None:

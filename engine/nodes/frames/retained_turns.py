@@ -1,8 +1,8 @@
-"""The messages in a session's stored frames that its stored history lacks, for a takeover.
+"""For a takeover: the messages that are in a session's stored frames, but not in its stored history.
 
-The owner may have died with messages that the shared store lacks: the user's, completed replies, and the text of
-the reply in progress. All of them were in frames before any reader got them. The code is pure: it converts frames
-in any order to messages.
+When an owner dies, the shared store may lack messages: the user's, completed replies, and the text of the reply in
+progress. All of them were sent in frames before any reader received them. This code is pure: it converts frames in
+any order to messages.
 """
 
 from __future__ import annotations
@@ -53,41 +53,41 @@ _log = Log("engine.frames")
 
 
 class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn, reconstructed from the stored frames."""
+    """A turn that is reconstructed from the stored frames."""
 
     stream_id: str
     node: str
     epoch: int
     """The epoch in which it ran."""
     history: int | None
-    """The number of messages before it; None if its start was not kept."""
+    """The number of messages before it; None if the frame with its start is missing."""
     status: TurnStatus | None
-    """How it ended; None if it has no end."""
+    """How the turn ended; None if the frames contain no end."""
     finished: bool
-    """Whether its own node has published its end. False if another node has, or none."""
+    """Whether its own node has published its end. False if another node has published it, or no node."""
     opening: bytes
-    """The session's setup from the turn's start; empty if that was not kept."""
+    """The session's setup at the turn's start; empty if the frame with it is missing."""
     appended: dict[int, Message]
-    """The messages that it had added to the history, by their places."""
+    """The messages that the turn had added to the history, by their index."""
     left: tuple[Message, ...]
     """The messages that it would have added if it had ended after its last frame.
 
-    They are the user's messages that wait for a reply, and the arrived part of the reply. Empty without such a
-    part, as for any turn that fails so early.
+    They are the user's messages without a reply, and the part of the reply that has arrived. Empty if no part has
+    arrived, as for any turn that fails so early.
     """
 
 
 class RetainedTurns(msgspec.Struct, frozen=True):
-    """The kept messages of a session."""
+    """The messages of a session that its stored frames contain."""
 
     turns: tuple[RetainedTurn, ...]
     """Its turns, the oldest first."""
 
     @property
     def messages(self) -> dict[int, Message]:
-        """The messages of its history by their places.
+        """The messages of its history by their index.
 
-        Messages of a later epoch replace those of an earlier one from their position on.
+        From their index on, messages of a later epoch replace those of an earlier epoch.
         """
         history: dict[int, Message] = {}
         for epoch in sorted({turn.epoch for turn in self.turns}):
@@ -102,12 +102,12 @@ class RetainedTurns(msgspec.Struct, frozen=True):
 
     @property
     def opening(self) -> bytes:
-        """The latest setup of the session; empty if none was kept."""
+        """The latest setup of the session; empty if no frame has one."""
         last = self._last(turn for turn in self.turns if turn.opening)
         return last.opening if last is not None else b""
 
     def beyond(self, stored: int) -> tuple[Message, ...]:
-        """The messages that follow this number of stored messages without a gap."""
+        """The messages that directly follow the given number of stored messages."""
         messages = self.messages
         more: list[Message] = []
         while (message := messages.get(stored + len(more))) is not None:
@@ -122,7 +122,7 @@ class RetainedTurns(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _last(turns: Iterable[RetainedTurn]) -> RetainedTurn | None:
-        # of several turns of an epoch, the last; reversed, because `max` returns the first
+        # The last turn of the highest epoch. The order is reversed, because `max` returns the first.
         return max(reversed(tuple(turns)), key=lambda turn: turn.epoch, default=None)
 
 
@@ -188,7 +188,7 @@ class _Turn:
 
 
 def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | None]) -> tuple[Message, ...]:
-    """The messages that an interrupted turn leaves behind."""
+    """The messages that an interrupted turn leaves."""
     accumulator = StreamAccumulator()
     waiting = list(said)
     start = MessageStart()
@@ -204,7 +204,7 @@ def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | N
 
 
 def _reply(start: MessageStart, accumulator: StreamAccumulator) -> Message:
-    """The part of a reply that had arrived. Data that its node could not publish stays unknown."""
+    """The part of a reply that has arrived. Data that its node could not publish is unknown."""
     complete = accumulator.complete
     reason = StopReason.ERROR if complete is None else complete.stop_reason
     content = with_whole_calls(accumulator.content, StopReason.ERROR)  # its tool calls were not run here
@@ -240,21 +240,21 @@ _MINUTE_US = 60_000_000
 
 
 class TurnEndings(Protocol):
-    """The interface for deciding how a dead node's turn ended."""
+    """Decides how a dead node's turn ended."""
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The ending of a turn. If its node's lease has expired, the ending is decided now."""
+        """The end of a turn. If its node's lease has expired, the end is decided now."""
 
 
 class NoStoredTurns:
-    """A cluster without a store."""
+    """The source of turns for a cluster without a store."""
 
     async def turn(self, _stream_id: str, _session_id: str, _node: str, _epoch: int) -> StoreAnswer:
         return "nothing"
 
 
 class StoredTurns:
-    """Turns as the shared store has them.
+    """The source of turns for a cluster with a shared store.
 
     Args:
         trace: A function that returns the open store.
@@ -266,7 +266,7 @@ class StoredTurns:
         self._endings = endings
 
     async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """The stored facts of a turn, see `mirrors.TurnSource`."""
+        """The stored state of a turn, see `mirrors.TurnSource`."""
         try:
             store = await self._trace()
             found = await stored_turn(store, stream_id, session_id)
@@ -283,11 +283,12 @@ class StoredTurns:
 async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
     """The events of a completed turn, with whole messages; None if it isn't stored.
 
-    A turn may have two ends: its node died after the end, before shipping it or sending a frame of it. Then the
-    end that another node published applies.
+    A turn may have two ends, if its node died after the end, but before the end was shipped or sent in a frame.
+    Then the end that another node published applies.
     """
     started_at = started_us(stream_id)
-    since = None if started_at is None else max(started_at - _MINUTE_US, 0)  # a minute earlier, to be safe
+    # a minute earlier, because clocks differ
+    since = None if started_at is None else max(started_at - _MINUTE_US, 0)
     if not session_id:
         calls = await store.calls(CallFilter(turn_id=stream_id, since=since), limit=1)
         session_id = (calls[0].session_id if calls else None) or ""
@@ -340,11 +341,13 @@ def _reply_events(message: Message, step: int) -> Iterator[TurnEvent]:
 
 
 LARGEST_SETUP_BYTES = 256 * 1024
-"""The largest setup that is sent with each turn, in bytes. Only a session with very many tools exceeds it."""
+"""The maximum size of a setup that is sent with each turn, in bytes. Only a session with very many tools exceeds
+it.
+"""
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """A whole session except its messages."""
+    """A session without its messages."""
 
     setup: SessionSetup
     """Its model, system prompt, tools and options."""
@@ -358,7 +361,7 @@ _decoder = msgspec.msgpack.Decoder(Opening)
 
 
 def packed_opening(state: SessionState, asked: StoredTurnOptions) -> bytes:
-    """A session's setup as bytes; empty if it can't be written. It is cached until it changes."""
+    """Encode a session's setup; empty if that is not possible. The result is cached until the setup changes."""
     now = (state.model, state.system_prompt, state.tools, state.name, asked)
     if state.opening is None or state.opening[0] != now:
         state.opening = (now, _packed(state, asked))
@@ -392,13 +395,13 @@ def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
 
 
 def asked_in(packed: bytes) -> StoredTurnOptions | None:
-    """The options of the last turn that a dead owner started; None if they can't be read."""
+    """Decode the options of the last turn that a dead owner started; None if they can't be read."""
     saved = saved_of("", packed)
     return None if saved is None or saved.setup is None else stored_turn_options(saved.setup.asked_with)
 
 
 def in_its_first_turn(saved: SavedSession, kept: RetainedTurns) -> SavedSession:
-    """A session whose owner died in its first turn. Its messages are in the frames."""
+    """A session whose owner died in its first turn, so that its messages are only in the frames."""
     turn = kept.unfinished
     started = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
     if saved.messages or saved.missing != (NOTHING_SAID,) or not started:

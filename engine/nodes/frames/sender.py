@@ -1,8 +1,7 @@
-"""The owner's side: events of its streams are sent, and questions about them are answered.
+"""The owner's side: it sends the events of its streams, and answers requests about them.
 
-A log with new events is marked once. The frames of all marked logs are made together, at most once per
-`frame_seconds`. So a silent stream costs nothing, and a busy one only a list append per delta, as without a
-cluster.
+A log with new events is marked. The frames of all marked logs are made together, at most once in `frame_seconds`.
+So an idle stream needs no CPU time, and a busy stream only a list append for each delta, as without a cluster.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _UNBOUNDED = 1 << 62
 
 
 class Framer:
-    """The frames of one stream.
+    """Makes the frames of one stream.
 
     Args:
         log: The stream's log.
         session_id: The stream's session; empty without one.
         node: This node.
-        most_bytes: The bytes of a frame, roughly.
+        most_bytes: The approximate maximum size of a frame in bytes.
     """
 
     def __init__(self, log: StreamLog[TurnEvent], session_id: str, node: str, most_bytes: int) -> None:
@@ -50,7 +49,7 @@ class Framer:
         """The epoch under which this node owns the session."""
         self._node = node
         self._most_bytes = most_bytes
-        self._sent = 0  # the number of events that are in frames
+        self._sent = 0  # the number of events that are already in frames
         self._beginning: Beginning | None = None
         self._appended: list[Appended] = []
         self._appended_sent = 0
@@ -58,7 +57,7 @@ class Framer:
 
     @property
     def over(self) -> bool:
-        """Whether everything is sent and no more events will follow."""
+        """Whether all events are sent and no more will follow."""
         return self.log.closed and self._sent >= self.log.next_seq
 
     def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
@@ -70,7 +69,7 @@ class Framer:
         self._appended.append(Appended(position, pack_message(message)))
 
     def again(self) -> None:
-        """Send everything again, because earlier frames may be lost."""
+        """Start again with the first event, because earlier frames may be lost."""
         self._sent = self._appended_sent = 0
         self._beginning_sent = False
 
@@ -116,27 +115,27 @@ class Framer:
 _log = Log("engine.frames")
 
 PROMPT = 0.9
-"""The fraction of `frame_seconds` after which frames are made. The rest is time for making them."""
+"""The fraction of `frame_seconds` after which frames are made. The remaining time is for making them."""
 
 MOST_ENDED = 4096
-"""The number of completed streams with a remembered owner."""
+"""The maximum number of completed streams whose owner is remembered."""
 
 
 class SendingStatistics(msgspec.Struct, frozen=True):
     """A snapshot of the sent frames."""
 
     open: int
-    """The number of streams that are followed now."""
+    """The number of open streams that are sent."""
     frames: int
-    """The number of frames so far."""
+    """The number of frames sent so far."""
     bytes: int
-    """Their bytes."""
+    """The size of these frames in bytes."""
     lost: int
-    """The number of messages that could not be sent, because the broker was out of reach."""
+    """The number of messages that could not be sent, because the broker was unreachable."""
 
 
 class _Followed:
-    """A stream that is open here."""
+    """A stream of this node that is open."""
 
     def __init__(self, framer: Framer, cancel: Callable[[], bool]) -> None:
         self.framer = framer
@@ -144,7 +143,7 @@ class _Followed:
 
 
 class FrameSender:
-    """The sender of the frames of this node's streams.
+    """Sends the frames of this node's streams.
 
     Args:
         broker: The broker.
@@ -152,7 +151,7 @@ class FrameSender:
         node: This node.
         epoch_of: A function that returns the epoch in which this node has a session; 0 if it has none.
         streams: The streams of this engine.
-        frame_seconds: Seconds for which new events may wait.
+        frame_seconds: The maximum number of seconds that new events wait.
         frame_bytes: The approximate size of a frame in bytes.
     """
 
@@ -183,7 +182,7 @@ class FrameSender:
         broker.on_reconnect(self.say_again)
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
-        """Follow a stream from its start."""
+        """Send a stream from its start."""
         framer = Framer(log, session_id, self._node, self._frame_bytes)
         followed = self._open[log.stream_id] = _Followed(framer, cancel)
         log.notify(lambda: self._note(followed))
@@ -195,7 +194,7 @@ class FrameSender:
             self._note(followed)
 
     def appended(self, stream_id: str, position: int, message: Message) -> None:
-        """Note a message that a turn has added to its session's history."""
+        """Record a message that a turn has added to its session's history."""
         if (followed := self._open.get(stream_id)) is not None:
             followed.framer.append(position, message)
             self._note(followed)
@@ -208,7 +207,7 @@ class FrameSender:
     # --- Next steps ---
 
     def owns(self, stream_id: str) -> bool:
-        """Whether the stream is one of this node's own."""
+        """Whether this node owns the stream."""
         return stream_id in self._open or stream_id in self._ended
 
     def say_again(self) -> None:
@@ -228,7 +227,7 @@ class FrameSender:
             self._try_to_publish(stream_id, followed)
 
     def say_now(self, stream_id: str) -> bool:
-        """Send the new events of one stream immediately. Returns whether it is followed here."""
+        """Send the new events of one stream immediately. Returns whether the stream is one of this node's."""
         self._news.pop(stream_id, None)
         if (followed := self._open.get(stream_id)) is None:
             return False
@@ -271,7 +270,7 @@ class FrameSender:
     def _is_ours(self, framer: Framer) -> bool:
         """Whether the session still belongs to this node in the turn's epoch.
 
-        The end of a turn that has ended here is always sent, even if the session was handed over since.
+        The end of a turn that ended on this node is always sent, even if the session was handed over since.
         """
         epoch = self._epoch_of(framer.session_id) if framer.session_id else 0
         framer.epoch = framer.epoch or epoch
@@ -290,7 +289,7 @@ class FrameSender:
                     self._lost += 1
 
     def asked(self, _subject: str, payload: bytes, reply: str) -> None:
-        """Answer a question if the stream belongs to this node. Otherwise another node may answer."""
+        """Answer a request if the stream belongs to this node. Otherwise another node may answer."""
         ask = read_ask(payload)
         if ask is None or not reply or not self._speaks_for(ask.stream_id):
             return
@@ -320,11 +319,8 @@ class FrameSender:
         self._send(ask.to, framer.since(ask.from_seq))
 
 
-# Streams that are read on another host, as a part of a node.
-
-
 class Frames(LocalStreams):
-    """The frames of one node: the frames that it sends, and the frames that its readers get.
+    """The streams of one node: sends the frames of its own streams, and receives frames for its readers.
 
     Args:
         cluster: The name of the cluster.
@@ -333,7 +329,7 @@ class Frames(LocalStreams):
         streams: The streams of this engine.
         epoch_of: A function that returns the epoch in which this node has a session; 0 if it has none.
         source: The source of turns with an unreachable owner.
-        patience: Seconds to wait for frames of an owner that may be dead.
+        patience: Seconds to wait for frames from an owner that may be dead.
         frame_seconds: See `Cluster`.
         frame_bytes: See `Cluster`.
         now_us: The time of the engine's clock, in microseconds since the epoch.
@@ -400,11 +396,11 @@ class Frames(LocalStreams):
     # --- Stored frames ---
 
     async def retained_turns(self, session_id: str) -> RetainedTurns:
-        """The messages in the kept frames of a session, for the node that takes it over."""
+        """The messages in the stored frames of a session, for the node that takes the session over."""
         return await self._kept(self._subjects.of_session(session_id))
 
     async def delivered(self, stream_id: str, message_id: str) -> int:
-        """The output tokens of a message that are in the stored frames; 0 without any."""
+        """The number of output tokens of a message that are in the stored frames; 0 if there are none."""
         for turn in (await self._kept(self._subjects.of_stream(stream_id))).turns:
             for message in (*turn.left, *turn.appended.values()):
                 if message.id == message_id and message.metadata is not None:
@@ -429,7 +425,7 @@ class Frames(LocalStreams):
         await self._broker.forget(self._subjects.of_session(session_id))
 
     async def hand_over(self, stream_id: str) -> None:
-        """Send the end of a stream before its session is handed over, so that it arrives even if this process
+        """Send the end of a stream before its session is handed over, so that the end arrives even if this process
         dies.
         """
         if self.sender.say_now(stream_id):
@@ -449,7 +445,7 @@ class Frames(LocalStreams):
                     await subscription.unsubscribe()
 
     async def drain(self) -> None:
-        """Send the events of the streams to their end."""
+        """Send all events of ended streams."""
         self.sender.flush()
         await self._broker.drain()
 

@@ -1,4 +1,4 @@
-"""The wire form of frames, and events of a log as their entries."""
+"""The encoding of frames, and of a log's events as entries of frames."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def pack_event(event: TurnEvent) -> Packed:
 
 
 def unpack_event(packed: Packed) -> TurnEvent | UnknownEvent:
-    """The event. An event of a newer version is an UnknownEvent, so that every event keeps its number."""
+    """Decode an event. An event of a newer version becomes an UnknownEvent, so that every event keeps its
+    number.
+    """
     try:
         event = _from_json(packed.json, _event_decoder())
     except (ValueError, TypeError, RecursionError):
@@ -78,12 +80,12 @@ def unpack_message(packed: Packed) -> Message:
 
 
 def text_bytes(text: str) -> bytes:
-    """A text as bytes, even if UTF-8 can't encode it."""
+    """Encode a text, even if UTF-8 can't encode it."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def text_of(encoded: bytes) -> str:
-    """The text of `text_bytes`. Raises ValueError for other bytes."""
+    """Decode the result of `text_bytes`. Raises ValueError for other bytes."""
     return encoded.decode("utf-8", "surrogatepass")
 
 
@@ -135,19 +137,19 @@ def _type_in(encoded: bytes) -> str:
 
 
 class Texts(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
-    """Text deltas of one block that follow each other."""
+    """Consecutive text deltas of one block."""
 
     text: bytes
-    """All their text, see `packed.text_bytes`."""
+    """The text of all deltas, see `text_bytes`."""
     lengths: list[int]
-    """The number of characters of each."""
+    """The number of characters of each delta."""
     index: int
-    """The place of the block in the reply."""
+    """The index of the block in the reply."""
     message_id: str
 
 
 class Thoughts(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Thinking deltas of one block that follow each other."""
+    """Consecutive thinking deltas of one block."""
 
     text: bytes
     """As in `Texts`."""
@@ -158,11 +160,11 @@ class Thoughts(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     message_id: str
     """As in `Texts`."""
     signature: str | None
-    """The signature of the last of them; the others have none."""
+    """The signature of the last delta; the others have none."""
 
 
 class Arguments(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Pieces of the arguments of one tool call that follow each other."""
+    """Consecutive pieces of the arguments of one tool call."""
 
     text: bytes
     """As in `Texts`."""
@@ -189,30 +191,30 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The start of a turn, for the node that continues its session."""
 
     history: int
-    """The number of messages that the session's history had."""
+    """The number of messages in the session's history before the turn."""
     said: tuple[Packed, ...]
     """The messages of the turn. They enter the history with the first content of the reply."""
     opening: bytes = b""
-    """The whole session except its messages, see `engine.sessions.handover`; empty if unknown."""
+    """The session's setup, see `Opening`; empty if unknown."""
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message that the turn has added to its session's history."""
 
     position: int
-    """Its place in the history, from 0."""
+    """The message's index in the history, from 0."""
     message: Packed
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of a turn that its owner could not publish."""
+    """The end of a turn, decided by a node that is not its owner."""
 
     status: TurnStatus
-    """How it ended, for its `turn.complete`."""
+    """How the turn ended, for its `turn.complete`."""
     error: str | None = None
-    """The reason, in words."""
+    """The reason, as text."""
     epoch: int = 0
-    """The session's epoch at the decision."""
+    """The session's epoch when the end was decided."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -221,17 +223,17 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """The id of the stream's session; empty without one."""
     node: str
     epoch: int
-    """The session's epoch under which that node acts; 0 without one."""
+    """The session's epoch in which that node acts; 0 without a session."""
     first_seq: int
     next_seq: int
-    """The number of the event after the last."""
+    """The number of the event after the last one in the frame."""
     entries: tuple[Entry, ...] = ()
     folded: bool = False
     """Whether the entries are a snapshot: all events before `next_seq`, merged into fewer."""
     beginning: Beginning | None = None
     """The start of the turn, in its first frame."""
     appended: tuple[Appended, ...] = ()
-    """The messages that have entered the history since the last frame."""
+    """The messages that have entered the history since the previous frame."""
     ending: Ending | None = None
     """The end of the turn, from a node that is not its owner. Such a frame has no events."""
     owner: str | None = None
@@ -245,7 +247,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     check: int
     """The CRC-32 of the whole frame. It identifies the parts of one frame."""
     index: int
-    """The part's place, from 0."""
+    """The part's index, from 0."""
     count: int
     body: bytes
     """A piece of the encoded frame."""
@@ -266,7 +268,7 @@ def _decoder() -> msgspec.msgpack.Decoder[Frame | Part]:
 
 
 def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
-    """The messages of a frame: one, or several parts of at most this number of bytes."""
+    """Split a frame into messages: one, or several parts of at most this number of bytes."""
     encoded = _frame_encoder.encode(frame)
     if len(encoded) <= most_bytes:
         yield encoded
@@ -286,10 +288,12 @@ def read_packet(payload: bytes) -> Frame | Part:
 
 
 class Assembly:
-    """The parts of large frames, until they are complete. Parts may arrive in any order, and twice."""
+    """Collects the parts of large frames until they are complete. Parts may arrive in any order, and
+    repeatedly.
+    """
 
     MOST = 16
-    """The number of frames that may be incomplete at a time; the oldest is dropped for the next one."""
+    """The maximum number of incomplete frames; the oldest is dropped for the next one."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
@@ -328,7 +332,7 @@ _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta
 
 
 def chunks(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[Chunk]:
-    """The events in groups of roughly this number of bytes. A larger event is a group by itself."""
+    """Split events into groups of roughly this number of bytes. A larger event is a separate group."""
     entries: list[Entry] = []
     size = count = 0
     for entry, events_in_it, weight in _entries(events, most_bytes):
@@ -371,7 +375,7 @@ def _pieces(entry: Texts | Thoughts | Arguments) -> list[str]:
 
 
 def _entries(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[tuple[Entry, int, int]]:
-    """Yield entries, each with its number of events and its size. A sequence of deltas is cut at the size of a
+    """Yield entries, each with its number of events and its size. A sequence of deltas is split at the size of a
     frame.
     """
     index, total = 0, len(events)
@@ -417,7 +421,7 @@ def _run(events: Sequence[TurnEvent], start: int, first: _Delta, most: int) -> t
 
 
 def _merged(last: TurnEvent, text: bytes, lengths: list[int]) -> Entry:
-    """The entry for a sequence of deltas that ends with this one."""
+    """The entry for a sequence of deltas. `last` is the last delta of the sequence."""
     match last:
         case ThinkingDelta():
             return Thoughts(text, lengths, last.content_block_index, last.message_id, last.signature)
