@@ -354,9 +354,9 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     bodies: int = 0
     """The number of deleted bodies of captured content."""
     bytes_before: int = 0
-    """The pages in use before, in bytes."""
+    """The size of the pages in use before the pruning, in bytes."""
     bytes_after: int = 0
-    """The pages in use afterwards, in bytes."""
+    """The size of the pages in use after the pruning, in bytes."""
     file_bytes: int = 0
     """The size of the database file afterwards, in bytes."""
 

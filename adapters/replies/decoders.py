@@ -110,7 +110,7 @@ _NO_NUMBER = rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)'
 
 
 class RepairedBody(NamedTuple):
-    """A repaired body that may decode."""
+    """A body after repairs. It may still be invalid JSON."""
 
     text: bytes
     replaced: tuple[str, ...]

@@ -328,7 +328,7 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
     The prompt's count includes cache reads and writes. Tokens in the total beyond prompt and completion are
     reasoning. If no field names it, the figures are partial. Perplexity counts reasoning outside of all others.
     Gateways for Claude report cache reads and writes outside of the prompt's details, under Anthropic's names.
-    Mistral counts audio input outside of the prompt, and Grok on Azure cached tokens.
+    Mistral counts audio input outside of the prompt. Grok on Azure counts cached tokens outside of it.
     """
     try:
         wire = _USAGE.decode(raw)
