@@ -48,7 +48,7 @@ class BatchItem(msgspec.Struct, frozen=True):
     """One request of a batch."""
 
     id: str
-    """The id of its result: 1 to 64 of ``A-Z a-z 0-9 _ -``, unique in a batch."""
+    """The id of the request and of its result: 1 to 64 of ``A-Z a-z 0-9 _ -``, unique in a batch."""
     request: CanonicalRequest
     """The request."""
 
@@ -95,11 +95,11 @@ class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     results are read.
     """
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the caller, such as ``found_again`` for a job that was found because the answer to its creation
-    was lost.
+    """Warnings for the caller. An example is ``found_again``, for a job that was found although the answer to its
+    creation was lost.
     """
     provider_request_id: str | None = None
-    """The provider's id of the request, for its support."""
+    """The provider's id of the request, to report to its support."""
 
     @property
     def done(self) -> bool:
@@ -116,7 +116,7 @@ class BatchAdapter(Protocol):
     """One provider's batches. A call raises only AdapterError and the loop's cancellation exception."""
 
     name: str
-    """The adapter's name, the prefix of its models' names."""
+    """The adapter's name, which is the prefix of its models' names."""
 
     def get_batch_limits(self, model: str) -> BatchLimits:
         """The largest size of a job. Raises CapabilityError if the provider does not support batches."""

@@ -311,8 +311,8 @@ class CassetteTransport:
             return f"{message}: the cassette is empty"
         if key in self._keys:
             return f"{self._path}: this {call} was sent more often than it was recorded ({self._keys.count(key)})"
-        wanted = _compared(asked)
-        found = [list(differences(_compared(each.request), wanted)) for each in self._exchanges]
+        request_fields = _compared(asked)
+        found = [list(differences(_compared(each.request), request_fields)) for each in self._exchanges]
         nearest = min(
             range(len(found)), key=lambda number: (sum(each.size for each in found[number]), self._played[number])
         )

@@ -32,7 +32,7 @@ class CallRequest(ShortRepr, frozen=True, kw_only=True):
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Fields that are merged into the body, by the name of a protocol or an adapter; see `host_options`."""
     key: str | None = None
-    """The name of one of `AdapterConfig.keys`; None lets the adapter choose."""
+    """The name of a key in `AdapterConfig.keys`; None lets the adapter choose."""
     max_retries: int | None = None
     """The attempts after the first; None uses the configuration's number."""
     retry: RetryPolicy | None = None
@@ -58,11 +58,11 @@ class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_remaining: int | None = None
     """The tokens left in the period."""
     reset_at: str | None = None
-    """The start of the next period, as the provider writes it."""
+    """The start of the next period, in the provider's format."""
     requests_reset: str | None = None
-    """The time at which all requests are available again, as the provider writes it."""
+    """The time at which all requests are available again, in the provider's format."""
     tokens_reset: str | None = None
-    """The time at which all tokens are available again, as the provider writes it."""
+    """The time at which all tokens are available again, in the provider's format."""
     counts_output: bool = True
     """Whether the tokens of replies count, too."""
     fixed_window: bool = False
@@ -89,7 +89,7 @@ class CallResponse(ShortRepr, frozen=True, kw_only=True):
     rate_limit: RateLimitInfo | None = None
     """The limits in the reply's headers; None if there are none."""
     provider_request_id: str | None = None
-    """The provider's id of the request, for its support."""
+    """The provider's id of the request, to report to its support."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -253,8 +253,8 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     response_id: str = ""
     """The provider's id of a background reply to resume. No new reply is requested."""
     continue_broken: bool | None = None
-    """Whether to continue a streamed reply that broke off in its text, with another attempt, if the model supports
-    it.
+    """Whether to continue a streamed reply with another attempt if it breaks off in its text. The model must
+    support this.
     """
     include_raw: bool | None = None
     """Whether the response includes the provider's raw reply in `CanonicalResponse.raw`."""
@@ -265,9 +265,9 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):
-            given = getattr(self, field)
-            if type(given) is not tuple:
-                msgspec.structs.force_setattr(self, field, tuple(given))
+            value = getattr(self, field)
+            if type(value) is not tuple:
+                msgspec.structs.force_setattr(self, field, tuple(value))
         names = list(map(_NAME, self.tools))
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -409,7 +409,7 @@ class MeteredAdapter(Protocol):
     def usage_so_far(self, request_id: str) -> TokenUsage | None:
         """The usage of a call's current attempt, as if the attempt ended now; None if unknown.
 
-        It is computed on demand. If the call ends early, this usage is charged.
+        The usage is computed when this method is called. If the call ends early, this usage is charged.
         """
         ...
 

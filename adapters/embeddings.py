@@ -201,7 +201,7 @@ class EmbeddingAdapter(Protocol):
     """
 
     name: str
-    """The adapter's name, the prefix of its models' names."""
+    """The adapter's name, which is the prefix of its models' names."""
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None

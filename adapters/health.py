@@ -44,7 +44,7 @@ class AdapterStatistics(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ChecksHealth(Protocol):
-    """An adapter that can check whether its provider answers, within seconds and for free."""
+    """An adapter that can check its provider within seconds and for free."""
 
     async def health_check(self) -> AdapterHealth | bool:
         """Whether the provider answers. The check must be free and have no effect, and should not raise.
@@ -71,8 +71,8 @@ def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
     sentence.
     """
     text = str(error)
-    said, _, advice = text.partition("; " if "; " in text else ". ")
-    return AdapterHealth(False, said, fix or advice)
+    detail, _, advice = text.partition("; " if "; " in text else ". ")
+    return AdapterHealth(False, detail, fix or advice)
 
 
 async def probe(transport: Transport, request: HttpRequest, seconds: float) -> AdapterHealth:

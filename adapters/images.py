@@ -90,7 +90,7 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
     size: str | None = None
     """The size as ``WIDTHxHEIGHT``, or by the provider's name."""
     aspect_ratio: str | None = None
-    """The aspect ratio, such as ``16:9``. It replaces the size, or is combined with a named size."""
+    """The aspect ratio, such as ``16:9``. An aspect ratio replaces the size, or is combined with a named size."""
     quality: str | None = None
     """The model's name for the quality, such as ``high``."""
     background: str | None = None
@@ -176,7 +176,7 @@ class ImageAdapter(Protocol):
     """
 
     name: str
-    """The adapter's name, the prefix of its models' names."""
+    """The adapter's name, which is the prefix of its models' names."""
 
     async def make_images(
         self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None

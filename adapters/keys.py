@@ -51,7 +51,7 @@ class Key:
         self._asking = anyio.Lock()
 
     async def get(self) -> KnownKey:
-        """The value, requested at its first use."""
+        """Return the value. The first use requests it."""
         return self.known or await self._ask(None)
 
     async def replaced(self, refused: KnownKey) -> bool:
@@ -241,12 +241,12 @@ class Keyring:
 
     def __init__(self, adapter: str, config: AdapterConfig) -> None:
         self.secrets = secrets(config)
-        """The values to mask. Requested keys are added."""
+        """The values to mask. Keys from functions are added when they are known."""
         self.cooldowns = KeyCooldowns()
         self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.cooldowns) if config.key_pool else None
         """The keys for calls without a named key."""
         self._adapter = adapter
-        self._named = {name: Key(adapter, name, given, self._learn) for name, given in config.keys.items()}
+        self._named = {name: Key(adapter, name, source, self._learn) for name, source in config.keys.items()}
         for name in config.key_pool:
             self.named(name)
         self.own = self._own(config)

@@ -55,7 +55,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter with one model that needs no configuration, because it needs no key."""
 
     name: str
-    """The adapter's name, also an alias of its model."""
+    """The adapter's name, which is also an alias of the model."""
     model: str
     """The provider's name of the model."""
     kind: Kind = "chat"
@@ -68,7 +68,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """One provider, or one protocol of many providers."""
 
     name: str
-    """The name of the folder, and the `type` of its adapters in models.yaml."""
+    """The name of the provider's folder, which is also the `type` of its adapters in models.yaml."""
     adapter: str
     """The adapter's class, or a function that makes an adapter, as ``module:name``."""
     kinds: tuple[Kind, ...] = ("chat",)
@@ -89,7 +89,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     presets: tuple[Preset, ...] = ()
     """Adapters that need no configuration."""
     runs_here: bool = False
-    """Whether its models run on this machine, so that a health check needs no network."""
+    """Whether the provider's models run on this machine, so that a health check needs no network."""
 
     # --- Owner of keys ---
 
@@ -112,13 +112,13 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     # --- Names elsewhere ---
 
     vendor: Vendor | None = None
-    """The vendor of its models; None if the vendor is unknown or depends on the address."""
+    """The vendor of the provider's models; None if it is unknown or depends on the address."""
     vendor_of: str | None = None
     """A function, as ``module:name``, that returns the vendor's name from the options and the address in
     `AdapterConfig`.
     """
     other_vendors: tuple[Vendor, ...] = ()
-    """Further vendors with its protocol."""
+    """Further vendors that use the provider's protocol."""
 
     @property
     def package(self) -> str:
@@ -226,7 +226,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         raise NotImplementedError
 
     def within(self, capabilities: AdapterCapabilities) -> AdapterCapabilities:
-        """The capabilities of an adapter, limited to those of the model."""
+        """Limit an adapter's capabilities to those of the model."""
         window = capabilities.max_context_tokens if self.context_window is None else self.context_window
         output = capabilities.max_output_tokens if self.max_output is None else self.max_output
         return msgspec.structs.replace(
@@ -323,7 +323,7 @@ class Loaded(NamedTuple):
     value: object
     """The loaded object; None after a fault."""
     fault: str | None
-    """The reason why it can't be loaded; None if it was loaded."""
+    """The reason why the plugin can't be loaded; None if it was loaded."""
 
 
 class Plugin(NamedTuple):
@@ -332,7 +332,7 @@ class Plugin(NamedTuple):
     group: Group
     name: str
     place: str
-    """The place of its object: ``module:name``."""
+    """The place of the plugin's object, as ``module:name``."""
     package: str
 
     def load(self) -> Loaded:
@@ -458,7 +458,7 @@ def create_adapter(
     Args:
         type_name: One of `adapter_types`, the name of a plugin, or ``package.module:Class``.
         config: The adapter's configuration.
-        name: The adapter's name, the prefix of its models' names.
+        name: The adapter's name, which is the prefix of its models' names.
         clock: The clock of the adapter's times and of its randomness.
         transport: Replaces the network, for adapters over HTTP. Other adapters need not accept it.
 

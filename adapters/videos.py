@@ -149,13 +149,13 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage | None = None
     """The billed seconds of a completed job (see `adapters.operations.media_wire`); None before."""
     addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The addresses of downloads by variant, if they can't be derived from the id."""
+    """The addresses of downloads by variant, if the job's id does not determine them."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the caller, such as ``found_again`` for a job that was found because the answer to its creation
-    was lost.
+    """Warnings for the caller. An example is ``found_again``, for a job that was found although the answer to its
+    creation was lost.
     """
     provider_request_id: str | None = None
-    """The provider's id of the request, for its support."""
+    """The provider's id of the request, to report to its support."""
 
     @property
     def done(self) -> bool:
@@ -214,7 +214,7 @@ class VideoAdapter(Protocol):
     """
 
     name: str
-    """The adapter's name, the prefix of its models' names."""
+    """The adapter's name, which is the prefix of its models' names."""
 
     async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
         """Create a job. The request is repeated only if the provider certainly did not run it.
@@ -451,10 +451,10 @@ class _Download:
         """Check that the file is complete. A short file is resumed, and a wrong file is downloaded again."""
         if self._total is not None and self._size < self._total:
             raise StreamError(f"the download ended after {self._size} of {self._total} bytes")
-        said = self._wrong()
-        if said is not None:
+        reason = self._wrong()
+        if reason is not None:
             self._start_again()
-            raise StreamError(said)
+            raise StreamError(reason)
 
     def _wrong(self) -> str | None:
         if self._size == 0:

@@ -181,7 +181,7 @@ class MovingDeadline:
 
 
 def time_source() -> Callable[[], float]:
-    """A function that returns the event loop's time in seconds, for a task that calls it often."""
+    """Return a function for the event loop's time in seconds, for a task that needs the time often."""
     task = _asyncio_task()
     return anyio.current_time if task is None else task.get_loop().time
 

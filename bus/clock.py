@@ -94,7 +94,7 @@ class Clock(Protocol):
         ...
 
     def random(self) -> float:
-        """A number in [0, 1), for jitter."""
+        """A random number in [0, 1), for jitter."""
         ...
 
 
@@ -154,7 +154,7 @@ class Ulids:
             return written + _PAIRS[now & 1023] + first
 
     def forget(self) -> None:
-        """Drop unused random letters, because both processes have the same ones after a fork."""
+        """Drop unused random letters. After a fork, both processes would otherwise use the same letters."""
         self._random = []
 
 

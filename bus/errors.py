@@ -124,7 +124,7 @@ class TaskCancelled(CallboardError):
 
 
 class SupervisorEscalated(CallboardError):
-    """A supervisor stopped everything below it, because a child could not be kept running."""
+    """A supervisor stopped all its children, because one of them could not be kept running."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -24,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TIME_LIMITS = {"timeout_seconds": "timeout", "timeout_s": "timeout", "call_timeout_seconds": "call_timeout"}
-"""The old names of time-limit arguments, each with its new name. Values are in seconds."""
+"""The old names of time-limit arguments, each with its new name. The arguments are in seconds."""
 
 
 def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

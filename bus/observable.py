@@ -44,7 +44,7 @@ class BusStatistics(msgspec.Struct, frozen=True):
     published: int
     """The number of events so far, which is also the last seq."""
     after_close: int
-    """The number of these events that were published after `close` and not delivered."""
+    """The number of events that were published after `close` and not delivered."""
     dead_letters: int
     """The number of messages so far to actors that had stopped or had a full mailbox."""
     subscriptions: tuple[SubscriptionStatistics, ...]
@@ -160,15 +160,15 @@ class ObservableBus:
 
 def topic_matches(pattern: str, topic: str) -> bool:
     """Whether a pattern, as `Bus.subscribe` takes it, matches a topic."""
-    wanted, tokens = pattern.split("."), topic.split(".")
-    if wanted[-1] == ">":
-        head = wanted[:-1]
+    parts, tokens = pattern.split("."), topic.split(".")
+    if parts[-1] == ">":
+        head = parts[:-1]
         if len(tokens) <= len(head):
             return False
         tokens = tokens[: len(head)]
-        wanted = head
-    return len(wanted) == len(tokens) and all(
-        part in ("*", token) for part, token in zip(wanted, tokens, strict=True)
+        parts = head
+    return len(parts) == len(tokens) and all(
+        part in ("*", token) for part, token in zip(parts, tokens, strict=True)
     )
 
 
@@ -264,7 +264,7 @@ class ReplayBus(ObservableBus):
 
     @property
     def last_seq(self) -> int:
-        """The seq of the latest event, in its own run; 0 before the first."""
+        """The seq of the latest event in the event's own run; 0 before the first."""
         return self._seq
 
     async def run(self) -> int:

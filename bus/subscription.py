@@ -47,7 +47,7 @@ class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
 
 
 class Lossless(msgspec.Struct, frozen=True):
-    """Keep everything until it is read.
+    """Keep all events until they are read.
 
     Use it only for readers that must not lose events. The buffer has no limit, so check its `depth`.
     """
@@ -76,7 +76,9 @@ class Latest(msgspec.Struct, frozen=True):
     """
 
     key: Callable[[Envelope], Hashable]
-    """A pure function, called for every event, so it must be fast. If it raises, the event gets a unique key."""
+    """A pure function, called for every event, so it must be fast. If the function raises, the event gets a unique
+    key.
+    """
     capacity: int = 1024
     """The largest number of keys."""
 
@@ -93,9 +95,9 @@ class SubscriptionStatistics(msgspec.Struct, frozen=True):
     """A snapshot of a subscription."""
 
     name: str
-    """The name as given, or else `created_at`."""
+    """The subscription's name; defaults to `created_at`."""
     patterns: tuple[str, ...]
-    """The patterns as given."""
+    """The patterns of the subscription."""
     policy: str
     """The name of the policy's class."""
     depth: int

@@ -3,9 +3,9 @@
 `CallRow` is the only list of a call's columns. Storing, reading, exports, `callboard traces`, the live view and
 `callboard sql --schema` are derived from it. To add a column:
 
-1. Give one event of the call the field, and fill it. 2. Add the same field to `CallRow`, with a sentence below it.
-`SHOWN` shows it to people. 3. Add a step to both ``steps.sql`` that adds the column to ``calls`` and makes the
-view ``call_rows`` again.
+1. Add the field to one event of the call, and fill the field.
+2. Add the same field to `CallRow`, with a sentence below it. If people should see the column, add it to `SHOWN`.
+3. Add a step to both ``steps.sql`` that adds the column to ``calls`` and creates the view ``call_rows`` again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     parent_call_id: str | None = None
     """The id of the request whose reply called the tool that made the call; None outside of a tool's run."""
     parent_tool_use_id: str | None = None
-    """The id of that tool's call in the reply."""
+    """The id of the tool call that made this call, as in the parent's reply."""
     parent_turn_id: str | None = None
     """The id of the turn that ran the tool."""
     root_turn_id: str | None = None
@@ -111,9 +111,9 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     error_class: str | None = None
     """The class of the error that ended a failed attempt."""
     error_type: str | None = None
-    """The exception type of that error."""
+    """The exception type of the error that ended a failed attempt."""
     error_message: str | None = None
-    """The message of that error."""
+    """The message of the error that ended a failed attempt."""
     provider_status: int | None = None
     """The HTTP status of the provider's error."""
     provider_code: str | None = None
@@ -145,8 +145,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     cost.
     """
     cost: Cost | None = None
-    """The cost under the requested price version, or else under the current one. A call without such a cost has
-    its cost at call time.
+    """The cost under the requested price version, or else under the current one. If there is none, the cost at
+    call time.
     """
 
     @property
@@ -267,13 +267,15 @@ class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
     """A search for captured messages."""
 
     text: str | None = None
-    """The words in the message: all of these, ``"a phrase"``, ``start*``, and ``-not``. None means any words."""
+    """The words to find. All words must occur; ``"a phrase"``, ``start*`` and ``-not`` are possible. None means
+    any words.
+    """
     session_id: str | None = None
     """The id of the messages' session."""
     since_us: int | None = None
-    """The time of the earliest message, in microseconds UTC."""
+    """The time from which messages are found, in microseconds UTC."""
     until_us: int | None = None
-    """The time before which the messages were stored, in microseconds UTC."""
+    """The time before which messages are found, in microseconds UTC."""
     limit: int = 20
     """The largest number of messages, the latest first."""
 

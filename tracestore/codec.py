@@ -28,7 +28,7 @@ class StoredEnvelope(EncodedEnvelope, frozen=True, omit_defaults=True, kw_only=T
     """An envelope as one line of a file."""
 
     content: SpilledContent | None = None
-    """The content of a message or a setup, if it is to be stored."""
+    """The content of a message or a setup; None if it is not stored."""
 
 
 _line_decoder = msgspec.json.Decoder(StoredEnvelope)

@@ -55,22 +55,22 @@ class Collection(msgspec.Struct, frozen=True):
     name: str
     """The name of the collection."""
     model: str
-    """The model of its vectors, as ``provider:name``."""
+    """The model of the collection's vectors, as ``provider:name``."""
     space: str
     """The id of the space in which the vectors can be compared, see `embedding_space`."""
     dimensions: int
-    """The length of its vectors."""
+    """The length of the collection's vectors."""
     asked_dimensions: int | None
     """The requested length of the vectors; None for the model's own."""
     items: int
-    """The number of its items."""
+    """The number of items in the collection."""
 
 
 class Item(msgspec.Struct, frozen=True):
     """A vector to store in a collection."""
 
     id: str
-    """The name of the item in its collection. A later item of this name replaces it."""
+    """The name of the item in its collection. A later item of the same name replaces the item."""
     hash: bytes
     """The hash of the item's text, to recognise an unchanged text."""
     vector: bytes
@@ -215,7 +215,7 @@ class CollectionFile:
             self._connection.executemany(
                 "UPDATE items SET text = coalesce(?, text), metadata = ? WHERE id = ?"
                 " AND collection = (SELECT id FROM collections WHERE name = ?)",
-                [(*said, item, name) for item, said in metadata.items()],
+                [(*values, item, name) for item, values in metadata.items()],
             )
 
     @contextmanager
@@ -309,11 +309,11 @@ def scores_with(data: bytes) -> Scores:
     def scores(stored: Sequence[bytes]) -> list[float]:
         if not stored:
             return []
-        wanted = numpy.frombuffer(data, "<f4").astype("f8")
+        vector = numpy.frombuffer(data, "<f4").astype("f8")
         rows = numpy.frombuffer(b"".join(stored), "<f4").reshape(len(stored), -1).astype("f8")
-        lengths = numpy.sqrt((rows * rows).sum(axis=1)) * math.sqrt(float(wanted @ wanted))
+        lengths = numpy.sqrt((rows * rows).sum(axis=1)) * math.sqrt(float(vector @ vector))
         found: list[float] = numpy.divide(
-            rows @ wanted, lengths, out=numpy.zeros(len(stored)), where=lengths > 0
+            rows @ vector, lengths, out=numpy.zeros(len(stored)), where=lengths > 0
         ).tolist()
         return found
 
@@ -322,13 +322,13 @@ def scores_with(data: bytes) -> Scores:
 
 def plain_scores(data: bytes) -> Scores:
     """Compare with stored vectors in plain Python, like `scores_with`."""
-    wanted = unpacked(data)
-    length = _length(wanted)
+    vector = unpacked(data)
+    length = _length(vector)
 
     def score(stored: bytes) -> float:
         other = unpacked(stored)
         lengths = length * _length(other)
-        return sum(map(mul, wanted, other)) / lengths if lengths else 0.0
+        return sum(map(mul, vector, other)) / lengths if lengths else 0.0
 
     return lambda stored: [score(each) for each in stored]
 

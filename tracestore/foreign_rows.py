@@ -53,23 +53,23 @@ def _rows(
     import sqlite3
 
     known = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-    wanted = [name for name in columns if name in known]
-    if not wanted:
+    selected = [name for name in columns if name in known]
+    if not selected:
         raise OSError(_EIO, f"there is no table {table!r} with the expected columns")
     sorting = [name for name in order if name in known]
-    assert all(re.fullmatch(r"\w+", name) for name in (table, *wanted, *sorting))
+    assert all(re.fullmatch(r"\w+", name) for name in (table, *selected, *sorting))
     by = f" ORDER BY {', '.join(sorting)}" if sorting else ""
     # Each row is read by its own statement, because an error in a row ends the statement.
     numbers = [number for (number,) in connection.execute(f"SELECT rowid FROM {table}{by}")]
     for number in numbers:
         try:
             rows = connection.execute(
-                f"SELECT {', '.join(wanted)} FROM {table} WHERE rowid = ?", (number,)
+                f"SELECT {', '.join(selected)} FROM {table} WHERE rowid = ?", (number,)
             ).fetchall()
         except sqlite3.DataError:
             yield {}
         else:
-            yield from (dict(zip(wanted, row, strict=True)) for row in rows)
+            yield from (dict(zip(selected, row, strict=True)) for row in rows)
 
 
 def _text(data: bytes) -> str:

@@ -90,11 +90,11 @@ class GatewayChanges(msgspec.Struct, frozen=True):
 _T = TypeVar("_T")
 
 KEYS_AT_ONCE = 500
-"""The number of keys in one query. SQLite's oldest versions accept 999 parameters."""
+"""The number of keys in one query. Old versions of SQLite accept at most 999 parameters."""
 
 
 class Work(Protocol):
-    """Runs a function with statements on a database: for reading, or in one transaction."""
+    """Runs a function on the database, either only for reading or in one transaction."""
 
     def __call__(self, work: Callable[[Statements], _T], /) -> Awaitable[_T]: ...
 
@@ -119,7 +119,7 @@ class GatewayTables:
     # --- Clients ---
 
     async def clients(self) -> list[Client]:
-        """All clients by name, revoked ones included."""
+        """All clients by name, including revoked clients."""
         rows = await self._look(
             lambda statements: statements.run(
                 "SELECT name, settings, created_us, revoked_us FROM gateway_clients ORDER BY name"
@@ -128,7 +128,7 @@ class GatewayTables:
         return [_client(*row) for row in rows]
 
     async def client_keys(self) -> list[ClientKey]:
-        """All keys, the oldest first, expired ones included."""
+        """All keys, the oldest first, including expired keys."""
         rows = await self._look(
             lambda statements: statements.run(
                 "SELECT hash, client, prefix, created_us, expires_us FROM gateway_keys ORDER BY created_us, hash"
@@ -281,7 +281,7 @@ class GatewayTables:
         return await self._write(work)
 
     async def trim_kept(self, max_rows: int, max_bytes: int) -> None:
-        """Delete the oldest entries until these limits are met."""
+        """Delete the oldest entries until the remaining entries are within both limits."""
 
         def work(statements: Statements) -> None:
             rows = statements.run(

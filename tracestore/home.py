@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def home_folder() -> Path:
     """The folder of configuration and the default trace file: CALLBOARD_HOME, else ~/.callboard."""
-    given = os.environ.get("CALLBOARD_HOME")
-    home = Path(given) if given else Path.home() / ".callboard"
+    configured = os.environ.get("CALLBOARD_HOME")
+    home = Path(configured) if configured else Path.home() / ".callboard"
     if home.is_file():
         raise ConfigurationError(f"{home} is a file, but must be a folder. Set CALLBOARD_HOME to another path")
     return home

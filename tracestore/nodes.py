@@ -65,7 +65,7 @@ class AccountScope(Protocol):
         ...
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
-        """The slot of a slot number in the result of `query`."""
+        """The slot with a given slot number, among the slots in the result of `query`."""
         ...
 
 
@@ -85,7 +85,7 @@ class SliceRequest(msgspec.Struct, frozen=True):
 
 
 class AccountBalance(msgspec.Struct, frozen=True):
-    """The state of an account, as one node sees it."""
+    """The state of an account, from the view of one node."""
 
     slot: Slot
     """The current slot."""
@@ -331,7 +331,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def nodes(self) -> list[NodeRow]:
-        """All nodes in the store, the living ones first."""
+        """All nodes in the store, running nodes first."""
         ...
 
 
@@ -347,5 +347,5 @@ class ProbeTables(Protocol):
         ...
 
     async def release(self, node: str, provider: str, model: str) -> None:
-        """Release a lease, if the node has it."""
+        """Release the lease of a probe, if the node has it."""
         ...

@@ -20,7 +20,7 @@ class CacheSavings(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0
     """The number of calls that read from a cache or wrote to one."""
     cached_input_tokens: int = 0
-    """The input tokens of these calls that were read from a cache."""
+    """The input tokens that were read from a cache."""
     saved_nano_usd: int = 0
     """The saved money in nano-USD: savings by reading, minus the surcharge for writing."""
     unpriced: int = 0

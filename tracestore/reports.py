@@ -64,7 +64,7 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_events: int = 8192
     """The largest number of events that wait in memory while the store fails."""
     memory_bytes: int = 64 * 1024 * 1024
-    """The largest size of these events in bytes, including the messages that they refer to."""
+    """The largest size of the events that wait in memory, in bytes, including the messages that they refer to."""
     spill_bytes: int = 64 * 1024 * 1024
     """The largest size of the spill file, in bytes."""
 
@@ -134,9 +134,9 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """The number of calls with usage."""
     unpriced: int
-    """The number of these calls without a cost now."""
+    """The number of calls with usage and without a cost now."""
     unpriced_before: int
-    """The number of these calls without a cost before."""
+    """The number of calls with usage and without a cost before."""
     newly_priced: int = 0
     """The number of calls that had no cost before and have one now."""
     newly_priced_nano_usd: int = 0
@@ -144,7 +144,7 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
     no_longer_priced: int = 0
     """The number of calls that had a cost before and have none now."""
     no_longer_priced_nano_usd: int = 0
-    """The earlier cost of these calls, in nano-USD."""
+    """The earlier cost of the calls that are no longer priced, in nano-USD."""
     estimated: int = 0
     """The number of calls with estimated usage."""
     unknown: int = 0
@@ -170,12 +170,12 @@ class RepriceSums(_RepricedCalls, frozen=True, kw_only=True):
 
     @property
     def before_usd(self) -> Decimal:
-        """The sum before in US dollars, exactly."""
+        """The sum of the costs before the repricing, in US dollars, exactly."""
         return usd_of(self.before_nano_usd)
 
     @property
     def after_usd(self) -> Decimal:
-        """The sum after in US dollars, exactly."""
+        """The sum of the costs after the repricing, in US dollars, exactly."""
         return usd_of(self.after_nano_usd)
 
     @property
@@ -221,7 +221,7 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     label: str
     """The name of the price table, for people."""
     dry_run: bool
-    """Whether this was a dry run."""
+    """Whether the repricing was a dry run."""
     sum_before_nano_usd: int
     """The sum before in nano-USD, over the calls with a cost before and after."""
     sum_after_nano_usd: int
@@ -243,12 +243,12 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
 
     @property
     def before_usd(self) -> Decimal:
-        """The sum before in US dollars, exactly."""
+        """The sum of the costs before the repricing, in US dollars, exactly."""
         return usd_of(self.sum_before_nano_usd)
 
     @property
     def after_usd(self) -> Decimal:
-        """The sum after in US dollars, exactly."""
+        """The sum of the costs after the repricing, in US dollars, exactly."""
         return usd_of(self.sum_after_nano_usd)
 
     @property
@@ -278,7 +278,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     calls: int | None
     """The number of calls with usage."""
     unpriced: int | None
-    """The number of these calls without a cost now."""
+    """The number of calls with usage and without a cost now."""
     sum_before_nano_usd: int | None
     """The sum before in nano-USD, over the calls with a cost before and after."""
     sum_after_nano_usd: int | None
@@ -324,7 +324,7 @@ class CurrentPrices(msgspec.Struct, frozen=True):
     call time.
     """
     versions: tuple[str, ...]
-    """The price versions of these runs, in the same order."""
+    """The price versions of `runs`, in the same order."""
     run: RepriceRun | None
     """The latest repricing that finished."""
 
@@ -354,9 +354,9 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     bodies: int = 0
     """The number of deleted bodies of captured content."""
     bytes_before: int = 0
-    """The pages in use before, in bytes."""
+    """The size of the pages in use before the pruning, in bytes."""
     bytes_after: int = 0
-    """The pages in use afterwards, in bytes."""
+    """The size of the pages in use after the pruning, in bytes."""
     file_bytes: int = 0
     """The size of the database file afterwards, in bytes."""
 
@@ -369,7 +369,7 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     open_calls: int
     """The number of calls in lost runs that have no end."""
     spilled: tuple[tuple[Path, int], ...]
-    """The files of dead processes that the next start of a writer adopts, and their sizes in bytes."""
+    """The files of dead processes, and their sizes in bytes. The next writer adopts the files when it starts."""
     file_bytes: int
     """The size of the database file, in bytes."""
     free_bytes: int

@@ -37,7 +37,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """The number of attempts of calls, ended or not."""
     total_input_tokens: int
-    """Input tokens, including those read from and written to the provider's cache."""
+    """Input tokens, including tokens that were read from or written to the provider's cache."""
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
@@ -125,7 +125,8 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds from the call's start to the first token."""
     tokens_per_second: Percentiles = Percentiles()
     """Output tokens over the time from the first token to the end, to a tenth. Only completed streamed attempts
-    count, with at least two output tokens and with usage that is not estimated."""
+    count, with at least two output tokens and with usage that is not estimated.
+    """
 
     @property
     def cache_hit_rate(self) -> float | None:
@@ -253,7 +254,7 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     """The id of the session; None without one."""
     turn_id: str | None = None
-    """The id of the turn that requested it."""
+    """The id of the turn that requested the reply."""
     attempt: int = 1
     """The number of the attempt, from 1."""
     key: str | None = None
@@ -276,7 +277,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that the job was created with."""
     certain: bool = True
-    """Whether the job certainly belongs to this part."""
+    """Whether the job is certainly the one that was created for the part."""
     ended: bool = False
     """Whether all results of the part are counted."""
 
@@ -332,9 +333,8 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The calls that count for a budget, and their grouping."""
 
     by: str | None = None
-    """The dimension whose values each have an account: ``session_id``, ``provider``, ``model`` or ``tag:KEY``.
-
-    None means one account for all calls.
+    """The dimension of the calls that has one account for each value: ``session_id``, ``provider``, ``model`` or
+    ``tag:KEY``. None means one account for all calls.
     """
     value: str | None = None
     """The only value to count; None means every value."""

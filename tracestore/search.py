@@ -171,10 +171,10 @@ def terms_of(question: str) -> tuple[Term, ...]:
 
 def _terms(question: str) -> Iterator[Term]:
     for found in _TERM.finditer(question):
-        said = found["phrase"] if found["phrase"] is not None else found["word"]
-        words = tuple(words_of(said))
+        text = found["phrase"] if found["phrase"] is not None else found["word"]
+        words = tuple(words_of(text))
         if words:
-            yield Term(words, begins=found["phrase"] is None and said.endswith("*"), absent=bool(found["no"]))
+            yield Term(words, begins=found["phrase"] is None and text.endswith("*"), absent=bool(found["no"]))
 
 
 def text_of(message: Message) -> str:
@@ -210,9 +210,9 @@ def _texts(value: object) -> Iterator[str]:
 def excerpt(text: str, terms: tuple[Term, ...], length: int = 160) -> str:
     """The part of a text around the first searched word, on one line."""
     line = " ".join(text.split())
-    wanted = [term.words[0] for term in terms if not term.absent]
+    first_words = [term.words[0] for term in terms if not term.absent]
     for found in re.finditer(r"\w+", line):
-        if any(word.startswith(each) for word in words_of(found[0]) for each in wanted):
+        if any(word.startswith(each) for word in words_of(found[0]) for each in first_words):
             start = max(0, min(found.start() - length // 3, len(line) - length))
             break
     else:

@@ -243,7 +243,7 @@ class Queries(Protocol):
         after_id: int = 0,
         limit: int | None = 1000,
     ) -> list[tuple[int, Envelope]]:
-        """Like `events()`, each event with its number in the trace.
+        """Like `events()`, but return each event with its number in the trace.
 
         At most `limit` events are returned. Pass the last number as `after_id` to continue.
         """
@@ -276,7 +276,7 @@ class Queries(Protocol):
         ...
 
     async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
-        """The replies made in the background by processes that have ended, in the order of their calls.
+        """Background replies of processes that have ended, in the order of their calls.
 
         Args:
             session_id: The id of a session; None means all calls, with or without a session.

@@ -47,14 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="stop the run if a check blocks for longer",
     )
     parser.add_argument("--list", action="store_true", help="list the checks without running them")
-    given = parser.parse_args(arguments)
-    chosen = [check for check in CHECKS if given.k in check.name]
-    if given.list:
+    options = parser.parse_args(arguments)
+    chosen = [check for check in CHECKS if options.k in check.name]
+    if options.list:
         sys.stdout.writelines(f"{check.section:<5}{check.name}\n" for check in chosen)
         return 0
     sys.path.insert(0, str(Path.cwd()))
     try:
-        kit = find_kit(given.kit)
+        kit = find_kit(options.kit)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for check in chosen:
         # Virtual time ends every wait. If the event loop itself is blocked, this timer ends the process with a
         # traceback.
-        faulthandler.dump_traceback_later(given.patience, exit=True)
+        faulthandler.dump_traceback_later(options.patience, exit=True)
         with contextlib.redirect_stdout(io.StringIO()):  # keep the adapters' log out of the table
             outcomes.append(run_check(check, kit))
     faulthandler.cancel_dump_traceback_later()

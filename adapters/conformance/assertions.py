@@ -145,8 +145,8 @@ def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, well: 
             require(
                 len(deltas) == len(events), f"thinking must have only thinking.delta, but the events are {events}"
             )
-            said = all(delta.text or delta.signature is not None for delta in deltas)
-            require(said, f"each delta must have text or the signature: {deltas}")
+            all_filled = all(delta.text or delta.signature is not None for delta in deltas)
+            require(all_filled, f"each delta must have text or the signature: {deltas}")
             early = [delta for delta in deltas[:-1] if delta.signature is not None]
             require(not early, f"only the last delta may be signed, but there is {early}")
             _same_text("its deltas", "".join(delta.text for delta in deltas), content.text)
@@ -292,8 +292,8 @@ def content_in_short(content: Sequence[ContentBlock]) -> list[object]:
 
 def expected_in_short(scene: Says) -> list[object]:
     """The expected content of a scene, without reasoning."""
-    said: list[object] = [scene.text] if scene.text else []
-    return said + [(name, given, False) for name, given in CALLS[: scene.calls]]
+    text: list[object] = [scene.text] if scene.text else []
+    return text + [(name, given, False) for name, given in CALLS[: scene.calls]]
 
 
 def in_short(response: CanonicalResponse) -> tuple[list[object], str]:

@@ -42,7 +42,7 @@ class Outcome:
     check: Check
     result: Literal["passed", "failed", "skipped"]
     reason: str = ""
-    """Why it was skipped or failed."""
+    """The reason why the check was skipped or failed; empty if it passed."""
     error: BaseException | None = field(default=None, repr=False)
     """The exception of a check that failed."""
 

@@ -160,7 +160,7 @@ class HttpKit(Kit):
         """Status and body of an error reply.
 
         Args:
-            condition: The reason, a name of `CONDITIONS`.
+            condition: The reason for the error, which is a name in `CONDITIONS`.
 
         Raises:
             NotShown: The provider has no such error.

@@ -318,7 +318,7 @@ Scene: TypeAlias = Says | Fails | Unreachable | Silent
 
 @dataclass
 class Stage:
-    """An adapter in front of its provider."""
+    """An adapter that is connected to a simulated provider."""
 
     adapter: ProviderAdapter
     """The adapter under test."""

@@ -53,9 +53,9 @@ async def the_request_names_the_model(kit: Kit) -> None:
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         await at.adapter.complete(at.request(max_output_tokens=77))
         request = sent(at)
-    said = request.url + request.body.decode()
+    sent_text = request.url + request.body.decode()
     if kit.names_model:
-        require(kit.model in said, f"{kit.model!r} is neither in the address nor in the body")
+        require(kit.model in sent_text, f"{kit.model!r} is neither in the address nor in the body")
     require(at.model not in request.body.decode(), f"the body has the prefixed name {at.model!r}")
     require("77" in request.body.decode(), "max_output_tokens is not in the body")
 
@@ -150,20 +150,23 @@ async def a_providers_ids_come_back_to_it(kit: Kit) -> None:
 @check("10", MESSAGES)
 async def a_tools_input_survives_the_round_trip(kit: Kit) -> None:
     """The input of a call in the history is sent unchanged: nested objects, arrays, every primitive."""
-    given: JsonObject = {
+    tool_input: JsonObject = {
         "nested": {"deep": [1, 2.5, {"x": None}]},
         "flag": True,
         "text": 'quo"te \\ ☃\n',
         "empty": {},
         "list": [],
     }
-    call = ToolUseBlock(id="tu_01J00000000000000000000009", name=CALLS[0][0], input=given)
+    call = ToolUseBlock(id="tu_01J00000000000000000000009", name=CALLS[0][0], input=tool_input)
     history = (Message.user("Hello"), Message.assistant([call]), Message.tool_result(call.id, "ok"))
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         calling(at)
         await at.adapter.complete(at.request(*history))
         body = sent_body(at)
-    require(_holds(body, given), f"{given} is not in the request, neither as an object nor as JSON text: {body}")
+    require(
+        _holds(body, tool_input),
+        f"{tool_input} is not in the request, neither as an object nor as JSON text: {body}",
+    )
 
 
 def _holds(value: object, wanted: JsonObject) -> bool:
@@ -336,7 +339,7 @@ async def body_of(kit: Kit, *, streamed: bool) -> JsonObject:
 
 @check("3.2", SETTINGS)
 async def a_hosts_own_field_joins_or_is_named(kit: Kit) -> None:
-    """A field of `provider_options` is sent together with the adapter's own, or is an error that names it."""
+    """A field of `provider_options` is sent together with the adapter's own fields, or an error names it."""
     name, value = "a_field_of_the_host", "its value"
     before = await body_of(kit, streamed=False)
     async with kit.stage(Says("Hi.", streamed=False)) as at:
@@ -375,9 +378,9 @@ async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
     whole, stream = await body_of(kit, streamed=False), await body_of(kit, streamed=True)
     others: JsonObject = {name: "another-model" for name, value in whole.items() if value == kit.model}
     for name in whole.keys() | stream.keys():
-        asked, otherwise = whole.get(name, False), stream.get(name, False)
-        if isinstance(asked, bool) and isinstance(otherwise, bool) and asked is not otherwise:
-            others[name] = otherwise
+        in_whole, in_stream = whole.get(name, False), stream.get(name, False)
+        if isinstance(in_whole, bool) and isinstance(in_stream, bool) and in_whole is not in_stream:
+            others[name] = in_stream
     if not others:
         raise NotShown("the body has neither the model nor the kind of reply")
     for name, value in others.items():
@@ -390,7 +393,7 @@ async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
 
 @check("3.2", SETTINGS)
 async def an_unknown_reasoning_effort_is_refused(kit: Kit) -> None:
-    """An unknown reasoning effort is an error that names it, before anything is sent."""
+    """An unknown reasoning effort is refused before anything is sent, by an error that names it."""
     for streamed in (False, True):
         async with kit.stage(Says("Hi.", streamed=streamed)) as at:
             error = await refusal(at, streamed=streamed, reasoning_effort=EFFORT)
@@ -404,15 +407,15 @@ async def every_warning_has_a_known_code(kit: Kit) -> None:
     """Every code of a warning is a `WarningCode`."""
     raw = ProviderRaw("somebody-else", {"type": "reasoning"}, "their-model")
     history = (Message.user("Hello"), Message.assistant([OpaqueBlock("server_tool", raw)]), Message.user("Go on"))
-    asked: list[dict[str, object]] = [
+    variants: list[dict[str, object]] = [
         {"temperature": 1.7, "top_p": 0.5, "seed": 7, "verbosity": "low", "user": "somebody"},
         {"frequency_penalty": 0.5, "presence_penalty": 0.5, "stop_sequences": (" ", "END")},
         {"output_schema": {"type": "object", "properties": {"a": {"type": "string"}}}},
         {"messages": history},
     ]
-    asked += [{"reasoning_effort": effort} for effort in EFFORTS]
+    variants += [{"reasoning_effort": effort} for effort in EFFORTS]
     codes: set[str] = set()
-    for fields in asked:
+    for fields in variants:
         async with kit.stage(Says("Hi.", streamed=False)) as at:
             try:
                 response = await at.adapter.complete(msgspec.structs.replace(at.request(), **fields))

@@ -80,9 +80,9 @@ async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
 async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
     """All events have the request's `message_id`. Without one, they share a new id."""
     async with kit.stage(Says("Hi."), Says("Hi.")) as at:
-        given = await read_events(at, at.request(message_id="msg_mine"))
+        events = await read_events(at, at.request(message_id="msg_mine"))
         made = await read_events(at, at.request(message_id=""))
-    require({event.message_id for event in given} == {"msg_mine"}, "message_id of the request was not used")
+    require({event.message_id for event in events} == {"msg_mine"}, "message_id of the request was not used")
     ids = {event.message_id for event in made}
     require(len(ids) == 1 and ids != {""}, f"the made up id is {ids}")
 

@@ -278,8 +278,8 @@ class HttpAdapter:
     async def find_batch(
         self, model: str, mark: str, count: int, since: int, *, key: str | None = None, known: Sequence[str] = ()
     ) -> BatchJob | None:
-        """Find a job by its mark, its `count` of requests, and its creation after `since`, in seconds since the
-        epoch; see `BatchAdapter.find_batch`.
+        """Find a job by its mark, its number of requests (`count`), and a creation time after `since`, in seconds
+        since the epoch; see `BatchAdapter.find_batch`.
         """
         batches = self._that_has(self._batches, "take batches")
         return await batches.find(self._wire_name(model), mark, count, since, key, known)

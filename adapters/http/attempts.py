@@ -77,7 +77,7 @@ class HttpAttempts:
     ended = False
     """Whether the request is over."""
     draining = False
-    """Whether a cancelled reply is being read for its usage, within `drain_for_usage`."""
+    """Whether a cancelled reply is being read to learn its usage, within `drain_for_usage`."""
     repaired = 0
     """The number of attempts that followed a repair or a new key. Such attempts don't count as retries."""
     rate_limit: RateLimitInfo | None = None
@@ -425,8 +425,8 @@ def _read(
     try:
         return read(body, headers)
     except StreamError as error:
-        said = StreamError(f"{client.name}: {error}", retryable=error.retryable)
-        raise error_inside(client, body) or said from error
+        stream_error = StreamError(f"{client.name}: {error}", retryable=error.retryable)
+        raise error_inside(client, body) or stream_error from error
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise error_inside(client, body) or client.unreadable(body, headers, error) from error
 
@@ -438,7 +438,7 @@ def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
 
 
 def was_not_processed(error: AdapterError) -> bool:
-    """Whether the provider certainly did not run a request that ended with this error."""
+    """Whether an error means that the provider certainly did not run the request."""
     status = error.provider_status
     if isinstance(error, NetworkError) and error.before_sending:
         return True

@@ -89,7 +89,7 @@ class HttpCall(HttpAttempts):
     # --- Sending ---
 
     async def complete_once(self) -> CanonicalResponse:
-        """Make one attempt with a whole reply."""
+        """Make one attempt without a stream, and return the response."""
         written = self.written or await self.write()
         client = self.client
         request = await self.prepare_request(written)

@@ -330,8 +330,8 @@ def _never_fits(message: str) -> bool:
     found = _ASKED_OF_LIMIT.search(message)
     if found is None:
         return False
-    limit, asked = (int(number.replace(",", "")) for number in found.groups())
-    return asked > limit
+    limit, requested = (int(number.replace(",", "")) for number in found.groups())
+    return requested > limit
 
 
 def _by_status(status: int) -> ErrorType:
@@ -369,14 +369,14 @@ def build_error(
         retryable = False
     if headers.get("x-should-retry") == "false":
         retryable = False
-    said = body.message or body.type or body.code or "no explanation"
+    explanation = body.message or body.type or body.code or "no explanation"
     code = body.detail_code or body.code or body.type or None
     hint = retry_after_seconds(headers, body.message, now_us)
     hint = body.retry_after if hint is None else hint
     if hint is None and status == 429:
         hint = reset_seconds(headers, now_us)
     error = kind(
-        f"{provider}: {said}" if status is None else f"{provider} returned {status}: {said}",
+        f"{provider}: {explanation}" if status is None else f"{provider} returned {status}: {explanation}",
         provider=provider,
         provider_status=status,
         provider_code=code,

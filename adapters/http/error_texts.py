@@ -173,11 +173,13 @@ def not_of_protocol(
     not retried.
     """
     kind = content_type(headers)
-    said = f"{name}: {found} of {host_of(url)} does not follow its protocol ({kind or 'no content type'}): {why}"
-    said += f"; it starts with {excerpt(body)!r}" if body.strip() else "; it is empty"
+    message = (
+        f"{name}: {found} of {host_of(url)} does not follow its protocol ({kind or 'no content type'}): {why}"
+    )
+    message += f"; it starts with {excerpt(body)!r}" if body.strip() else "; it is empty"
     if is_foreign(body, kind):
-        return StreamError(f"{said}; {_ADVICE}", retryable=False)
-    return StreamError(said)
+        return StreamError(f"{message}; {_ADVICE}", retryable=False)
+    return StreamError(message)
 
 
 def is_page(headers: Mapping[str, str]) -> bool:

@@ -56,7 +56,7 @@ def client_headers(sent: WireRequest, own: Mapping[str, str] = {}) -> dict[str, 
 
 
 class EventRelay:
-    """Passes the events of one attempt's reply on, unchanged.
+    """Forwards the events of one attempt's reply unchanged.
 
     Events are held until the first content, because an attempt may fail before it and be repeated.
 
@@ -96,7 +96,7 @@ class EventRelay:
         self._take((b"", body))
 
     def forwarding(self, decoder: BodyDecoder, repeats: Callable[[bytes], bool]) -> BodyDecoder:
-        """A decoder that passes its events on, except events that an earlier connection delivered."""
+        """Return a decoder that forwards its events, except events that an earlier connection delivered."""
         return _ForwardingDecoder(decoder, self, repeats)
 
     def event(self, event: SseEvent) -> None:

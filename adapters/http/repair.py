@@ -58,12 +58,12 @@ class Edit(msgspec.Struct, frozen=True):
     @property
     def in_words(self) -> str:
         """The change in words, as the end of a sentence that starts with "provider refused the request"."""
-        said = ".".join(self.path)
+        parameter = ".".join(self.path)
         if self.rename is not None:
-            return f"{said} was renamed to {self.rename}"
+            return f"{parameter} was renamed to {self.rename}"
         if self.value is not UNSET:
-            return f"{said} was set to {self.value!r}"
-        return f"{said} was left out" if self.entry is UNSET else f"{self.entry} of {said} was left out"
+            return f"{parameter} was set to {self.value!r}"
+        return f"{parameter} was left out" if self.entry is UNSET else f"{self.entry} of {parameter} was left out"
 
 
 def protocol_objects(value: Json) -> Iterator[JsonObject]:
@@ -212,22 +212,22 @@ def find_repair(
 def _messages(error: AdapterError) -> Iterator[str]:
     """Yield the message, and the message of an error inside it, because gateways wrap errors."""
     yield error.provider_message
-    said = unwrapped(error.provider_message)
-    if said != error.provider_message:
-        yield said
-    start = said.find("{")
+    unwrapped_message = unwrapped(error.provider_message)
+    if unwrapped_message != error.provider_message:
+        yield unwrapped_message
+    start = unwrapped_message.find("{")
     if start >= 0:
         try:
-            inner: Json = msgspec.json.decode(said[start:])
+            inner: Json = msgspec.json.decode(unwrapped_message[start:])
         except msgspec.DecodeError:
             return
         yield read_error_value(inner).message
 
 
 def _matched(patterns: Iterable[str], messages: Iterable[str]) -> re.Match[str] | None:
-    said = list(messages)
+    candidates = list(messages)
     for pattern in patterns:
-        for message in said:
+        for message in candidates:
             if match := re.fullmatch(pattern, message.strip(), re.DOTALL):
                 return match
     return None
@@ -382,5 +382,5 @@ def _with_tools_as_text(
     repaired = tuple(tools_as_text(request.messages, as_text, wire_ids or set()))
     if repaired == request.messages:
         return None
-    said = f"it did not accept a tool call or its result; {len(as_text)} of them were sent as text"
-    return Repair("tool_pairs", msgspec.structs.replace(request, messages=repaired), (), _warning(provider, said))
+    text = f"it did not accept a tool call or its result; {len(as_text)} of them were sent as text"
+    return Repair("tool_pairs", msgspec.structs.replace(request, messages=repaired), (), _warning(provider, text))

@@ -257,7 +257,9 @@ class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     give_up_after: float = 900.0
     """If all polls fail for this many seconds, the last error is raised. The job itself continues."""
     not_yet: int = 3
-    """The number of first polls at which "no such job" is ignored, because a new job may become visible late."""
+    """The number of polls, from the first, at which "no such job" is ignored. A new job may become visible
+    late.
+    """
 
     def schedule(self) -> RetryPolicy:
         """The waits between polls, as a `RetryPolicy`."""

@@ -47,10 +47,10 @@ Returns None if no JSON arrives; never raises.
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A provider's server, as configured."""
+    """The configured server of a provider."""
 
     provider: str
-    """The adapter's name, the prefix of its models' names."""
+    """The adapter's name, which is the prefix of its models' names."""
     base_url: str
     """The server's address, normalised."""
     config: AdapterConfig
@@ -91,13 +91,13 @@ class ChatWire(ABC):
     long_timeouts: bool = False
     """Whether the models usually run on slow machines; see `with_long_timeouts`."""
     echoes_beginning: bool = False
-    """Whether a continued reply may repeat its given start."""
+    """Whether a reply that continues a given start may repeat that start."""
     media_fields: frozenset[str] = frozenset()
     """The fields of media that the protocol supports: ``image.detail``, ``document.name``."""
     emulates_tools: bool = False
     """Whether tools are emulated by constrained output; `write_request` then gets requests without tools."""
     client_protocol: str = ""
-    """The `WireRequest.protocol` of bodies that this wire sends unchanged; empty for none."""
+    """The `WireRequest.protocol` of bodies that the wire sends unchanged; empty if there is none."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -212,7 +212,9 @@ class ChatWire(ABC):
         """Request the data that writing requests depends on, when the adapter starts."""
 
     def is_unknown(self, model: str) -> bool:
-        """Whether to await `learn_model` before a request to the model is written."""
+        """Whether the model's capabilities are unknown, so that `learn_model` must run before a request is
+        written.
+        """
         return False
 
     async def learn_model(self, model: str, look_up: LookUp) -> None:  # noqa: B027 (most servers need no requests)
@@ -245,7 +247,7 @@ class RunningCall(Protocol):
 
 
 class RunningCalls:
-    """The calls in progress, by weak references, so that a stream dropped by its reader is freed.
+    """The calls in progress, by weak references. So a stream that its reader drops is freed.
 
     Entries of freed calls are removed in bulk. A `WeakValueDictionary` would call a function for each, which costs
     more than all other work here.
@@ -260,7 +262,7 @@ class RunningCalls:
         return iter([call for call in found if call is not None and not call.ended])
 
     def add(self, request_id: str, call: RunningCall) -> None:
-        """Add a call, replacing an earlier one with its id."""
+        """Add a call. It replaces an earlier call with the same id."""
         if len(self._calls) >= self._look_at:
             self._calls = {name: entry for name, entry in self._calls.items() if entry() is not None}
             self._look_at = max(64, 2 * len(self._calls))

@@ -59,7 +59,7 @@ before a retry.
 
 
 class HttpJobs:
-    """A provider's jobs of one kind, on the client of its conversations."""
+    """A provider's jobs of one kind. They use the adapter's `HttpClient`."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -145,7 +145,7 @@ class _Written(NamedTuple):
 
 
 class HttpEmbeddings:
-    """A provider's embeddings, on the client of its conversations."""
+    """A provider's embeddings. They use the adapter's `HttpClient`."""
 
     def __init__(self, client: HttpClient, wire: EmbeddingWire) -> None:
         self._client = client
@@ -244,7 +244,7 @@ class EmbeddingOnlyWire(ChatWire):
 
 
 class HttpImages:
-    """A provider's images, on the client of its conversations."""
+    """A provider's images. They use the adapter's `HttpClient`."""
 
     def __init__(self, client: HttpClient, wire_of: Callable[[str], ImageWire]) -> None:
         self._client = client

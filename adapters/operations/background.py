@@ -275,7 +275,7 @@ class BackgroundCall(HttpCall):
                 await self._broken(error)
 
     async def _missing(self, normaliser: NumberedNormaliser) -> list[StreamEvent]:
-        """Poll a reply that has no stream until it is complete, and return its missing events."""
+        """Poll a reply without a stream until the reply is complete, and return the missing events."""
         reply, body = await self._looked()
         self._reply = reply
         try:
@@ -315,7 +315,7 @@ class BackgroundCall(HttpCall):
             raise self._unless_unknown(error) from error
 
     def _unless_unknown(self, error: AdapterError) -> AdapterError:
-        """The error, or OutcomeUnknownError if the request was sent and its reply may be in progress."""
+        """Return the error, or OutcomeUnknownError if the request was sent and a reply may be in progress."""
         if self.response_id or self.cancelled or was_not_processed(error):
             return error
         message = f"{self.client.name}: the request was sent. Its reply may run in the background and be billed"

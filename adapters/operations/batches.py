@@ -56,7 +56,7 @@ _READS = 5
 
 
 class HttpBatches(HttpJobs):
-    """A provider's batches, on the client of its conversations."""
+    """A provider's batches. They use the adapter's `HttpClient`."""
 
     def __init__(self, client: HttpClient, wire: BatchWire) -> None:
         super().__init__(client)
@@ -191,10 +191,10 @@ class HttpBatches(HttpJobs):
         other.
         """
         client = self._client
-        asked = CallRequest(
+        call_request = CallRequest(
             request_id=client.clock.new_id("req"), model=f"{client.name}:batch", max_retries=0, key=job.key
         )
-        attempts = HttpAttempts(client, asked, None)
+        attempts = HttpAttempts(client, call_request, None)
         try:
             await attempts.run(partial(downloads.run, attempts))
         except AdapterError as error:
@@ -239,7 +239,7 @@ class _Outcomes(Sequence[BatchOutcome]):
 
 
 def bare_request(request_id: str, model: str) -> CanonicalRequest:
-    """A request without messages, for reading a result by its id alone."""
+    """A request without messages, with which a result can be read by its id."""
     return CanonicalRequest(request_id=request_id, model=model, messages=(), max_output_tokens=1)
 
 

@@ -221,7 +221,7 @@ def sniffed(data: bytes) -> str | None:
 
 
 def pieces(images: int) -> TokenUsage:
-    """The usage of images from a provider without token counts."""
+    """The usage of images, if the provider counts no tokens."""
     return TokenUsage(details={"image": images})
 
 

@@ -123,8 +123,8 @@ class OpenAIImages(msgspec.Struct, frozen=True):
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
         reply = _decode_images(body)
         images = reply.data or []
-        asked = reply.output_format or request.output_format or "png"
-        media_type = _MEDIA_TYPES.get(asked, f"image/{asked}")
+        output_format = reply.output_format or request.output_format or "png"
+        media_type = _MEDIA_TYPES.get(output_format, f"image/{output_format}")
         found = [image for image in (_image(each, media_type) for each in images) if image is not None]
         return ImageReply(found, read_usage(reply.usage), reply.model, reply.id)
 
@@ -160,18 +160,25 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
         return TokenUsage(
             reported_cost_nano_usd=cost, upstream_cost_nano_usd=upstream, raw=msgspec.Raw(bytes(raw))
         )
-    given, made = _object(usage.get("input_tokens_details")), _object(usage.get("output_tokens_details"))
+    input_details, output_details = (
+        _object(usage.get("input_tokens_details")),
+        _object(usage.get("output_tokens_details")),
+    )
     seen_before = _object(usage.get("cached_tokens_details"))
-    read = _count(usage, "cached_tokens") or _count(given, "cached_tokens")
+    read = _count(usage, "cached_tokens") or _count(input_details, "cached_tokens")
     source = source_of(
-        *((read, tokens), (_count(given, "image_tokens"), tokens), (_count(made, "image_tokens"), output)),
+        *(
+            (read, tokens),
+            (_count(input_details, "image_tokens"), tokens),
+            (_count(output_details, "image_tokens"), output),
+        ),
         raw=raw,
     )
     cached = min(tokens, read)
     cached_images = min(cached, _count(seen_before, "cached_image_tokens"))
-    images = max(0, min(tokens, _count(given, "image_tokens")) - cached_images)
+    images = max(0, min(tokens, _count(input_details, "image_tokens")) - cached_images)
     # If the output is not divided, all of it counts as image tokens.
-    drawn = min(output, _count(made, "image_tokens")) if made else output
+    drawn = min(output, _count(output_details, "image_tokens")) if output_details else output
     return TokenUsage(
         input_tokens=tokens - cached,
         output_tokens=output,
@@ -314,8 +321,8 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
             warning_text = f"the job's status is {video.status!r}, which is unknown. It is treated as in progress"
             warnings = (CallWarning(WarningCode.UNKNOWN_STATUS, warning_text),)
         named = video.model or model
-        said = VideoTerms(_seconds(video.seconds) or terms.seconds, video.size or terms.size, terms.audio)
-        made = known_terms(said, self.capabilities(named))
+        reported = VideoTerms(_seconds(video.seconds) or terms.seconds, video.size or terms.size, terms.audio)
+        made = known_terms(reported, self.capabilities(named))
         return VideoJob(
             id=video.id,
             model=f"{provider}:{named}",
@@ -355,8 +362,8 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         return found
 
     def _error(self, error: _Error | None, provider: str) -> AdapterError:
-        said = error or _Error()
-        body = ErrorBody(type=said.type or "", code=said.code or "", message=said.message or "")
+        details = error or _Error()
+        body = ErrorBody(type=details.type or "", code=details.code or "", message=details.message or "")
         found = error_without_status(body, self.codes, provider)
         found.retryable = False  # the job has failed permanently, so repeating the request does not help
         return found

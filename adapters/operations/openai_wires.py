@@ -103,7 +103,7 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     path: str = PATH
     """The path below the base URL."""
     dimensions_field: str = "dimensions"
-    """The wire's field for dimensions."""
+    """The name of the request field for the dimensions."""
     base64: bool = True
     """Whether vectors are available in base64."""
     tokens: bool = True
@@ -154,7 +154,7 @@ def read_reply(body: bytes) -> EmbeddingReply:
 
 
 def _in_order(items: Sequence[_Item]) -> list[Vector]:
-    """The vectors by `index`, or in their order if all indexes are equal or missing."""
+    """Sort vectors by `index`. They keep their order if all indexes are equal or missing."""
     places = [item.index for item in items]
     if len(set(places)) <= 1:
         return [read_vector(item.embedding) for item in items]
@@ -369,7 +369,7 @@ class OpenAIBatches(FileBatches, frozen=True, kw_only=True):
     JOBS: ClassVar[str] = "batches"
 
     endpoint: str
-    """The endpoint of all requests of a job, in its lines."""
+    """The endpoint that every line of a job names."""
     window: str = "24h"
     """The largest duration of a job, in the provider's form."""
     limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=200 * 1000 * 1000)

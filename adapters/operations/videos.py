@@ -42,7 +42,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class HttpVideos(HttpJobs):
-    """A provider's videos, on the client of its conversations."""
+    """A provider's videos. They use the adapter's `HttpClient`."""
 
     def __init__(self, client: HttpClient, wire: VideoWire) -> None:
         super().__init__(client)

@@ -58,7 +58,7 @@ All protocols share this table, because gateways pass such reasons on unchanged.
 
 
 def failed_end(reason: str | None, provider: str) -> AdapterError | None:
-    """The error of a stop reason; None for a regular end, or without a reason."""
+    """The error that a stop reason means; None if the reason means a regular end or is missing."""
     kind = FAILED_ENDS.get((reason or "").lower())
     if kind is None:
         return None
@@ -157,7 +157,7 @@ class Assembler:
                 block.raw = raw
 
     def signature(self, key: Key, signature: str, *, raw: JsonObject | None = None) -> None:
-        """Add the signature of a reasoning block, for its last delta."""
+        """Set the signature of a reasoning block. The block's last delta contains it."""
         block = self._fragment(key, "thinking", "", implicit_end=False)
         block.signature = signature
         if raw is not None:
@@ -212,18 +212,20 @@ class Assembler:
             block.final_input = final_input
 
     def replace_arguments(self, key: Key, text: str) -> None:
-        """Replace a call's arguments, if the new ones are a JSON object."""
+        """Replace a call's arguments, if the new arguments are a JSON object."""
         block = self._by_key.get(key)
-        given = parse_arguments(text).value
-        if block is None or block.kind != "tool" or block.closed or given is None:
+        arguments = parse_arguments(text).value
+        if block is None or block.kind != "tool" or block.closed or arguments is None:
             return
-        if given != (block.final_input if block.final_input is not None else parse_arguments(block.text).value):
-            block.final_input = given
+        if arguments != (
+            block.final_input if block.final_input is not None else parse_arguments(block.text).value
+        ):
+            block.final_input = arguments
             message = f"the arguments for {block.tool_name!r} at the end of the call differ from the streamed ones"
             self.warn(WarningCode.ARGUMENTS_REPLACED, message)
 
     def block_raw(self, key: Key, raw: JsonObject) -> None:
-        """Set the provider's data of a block, if they arrive after its start."""
+        """Set the provider's data of a block, if the data arrives after the block's start."""
         block = self._by_key.get(key)
         if block is not None and not block.closed:
             block.raw = raw

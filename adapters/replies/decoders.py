@@ -49,7 +49,7 @@ def is_whole(text: str) -> bool:
 
 
 def may_become_json(text: str) -> bool:
-    """Whether a text is a JSON value or a prefix of one."""
+    """Whether a text is a JSON value, or the start of a JSON value."""
     expected, closers = "value", ""
     at, token_at = 0, re.compile(_TOKEN, re.DOTALL).match
     while at < len(text):
@@ -110,7 +110,7 @@ _NO_NUMBER = rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)'
 
 
 class RepairedBody(NamedTuple):
-    """A repaired body that may decode."""
+    """A body after repairs. It may still be invalid JSON."""
 
     text: bytes
     replaced: tuple[str, ...]
@@ -160,7 +160,7 @@ class BodyDecoder(Protocol):
 
 
 def looks_like_events(body: bytes) -> bool:
-    """Whether a body starts like server-sent events, independent of its content type."""
+    """Whether a body starts like server-sent events. The content type is ignored."""
     return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
         (b"data:", b"data ", b"data{", b"event:", b"error:", b"id:", b"retry:", b":")
     )

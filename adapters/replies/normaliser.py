@@ -68,7 +68,7 @@ class EventNormaliser(ABC):
         return False
 
     def pass_on(self, chunk: bytes) -> None:
-        """Decode data after the end of the reply, for the relay of its events."""
+        """Decode data that arrives after the end of the reply, so that the relay can forward its events."""
         self._decoder.feed(chunk)
 
     @abstractmethod

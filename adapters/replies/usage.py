@@ -49,7 +49,7 @@ _WRITES = frozenset(
 
 
 def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[int, int]:
-    """Tokens written to a cache, and the part of them for an hour.
+    """Return the tokens written to a cache, and how many of them were written for an hour.
 
     The fields may be inside or outside of the prompt's details. A field is `cache_write_tokens` (OpenRouter,
     OpenAI), `cache_creation_tokens` (LiteLLM), or has Anthropic's name (also Qwen).
@@ -109,7 +109,7 @@ _UPSTREAM_PARTS = (
     ("upstream_inference_prompt_cost", "upstream_inference_completions_cost"),
     ("upstream_inference_input_cost", "upstream_inference_output_cost"),
 )
-"""The parts of the upstream cost, if it has no total: on Chat, on Responses."""
+"""The fields of the upstream cost's parts, in Chat and in Responses, for replies without a total."""
 
 
 class StatedCost(NamedTuple):
@@ -168,7 +168,7 @@ def _dollars(value: Json) -> int | None:
 
 
 def only_written(cached: int, written: int, prompt: int) -> int:
-    """The tokens written to the cache and not read from it.
+    """The tokens that were written to the cache but not read from it.
 
     For Gemini, OpenRouter reports the same tokens as read and as written, so that their sum exceeds the prompt.
     The counts must be disjoint, so such tokens count as read.

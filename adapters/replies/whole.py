@@ -213,15 +213,15 @@ def text_alone(assembler: Assembler) -> str | None:
 
 
 def continued(broken: Assembler, *, echoes: bool) -> ContinuedAssembler:
-    """An assembler for the rest of a reply that broke off in its text."""
-    said = text_alone(broken)
-    assert said is not None
+    """Return an assembler for the rest of a reply that broke off in its text."""
+    partial_text = text_alone(broken)
+    assert partial_text is not None
     rest = ContinuedAssembler.__new__(ContinuedAssembler)
     rest.__dict__.update(broken.__dict__)
-    beginning = said.rstrip()
-    rest._before, rest._shown, rest._joins = said, "", True
+    beginning = partial_text.rstrip()
+    rest._before, rest._shown, rest._joins = partial_text, "", True
     rest._echo = beginning if echoes else ""
-    rest._space = said[len(beginning) :]
+    rest._space = partial_text[len(beginning) :]
     rest.warnings = list(broken.warnings)
     rest._ready, rest._held, rest._by_key = [], [], {}
     rest._done = copy.copy(broken._done)

@@ -156,7 +156,7 @@ def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
 
 
 def plain_type(media_type: str) -> str:
-    """A media type in lower case without parameters, as servers compare it."""
+    """A media type in lower case without parameters, for comparisons."""
     bare = media_type.partition(";")[0].strip().lower()
     return "image/jpeg" if bare == "image/jpg" else bare
 
@@ -466,8 +466,8 @@ def _is_text(block: ContentBlock, calls: Mapping[str, ToolUseBlock], wire_ids: C
 def _as_text(call: ToolUseBlock, result: ToolResultBlock) -> Message:
     arguments = msgspec.json.encode(call.input, order="deterministic").decode()
     how = "failed" if result.is_error else "answered"
-    said = TextBlock(f"The tool {call.name} was called with {arguments} and {how}:")
+    introduction = TextBlock(f"The tool {call.name} was called with {arguments} and {how}:")
     if isinstance(result.content, str):
-        return Message.user((said, TextBlock(result.content)))
+        return Message.user((introduction, TextBlock(result.content)))
     content: tuple[ResultPart, ...] = result.content
-    return Message.user((said, *content))
+    return Message.user((introduction, *content))

@@ -82,8 +82,8 @@ def _answer_schema(request: CanonicalRequest) -> JsonObject:
 
 def _asked_to_answer(request: CanonicalRequest) -> CanonicalRequest:
     last = request.messages[-1]
-    asked = msgspec.structs.replace(last, content=(*last.content, TextBlock(ANSWER_NOW)))
-    return msgspec.structs.replace(request, messages=(*request.messages[:-1], asked))
+    message = msgspec.structs.replace(last, content=(*last.content, TextBlock(ANSWER_NOW)))
+    return msgspec.structs.replace(request, messages=(*request.messages[:-1], message))
 
 
 ANSWER_NOW = "Now answer the question in plain words."
@@ -224,7 +224,7 @@ _BEGUN_CALL = re.compile(r'\s*\{\s*"tool"\s*:\s*"([^"]+)"')
 
 
 def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalResponse:
-    """The response with its JSON parsed as a call or an answer."""
+    """Parse the JSON of a response, and return a response with a call or an answer."""
     kept = tuple(block for block in response.content if not isinstance(block, TextBlock))
     decision = read_decision(response.text)
     if decision.kind == "answer":
@@ -263,7 +263,7 @@ def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) ->
 
 
 def _losses(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
-    """A loss for each call and result in the history, because it is sent as text."""
+    """Yield a loss for each call and result in the history, because both are sent as text."""
     reason = "tools are emulated, so it is sent as text"
     for message in request.messages:
         for block in message.content:

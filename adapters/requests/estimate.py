@@ -46,9 +46,9 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     """Tokens for each part of a request. The fields up to `document` are in the order of `count`."""
 
     request: float = 3.0
-    """Tokens of a request, independent of its content."""
+    """Tokens that each request has in addition to its content."""
     message: float = 4.0
-    """Tokens of a message without its content."""
+    """Tokens that each message has in addition to its content."""
     system: float = 2.0
     """Tokens of a system prompt without its text."""
     tools: float = 10.0
@@ -306,8 +306,8 @@ def _properties(schema: Json) -> int:
     match schema:
         case dict():
             own = schema.get("properties")
-            here = len(own) if isinstance(own, dict) else 0
-            return here + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
+            count = len(own) if isinstance(own, dict) else 0
+            return count + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
         case list():
             return sum(_properties(value) for value in schema)
         case _:

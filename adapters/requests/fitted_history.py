@@ -66,7 +66,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities of a provider that matter for a history."""
 
     provider: str
-    """The adapter's name, which marks its own opaque data."""
+    """The adapter's name, which identifies its own opaque data."""
     model: str | None = None
     """The model, if reasoning can be sent back only to the model that wrote it. None if any model of the provider
     accepts it.
@@ -156,7 +156,7 @@ class FittedHistory(msgspec.Struct, frozen=True):
     tool_ids: dict[str, str]
     """The ids of tool calls on the wire, by Callboard's ids."""
     tool_names: dict[str, str]
-    """The names of the tools, by Callboard's ids of their calls."""
+    """The name of the tool of each call, by Callboard's id of the call."""
     losses: tuple[Loss, ...]
     session_id: str = ""
     adapter: str = ""
@@ -215,7 +215,9 @@ class FittedHistory(msgspec.Struct, frozen=True):
 
 
 RECENT = 4
-"""The number of last plain messages that are not cached as JSON, because a wire may mark or join them."""
+"""The number of messages at the end of the plain history that are not cached as JSON, because a wire may mark or
+join them.
+"""
 
 
 def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonObject]) -> tuple[list[Json], int]:
@@ -303,7 +305,7 @@ def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: 
 
 
 def is_own_image(block: ImageBlock, target: Target) -> bool:
-    """Whether the target made an image and accepts it back as its own."""
+    """Whether the target made an image, and accepts it back as its own image."""
     raw = block.provider_raw
     if not target.replays_images or raw is None or not _is_own(raw, target):
         return False

@@ -180,7 +180,7 @@ def _legal_name(name: str) -> str:
 
 FAILED_SILENTLY = "The tool failed without an error text."
 NO_OUTPUT = "(no output)"
-"""Replaces a tool's result without visible text, for servers that reject it."""
+"""The text that replaces a result without visible text, for servers that reject such a result."""
 BEGINNING = "(The conversation starts with a message of the assistant.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
 """The text that precedes another model's image in a user message."""
@@ -263,8 +263,8 @@ class _Fitter:
         system = [repair_text(prompt)] if prompt.strip() else []  # Anthropic refuses a blank system text
         self.instructions = [message for message in self.rest if message.role in hoisted]
         for role in hoisted if self.instructions else ():
-            said = [self._instruction(message) for message in self.instructions if message.role is role]
-            system += [text for text in said if text.strip()]
+            texts = [self._instruction(message) for message in self.instructions if message.role is role]
+            system += [text for text in texts if text.strip()]
         return "\n\n".join(system) or None
 
     def _instruction(self, message: Message) -> str:
@@ -284,8 +284,8 @@ class _Fitter:
         if not marked:
             return ()
         if self.target.takes_system and self.target.takes_system_parts:
-            said = self.request.system_prompt or ""
-            prompt = [TextBlock(repair_text(said))] if said.strip() else []
+            text = self.request.system_prompt or ""
+            prompt = [TextBlock(repair_text(text))] if text.strip() else []
             texts = (msgspec.structs.replace(block, text=repair_text(block.text)) for _, block in parts)
             return (*prompt, *texts)
         for message, block in marked:

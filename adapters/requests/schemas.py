@@ -22,7 +22,7 @@ removed, too.
 """
 
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
-"""Keywords with an object of schemas by name as their value."""
+"""Keywords whose value is an object that contains schemas by name."""
 
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _ONE_OR_NONE = ("additionalItems", "unevaluatedItems", "unevaluatedProperties")
@@ -74,7 +74,7 @@ def _normalised(schema: JsonObject) -> JsonObject:
 
 
 def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject]) -> JsonObject:
-    """A copy of a schema with its direct subschemas changed."""
+    """Copy a schema, and apply `change` to its direct subschemas."""
     changed = dict(schema)
     for name in _NAMED:
         if isinstance(named := changed.get(name), dict):
@@ -151,7 +151,7 @@ def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
 
 
 def merge_all_of(schema: JsonObject) -> JsonObject:
-    """A schema with its allOf merged. Contradictory parts stay in allOf, and are later written as text."""
+    """Merge the allOf of a schema. Contradictory parts stay in allOf, and are later written as text."""
     parts = schema["allOf"]
     merged = {name: value for name, value in schema.items() if name != "allOf"}
     left: list[Json] = []
@@ -255,7 +255,7 @@ def _typed(schema: JsonObject) -> JsonObject:
 
 
 def _distributed(alternatives: list[JsonObject], kind: Json) -> list[Json]:
-    """The alternatives, each with the parent's type if it has none."""
+    """Give each alternative the parent's type if it has none."""
     return [
         part
         if kind is None or not {"type", "$ref", "anyOf", "oneOf", "enum", "const"}.isdisjoint(part)

@@ -218,14 +218,14 @@ def stated_limit(messages: Iterable[str], asked: int) -> int | None:
 
 
 def _limit(match: re.Match[str]) -> int:
-    said = match.groupdict()
-    if said.get("limit"):
-        return int(said["limit"])
-    if said.get("beyond"):
-        return int(said["beyond"]) - 1
-    if said.get("parts"):
-        return int(said["window"]) - sum(map(int, re.findall(r"\d+", said["parts"])))
-    return int(said["window"]) - int(said["used"])
+    groups = match.groupdict()
+    if groups.get("limit"):
+        return int(groups["limit"])
+    if groups.get("beyond"):
+        return int(groups["beyond"]) - 1
+    if groups.get("parts"):
+        return int(groups["window"]) - sum(map(int, re.findall(r"\d+", groups["parts"])))
+    return int(groups["window"]) - int(groups["used"])
 
 
 CUSTOM = "custom"

@@ -125,9 +125,9 @@ class _Writer:
         required = _required(schema)
         properties: JsonObject = {}
         for name, value in _mapping(schema.get("properties")).items():
-            here = f"{path}.properties.{name}"
-            original = _schema(value, here)
-            written = self.write(original, here, depth + 1)
+            property_path = f"{path}.properties.{name}"
+            original = _schema(value, property_path)
+            written = self.write(original, property_path, depth + 1)
             if name not in required and not _takes_null(original, self._root):
                 written = _nullable(written)
                 self.adds_nulls = True
@@ -173,7 +173,7 @@ def _reference(schema: JsonObject, path: str) -> JsonObject:
 
 
 def _inlined(schema: JsonObject, path: str) -> JsonObject:
-    """A schema with its only allOf alternative merged."""
+    """Merge the only alternative of a schema's allOf."""
     parts = schema["allOf"]
     if not isinstance(parts, list) or len(parts) != 1:
         raise NotStrict(f"{path}: strict mode has no allOf")

@@ -25,85 +25,86 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     """
 
     lower: float = 0.03
-    """A small ASCII letter."""
+    """Tokens for a small ASCII letter."""
     upper: float = 0.2
-    """A capital ASCII letter."""
+    """Tokens for a capital ASCII letter."""
     digit: float = 0.2
-    """An ASCII digit."""
+    """Tokens for an ASCII digit."""
     triple: float = 0.4
-    """Three digits in a row."""
+    """Tokens for three digits in a row."""
     joint: float = 0.8
-    """One of ``._-/(``, which tokenizers join to the next word."""
+    """Tokens for one of ``._-/(``, which tokenizers join to the next word."""
     mark: float = 0.6
-    """Any other ASCII mark."""
+    """Tokens for any other ASCII mark."""
     space: float = 0.05
-    """A space."""
+    """Tokens for a space."""
     line: float = 0.7
-    """A line break, or a tab."""
+    """Tokens for a line break, or a tab."""
     word: float = 0.8
-    """A word after a space."""
+    """Tokens for a word after a space."""
     capital_word: float = 0.8
-    """A word with a capital after a space."""
+    """Tokens for a word with a capital after a space."""
     glued_word: float = 0.8
-    """A word after a mark."""
+    """Tokens for a word after a mark."""
     glued_capital: float = 0.8
-    """A word with a capital after a mark."""
+    """Tokens for a word with a capital after a mark."""
     camel: float = 0.8
-    """A capital after a small letter."""
+    """Tokens for a capital after a small letter."""
     capitalised: float = 0.0
-    """A capital followed by three small letters."""
+    """Tokens for a capital followed by three small letters."""
     capital_pair: float = -0.2
-    """Two capitals in a row."""
+    """Tokens for two capitals in a row."""
     digit_after: float = 0.8
-    """A digit after a letter."""
+    """Tokens for a digit after a letter."""
     letter_after: float = 0.3
-    """A letter after a digit."""
+    """Tokens for a letter after a digit."""
     number: float = 0.6
-    """A number after anything else."""
+    """Tokens for a number after another kind of character."""
     mark_pair: float = -0.5
-    """Two marks in a row."""
+    """Tokens for two marks in a row."""
     mark_run: float = -0.5
-    """Eight marks of one kind in a row."""
+    """Tokens for eight marks of one kind in a row."""
     space_pair: float = -0.05
-    """Two spaces in a row."""
+    """Tokens for two spaces in a row."""
     indent: float = 0.5
-    """A line that starts with a space."""
+    """Tokens for a line that starts with a space."""
     long_word: float = 1.5
-    """Eight small letters in a row."""
+    """Tokens for eight small letters in a row."""
     foreign: float = 3.0
-    """A short word of a language other than English in Latin letters. Such languages have fewer common long words.
-    The word is counted only in texts with characters beyond ASCII.
+    """Tokens for a short word of a language other than English in Latin letters. Such languages have fewer common
+    long words. The word is counted only in texts with characters beyond ASCII.
     """
     latin: float = 0.6
-    """A character of western Europe beyond ASCII."""
+    """Tokens for a character of western Europe beyond ASCII."""
     far_latin: float = 1.5
-    """A character of the rest of the Latin script."""
+    """Tokens for a character of the rest of the Latin script."""
     stacked: float = 1.0
-    """A letter with two accents, as in Vietnamese, or a character of a script without its own field."""
+    """Tokens for a letter with two accents, as in Vietnamese, or a character of a script without a separate field.
+    """
     greek: float = 0.6
-    """A Greek character."""
+    """Tokens for a Greek character."""
     cyrillic: float = 0.35
-    """A Cyrillic character."""
+    """Tokens for a Cyrillic character."""
     hebrew: float = 0.7
-    """A Hebrew character."""
+    """Tokens for a Hebrew character."""
     arabic: float = 0.5
-    """An Arabic character."""
+    """Tokens for an Arabic character."""
     hindi: float = 0.6
-    """A character of a script of India."""
+    """Tokens for a character of a script of India."""
     thai: float = 0.6
-    """A Thai character."""
+    """Tokens for a Thai character."""
     sign: float = 1.5
-    """An arrow, a bullet or a typographic mark."""
+    """Tokens for an arrow, a bullet or a typographic mark."""
     kana: float = 0.8
-    """A Japanese kana, or a mark of Chinese or Japanese."""
+    """Tokens for a Japanese kana, or a mark of Chinese or Japanese."""
     han: float = 0.8
-    """A Chinese character."""
+    """Tokens for a Chinese character."""
     wide_mark: float = 1.0
-    """A mark as wide as a Chinese character."""
+    """Tokens for a mark as wide as a Chinese character."""
     hangul: float = 0.8
-    """A Korean syllable."""
+    """Tokens for a Korean syllable."""
     emoji: float = 1.8
-    """An emoji."""
+    """Tokens for an emoji."""
 
 
 _SAMPLED = 2048

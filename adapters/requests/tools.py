@@ -76,7 +76,7 @@ def _fold(schema: JsonObject) -> FoldedSchema:
 
 
 def _resolved(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject:
-    """A schema with a reference replaced by its definition."""
+    """Replace the reference in a schema by its definition."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or depth > _MOST_REFERENCES:
         return schema
@@ -100,10 +100,10 @@ def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonOb
         if inner is not None:
             kept = _both(kept, inner)
     for name in ("anyOf", "oneOf"):
-        given = _schemas(schema.get(name))
-        if not given:
+        parts = _schemas(schema.get(name))
+        if not parts:
             continue
-        found = (_folded(part, known, depth + 1) for part in given)
+        found = (_folded(part, known, depth + 1) for part in parts)
         alternatives = [part for part in found if part is not None]
         if not alternatives:
             if "properties" not in kept:
@@ -171,8 +171,8 @@ def _any(schemas: list[Json]) -> Json:
         typed: JsonObject = (
             {"type": kinds[0]} if kinds[0] is not None and kinds.count(kinds[0]) == len(kinds) else {}
         )
-        said = next((s["description"] for s in schemas if isinstance(s, dict) and "description" in s), None)
-        return {**typed, "enum": values, **({} if said is None else {"description": said})}
+        description = next((s["description"] for s in schemas if isinstance(s, dict) and "description" in s), None)
+        return {**typed, "enum": values, **({} if description is None else {"description": description})}
     if any(schema is True or schema == {} for schema in schemas):
         return {}
     return {"anyOf": schemas}

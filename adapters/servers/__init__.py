@@ -58,7 +58,7 @@ def data(name: str) -> bytes:
 
 
 def notes(kind: Kind | None = None) -> Iterator[Note]:
-    """All notes, or those of one kind, in the order of the files."""
+    """All notes, or the notes of one kind, in the order of the files."""
     decoder = msgspec.json.Decoder(Note)
     for each, name in FILES.items():
         if kind in (None, each):

@@ -37,7 +37,7 @@ def normalise_base_url(url: str) -> str:
 
 
 def host_of(url: str) -> str:
-    """Host and port, without other parts of an address such as a key."""
+    """The host and port of an address. Other parts may contain a key."""
     try:
         parts = urlsplit(url)
         found = parts.hostname or ""
@@ -92,8 +92,8 @@ def _too_much(parts: SplitResult) -> str | None:
     if "@" in parts.netloc:
         return "has a user or a password. Put a key into api_key, and other credentials into extra_headers"
     if parts.query or parts.fragment:
-        said = "a query, which can't be followed by paths" if parts.query else "a fragment, which is never sent"
-        return f"has {said}. Put parameters into provider_options or options, and a key into api_key"
+        excess = "a query, which can't be followed by paths" if parts.query else "a fragment, which is never sent"
+        return f"has {excess}. Put parameters into provider_options or options, and a key into api_key"
     return None
 
 

@@ -143,7 +143,7 @@ class Pool:
 
     @property
     def in_use(self) -> int:
-        """The connections with a request or a reply."""
+        """The number of connections that are being opened or are not idle."""
         return self._opening + len(self._open) - len(self._idle)
 
     @property
@@ -295,7 +295,7 @@ class Http1Transport:
 
 
 def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
-    """Callboard's own connections, or those of the host's client."""
+    """Make a transport with Callboard's own connections, or with the host's client."""
     if client is None:
         return HttpTransport()
     from .httpx_transport import ClientTransport

@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether it can't send any more requests."""
+        """Whether the connection can't send any more requests."""
         return self._ended
 
     @property
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         return reply
 
     async def _send(self, head: bytes, body: bytes) -> None:
-        """Send a large body as fast as the server reads it. Stop if the server rejects it early."""
+        """Send a large body as fast as the server reads it. Stop if the server rejects the request early."""
         self._sent = False
         self._transport.write(head)
         view = memoryview(body)

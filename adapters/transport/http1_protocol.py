@@ -22,7 +22,7 @@ import httptools
 from .transport import check_sendable, unsendable
 
 MOST_HEAD_BYTES = 100 * 1024
-"""The largest number of consecutive bytes without body data, such as headers, early hints, trailers and chunk
+"""The largest number of consecutive bytes that are not body data, such as headers, early hints, trailers and chunk
 extensions.
 """
 
@@ -199,9 +199,9 @@ def target_of(url: str) -> Target:
     try:
         return _parsed(url)
     except (ValueError, KeyError) as error:  # UnicodeError is a ValueError, and idna's errors are UnicodeErrors
-        said = type(error).__name__
+        reason = type(error).__name__
     # raised outside of `except`: the original error would become the context, and may quote a key
-    raise unsendable(said)
+    raise unsendable(reason)
 
 
 def write_head(method: str, target: Target, headers: Mapping[str, str], length: int) -> bytes:

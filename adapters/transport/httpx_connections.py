@@ -57,7 +57,7 @@ class _Whole:
 
 class Line:
     received = False
-    """Whether a byte has arrived since this was last set to False."""
+    """Whether a byte has arrived since this attribute was last set to False."""
 
 
 class AgedConnectionError(httpcore.NetworkError):
@@ -173,7 +173,7 @@ class _Stream(Protocol):
 
 
 class _Connection(httpcore.AsyncHTTPConnection):
-    """A connection that raises AgedConnectionError if it broke because it was kept too long."""
+    """A connection that raises AgedConnectionError if it broke after it was kept idle for too long."""
 
     def __init__(
         self,

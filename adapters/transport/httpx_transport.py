@@ -51,16 +51,16 @@ def translate(error: Exception, url: str = "") -> AdapterError:
 
     if isinstance(error, AdapterError):
         return error
-    said, host = str(error) or type(error).__name__, host_of(url)
+    reason, host = str(error) or type(error).__name__, host_of(url)
     match error:
         case httpx.ConnectTimeout() | httpx.PoolTimeout() | httpcore.ConnectTimeout() | httpcore.PoolTimeout():
             return not_in_time(host)
         case httpx.TimeoutException() | httpcore.TimeoutException():
-            return RequestTimeoutError(f"{host} took too long: {said}")
+            return RequestTimeoutError(f"{host} took too long: {reason}")
         case httpx.ConnectError() | httpcore.ConnectError():
-            return unreachable(host, said)
+            return unreachable(host, reason)
         case httpx.RemoteProtocolError() | httpcore.RemoteProtocolError():
-            return broken(host, said)
+            return broken(host, reason)
         case (
             httpx.LocalProtocolError()
             | httpcore.LocalProtocolError()
@@ -78,7 +78,7 @@ def translate(error: Exception, url: str = "") -> AdapterError:
             | httpcore.ConnectionNotAvailable()
             | OSError()
         ):
-            return failed(host, said)
+            return failed(host, reason)
         case _:
             return not_made(error)
 
@@ -113,7 +113,7 @@ class Client:
 
 
 class _Address(NamedTuple):
-    """A URL as the pool accepts it, and the header with its host."""
+    """A URL in the pool's form, and the header with its host."""
 
     url: httpcore.URL
     host: tuple[bytes, bytes]

@@ -264,12 +264,12 @@ def masked(text: str, hidden: Sequence[str]) -> str:
 def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
     error.args = (masked(str(error), hidden),)
     for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
-        said = getattr(error, field)
-        if said:
-            setattr(error, field, masked(said, hidden))
+        value = getattr(error, field)
+        if value:
+            setattr(error, field, masked(value, hidden))
     if error.provider_details and hidden:
-        said = msgspec.json.encode(error.provider_details).decode()
-        if (plain := masked(said, hidden)) != said:
+        value = msgspec.json.encode(error.provider_details).decode()
+        if (plain := masked(value, hidden)) != value:
             error.provider_details = msgspec.json.decode(plain)
 
 
@@ -321,7 +321,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes
     """The body; empty if there is none."""
     connect_timeout: float = 10.0
-    """Seconds for the connection."""
+    """Seconds to connect."""
     once: bool = False
     """Whether the request must not arrive twice. If so, it gets a new connection, because a request over a kept
     connection may have to be sent again.
@@ -337,7 +337,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class HttpReply(Protocol):
-    """A reply with its head. Always close it."""
+    """A reply whose head has arrived. Always close it."""
 
     status: int
     """The HTTP status."""

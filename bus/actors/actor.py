@@ -39,7 +39,7 @@ from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack
 
 
 class MailboxItem:
-    """A message, with a future if its sender waits for an answer."""
+    """A message, and a future if the sender waits for an answer."""
 
     __slots__ = ("_asked", "_done", "_error", "_value", "message")
 
@@ -117,7 +117,7 @@ class Actor:
 
 
 class ActorContext:
-    """The services that an actor may use between its start and its next restart or end."""
+    """The services that an actor may use from its start to its next restart or end."""
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref

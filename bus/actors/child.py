@@ -167,13 +167,13 @@ class SupervisorStatistics(msgspec.Struct, frozen=True):
     running: bool
     """Whether the supervisor runs."""
     children: tuple[ChildStatistics, ...]
-    """The snapshots of its children, in their order of starting."""
+    """The snapshots of the supervisor's children, in the order in which they were started."""
     stuck: tuple[str, ...]
     """The names of tasks that did not end when they were cancelled."""
 
 
 class Supervising(Protocol):
-    """A nested `Supervisor`, as its parent sees it."""
+    """The methods of a nested `Supervisor` that its parent calls."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None: ...
     async def stop(self, *, budget: float) -> ShutdownReport: ...
@@ -248,7 +248,7 @@ class Child:
         self.crashed_us: int | None = None
 
     def crashed(self, error: str, now_us: int) -> None:
-        """Count one more failure, and record its reason."""
+        """Count a failure, and record its reason."""
         self.failures += 1
         self.last_crash, self.crashed_us = error, now_us
 
@@ -319,7 +319,7 @@ class Endings:
         return 0
 
     def closing(self, life: Incarnation) -> None:
-        """Watch a life that ends by itself, for example after a crash, because its tasks may be stuck."""
+        """Watch a life that ends without a request, for example after a crash, because its tasks may be stuck."""
         if life.stop_reason is None and life.tasks:
             self._group.start_soon(self._watch_closing, life)
 

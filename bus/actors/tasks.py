@@ -57,7 +57,7 @@ async def without_leak(awaitable: Awaitable[T]) -> T:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """Return the only exception of a group of one. Return any other exception unchanged."""
+    """Return the exception inside a group with a single exception. Return any other exception unchanged."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

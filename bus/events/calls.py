@@ -81,7 +81,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     root_turn_id: str | None = None
     """The turn at the root of the tree of turns. None for the root's own calls."""
     depth: int | None = None
-    """The number of turns above the call, without its own; None outside of a tool's run."""
+    """The number of turns above the call's own turn; None outside of a tool's run."""
 
     # The content is not a field, so no codec, store or journal can write it.
     @property
@@ -167,7 +167,7 @@ class LlmCallCompleted(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True
     response_id: str | None = None
     """The provider's identifier of the response."""
     provider_request_id: str | None = None
-    """The provider's identifier of the request, for its support."""
+    """The provider's identifier of the request, to report to its support."""
     warnings: tuple[str, ...] = ()
     """The codes of the call's `CallWarning` values."""
     resent: bool = False
@@ -194,13 +194,13 @@ class LlmCallFailed(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, t
     provider_code: str | None = None
     """The provider's own code for the error."""
     provider_request_id: str | None = None
-    """The provider's identifier of the request, for its support."""
+    """The provider's identifier of the request, to report to its support."""
     retry_after_seconds: float | None = None
     """The wait that the provider asks for, in seconds."""
     usage: TokenUsage | None = None
     """The tokens used before the failure; None if unknown."""
     cost: Cost | None = None
-    """The cost of those tokens; None if unknown."""
+    """The cost of the tokens used before the failure; None if unknown."""
     latency_ms: int = 0
     """Milliseconds from the start of the call to its end."""
     first_token_ms: int | None = None
@@ -215,14 +215,14 @@ class LlmCallFailed(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, t
 
 
 class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_imported"):
-    """A call that another program made and recorded, as it was read from that program's files.
+    """A call that another program made and recorded, and that an import has read from that program's files.
 
     The event has the time of the call, not the time of the import. If a file corrects a call, another event of the
     same request follows. Only the event with the largest `revision` counts.
     """
 
     origin: str
-    """The source, as `callboard import` names it."""
+    """The source of the call, by its name in `callboard import`."""
     origin_file: str
     """The file that the call was read from."""
     origin_line: int
@@ -417,7 +417,7 @@ class BatchSubmitted(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitte
     key: str | None = None
     """The name of the key that the job was created with; None for the adapter's own key."""
     certain: bool = True
-    """Whether the job is certainly this part; False for a job that was found by its size alone."""
+    """Whether the job certainly belongs to this part; False for a job that was found by its size alone."""
 
 
 class BatchProgress(_BatchEvent, frozen=True, kw_only=True, tag="batch.progress"):

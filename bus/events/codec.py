@@ -372,7 +372,7 @@ def _topic_in(encoded: bytes) -> str:
 
 
 def fields_of(envelope: Envelope) -> dict[str, Any]:
-    """The fields of an envelope except its event, and the event's topic."""
+    """The topic of an envelope's event, and the envelope's other fields by name. The event itself is left out."""
     return {"topic": topic_of(envelope.data), **{name: getattr(envelope, name) for name in _SHARED}}
 
 

@@ -59,7 +59,7 @@ class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_lo
 
 
 class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
-    """The costs of stored calls have changed.
+    """A repricing has changed the costs of stored calls.
 
     Both sums are over the calls that have a cost before and after.
     """
@@ -69,13 +69,13 @@ class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
     calls: int
     """The number of calls in the repricing."""
     unpriced: int
-    """The number of these calls without a price in this version."""
+    """The number of repriced calls without a price in this version."""
     sum_before_nano_usd: int
     """The sum of the old costs, in nano-USD."""
     sum_after_nano_usd: int
     """The sum of the new costs, in nano-USD."""
     estimated: int = 0
-    """The number of these calls with usage that was estimated."""
+    """The number of repriced calls with estimated usage."""
     unknown: int = 0
     """The number of further calls with unknown usage."""
 
@@ -101,7 +101,7 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
     """
 
     previous: Literal["ok", "retrying", "spilling", "dropping"]
-    """The state before."""
+    """The state before the change."""
     current: Literal["ok", "retrying", "spilling", "dropping"]
     """The state from now on."""
     reason: str
@@ -119,7 +119,7 @@ class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping
     """
 
     previous: Literal["shipping", "retrying"]
-    """The state before."""
+    """The state before the change."""
     current: Literal["shipping", "retrying"]
     """The state from now on."""
     target: str
@@ -146,7 +146,7 @@ class ActorCrashed(_ActorEvent, frozen=True, kw_only=True, tag="actor.crashed"):
     """An actor has crashed, or has failed to start."""
 
     error: str
-    """The type and the text of the exception that it raised."""
+    """The type and the text of the exception that the actor raised."""
     failures: int
     """The number of failures in a row."""
 
@@ -162,7 +162,7 @@ class ActorStopped(_ActorEvent, frozen=True, kw_only=True, tag="actor.stopped"):
     """An actor has ended, and will not be restarted."""
 
     reason: str
-    """The reason for its end."""
+    """The reason for the actor's end."""
 
 
 ActorStoppedEvent = ActorStopped
@@ -188,7 +188,7 @@ class BudgetReserved(Event, frozen=True, kw_only=True, tag="budget.reserved"):
 
 
 class BudgetSettled(Event, frozen=True, kw_only=True, tag="budget.settled"):
-    """An attempt has ended. Its cost counts in place of its reservation."""
+    """An attempt has ended. Its actual cost replaces the reserved amount."""
 
     nano_usd: int | None
     """The cost in nano-USD; None if it has no price."""
@@ -264,7 +264,7 @@ class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_chan
 
 
 class NodeLimitsChanged(Event, frozen=True, kw_only=True, tag="nodes.limits_changed"):
-    """The nodes changed how they divide the declared rate limits: by demand, or evenly."""
+    """The rule by which nodes divide the declared rate limits has changed: by demand, or evenly."""
 
     current: Literal["shared", "divided"]
     """``shared``: by demand. ``divided``: evenly, because the shared store can't be reached."""

@@ -88,15 +88,15 @@ class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_c
     """A turn has ended."""
 
     status: TurnStatus
-    """How it ended, as `TurnStatus` lists the values."""
+    """How the turn ended, as `TurnStatus` lists the values."""
     calls: int
     """The number of calls to models, failed ones included."""
     cost_nano_usd: int | None = None
-    """The cost of all these calls, in nano-USD; None if any cost is unknown."""
+    """The cost of all calls of the turn, in nano-USD; None if any cost is unknown."""
     error: str | None = None
     """The type and the text of the exception that a failed or cancelled turn raised."""
     attempts: int = 0
-    """The number of attempts of these calls."""
+    """The number of attempts of the turn's calls."""
     known_nano_usd: int = 0
     """The sum of the known costs of the attempts, in nano-USD."""
     estimated: int = 0
@@ -126,7 +126,7 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
 
 
 class StepSoFar(Protocol):
-    """One reply of the model, with the answers of its tools. It is an `engine.StepResult`."""
+    """One reply of the model, with the answers of its tools. Its class is `engine.StepResult`."""
 
     @property
     def message(self) -> Message:

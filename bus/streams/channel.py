@@ -24,7 +24,7 @@ __all__ = ["StreamChannel", "StreamChannelStatistics", "StreamInfo", "StreamLog"
 
 
 OWNER_TAG = "owner"
-"""The tag of a session or a call that names the owner of its streams, see `Engine.attach`."""
+"""The tag of a session or call whose value is the owner of its streams, see `Engine.attach`."""
 
 
 class StreamChannelStatistics(msgspec.Struct, frozen=True):
@@ -41,13 +41,13 @@ class StreamChannelStatistics(msgspec.Struct, frozen=True):
     closed_bytes: int
     """The approximate memory of the closed logs, in bytes."""
     readers: int
-    """The number of readers of all logs."""
+    """The total number of readers."""
     max_lag: int
     """The number of events that the slowest reader has not read yet."""
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """A snapshot of one stream that can be attached to."""
+    """A snapshot of one stream of the channel."""
 
     stream_id: str
     """The id of the stream."""
@@ -58,7 +58,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     bytes: int
     """The approximate memory of the log, in bytes."""
     readers: tuple[ReaderStatistics, ...]
-    """The snapshots of its readers."""
+    """The snapshots of the stream's readers."""
     session_id: str | None = None
     """The session of the stream's turn; None for a turn without a session."""
     model: str | None = None

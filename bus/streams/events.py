@@ -43,7 +43,7 @@ class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
     provider: str = ""
     """The adapter's name."""
     warnings: tuple[CallWarning, ...] = ()
-    """The warnings known when the call was sent, such as history that this model cannot accept.
+    """The warnings known when the call was sent, such as history that the model cannot accept.
 
     The response has all warnings.
     """
@@ -56,14 +56,14 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
     text: str
     """The new text."""
     content_block_index: int = 0
-    """The place of its block in the reply, from 0."""
+    """The index of the content block in the reply, from 0."""
     message_id: str = ""
     """The id of the reply's message."""
     type: ClassVar[str] = "text.delta"
 
     @property
     def segment_id(self) -> str:
-        """The id of its block, the same for all deltas of the block."""
+        """The id of the content block, the same for all its deltas."""
         return f"{self.message_id}:{self.content_block_index}"
 
 
@@ -75,14 +75,14 @@ class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta")
     signature: str | None = None
     """The provider's signature, on the block's last delta, if the provider signs."""
     content_block_index: int = 0
-    """The place of its block in the reply, from 0."""
+    """The index of the content block in the reply, from 0."""
     message_id: str = ""
     """The id of the reply's message."""
     type: ClassVar[str] = "thinking.delta"
 
     @property
     def segment_id(self) -> str:
-        """The id of its block, the same for all deltas of the block."""
+        """The id of the content block, the same for all its deltas."""
         return f"{self.message_id}:{self.content_block_index}"
 
 
@@ -94,7 +94,7 @@ class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
     tool_name: str
     """The tool's name."""
     content_block_index: int = 0
-    """The place of its block in the reply, from 0."""
+    """The index of the content block in the reply, from 0."""
     message_id: str = ""
     """The id of the reply's message."""
     type: ClassVar[str] = "tool.use_start"
@@ -108,7 +108,7 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
     partial_json: str
     """A literal fragment of JSON text."""
     content_block_index: int = 0
-    """The place of its block in the reply, from 0."""
+    """The index of the content block in the reply, from 0."""
     message_id: str = ""
     """The id of the reply's message."""
     type: ClassVar[str] = "tool.use_input_delta"
@@ -128,7 +128,7 @@ class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
     incomplete: bool = False
     """Whether the call was cut off. Never run it then."""
     content_block_index: int = 0
-    """The place of its block in the reply, from 0."""
+    """The index of the content block in the reply, from 0."""
     message_id: str = ""
     """The id of the reply's message."""
     type: ClassVar[str] = "tool.use_end"
@@ -142,7 +142,7 @@ class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block")
     raw: Json
     """The block as the provider sent it."""
     content_block_index: int = 0
-    """The place of the block in the reply, from 0."""
+    """The index of the content block in the reply, from 0."""
     message_id: str = ""
     """The id of the reply's message."""
     type: ClassVar[str] = "provider.block"
@@ -364,8 +364,8 @@ _BEYOND: dict[type, Callable[[Any], int]] = {
     ProviderEvent: lambda event: _weigh_json(event.raw),
     MessageComplete: lambda event: weigh_content(event.final_content),
 }
-"""Functions that return an event's bytes beyond the object itself, by type. A table is fast: every event of a
-closing log is weighed.
+"""Functions by type that return the memory of an event without the object itself, in bytes. A table is fast: every
+event of a closing log is weighed.
 """
 
 _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta

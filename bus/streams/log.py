@@ -139,8 +139,8 @@ class StreamLog(Generic[T]):
                 self._fold_oldest()
 
     def jump(self, snapshot: Iterable[T], next_seq: int) -> None:
-        """Continue from a snapshot, because the events before it are unavailable. Readers before `next_seq` get a
-        StreamReset.
+        """Continue from a snapshot, because events up to the snapshot are unavailable. Readers before `next_seq`
+        get a StreamReset.
 
         Args:
             snapshot: Events with the same content as all events before `next_seq`, including those already in the

@@ -21,7 +21,7 @@ class ProviderRaw(ShortRepr, frozen=True, gc=False):
     provider: str
     """The adapter's name."""
     data: JsonObject
-    """The fields in their wire form."""
+    """The fields in the provider's format."""
     model: str | None = None
     """The model that issued the data, if the data is bound to that model."""
 

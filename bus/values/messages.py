@@ -76,7 +76,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     model: str
     """The model, ``provider:name``."""
     rejected: str | None = None
-    """The reason why it was rejected; None for the chosen model."""
+    """The reason why the model was rejected; None for the chosen model."""
     fallback_of: str | None = None
     """The model whose fallback chain contains `model`; None for a requested model."""
 
@@ -155,7 +155,7 @@ class Message(ShortRepr, frozen=True, dict=True):
     """
 
     role: Role
-    """The author."""
+    """The author of the message."""
     content: tuple[ContentBlock, ...]
     """A sequence of blocks, kept as a tuple. A plain string becomes one TextBlock."""
     id: str | None = None
@@ -295,7 +295,7 @@ class Beginning:
             self._json = {name: made for name, made in before._json.items() if made[0] <= count}
 
     def form(self, name: str, make: Callable[[str, int], T]) -> list[T]:
-        """The cached values of this name, one for each message. Do not change the list.
+        """The cached values of a name, one for each message. Do not change the list.
 
         Args:
             name: A name that differs from all others.
@@ -308,12 +308,8 @@ class Beginning:
         return cast("list[T]", made)
 
     def json(self, name: str, most: int, make: Callable[[str, int], bytes]) -> tuple[msgspec.Raw, int]:
-        """The cached JSON of at most the first `most` messages, and their number. There are commas between them.
-
-        Args:
-            name: A name that differs from all others.
-            most: The number is its largest multiple of `_GROWTH`, so that few calls copy the text to extend it.
-            make: A function that returns the JSON of a message from its text and its index in the history.
+        """The cached JSON of at most the first `most` messages, with commas between them, and the number of
+        messages.
         """
         count = min(most, len(self.texts)) // _GROWTH * _GROWTH
         done, made = self._json.get(name, (0, msgspec.Raw()))
@@ -371,7 +367,7 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
     destructive: bool | None = None
     """Whether the tool may delete or overwrite something."""
     idempotent: bool | None = None
-    """Whether running it twice has the effect of running it once."""
+    """Whether a second run of the tool has no further effect."""
     open_world: bool | None = None
     """Whether the tool accesses other systems, as a web search does."""
     title: str | None = None
@@ -444,7 +440,7 @@ class SessionSetup(ShortRepr, frozen=True, kw_only=True):
     requires: JsonObject | None = None
     """The requirements given to the session; None if not given."""
     defaults: JsonObject | None = None
-    """The options of its turns that are plain values, such as ``temperature``; None if not given."""
+    """The options of the session's turns that are plain values, such as ``temperature``; None if not given."""
     asked_with: JsonObject | None = None
     """The options of the turn that waits for tool results, without keys and functions; None if there is no such
     turn.
@@ -518,7 +514,9 @@ def ended_well(stop_reason: StopReason) -> bool:
 
 
 def with_whole_calls(content: tuple[ContentBlock, ...], stop_reason: StopReason) -> tuple[ContentBlock, ...]:
-    """The content of a reply after its end. If it was cut off or failed, every tool call is marked incomplete."""
+    """The content of a reply after its end. If the reply was cut off or failed, every tool call is marked
+    incomplete.
+    """
     if ended_well(stop_reason) or not any(_runs(block) for block in content):
         return content
     return tuple(msgspec.structs.replace(block, incomplete=True) if _runs(block) else block for block in content)

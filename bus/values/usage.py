@@ -82,7 +82,9 @@ def tier_in(tier: str | None, geography: object) -> str | None:
 
 
 def split_tier(service_tier: str | None) -> tuple[str | None, str | None]:
-    """The tier and the geography in a name that `tier_in` made; None for each that it does not contain."""
+    """Split a name that `tier_in` made into the tier and the geography. Each is None if the name does not contain
+    it.
+    """
     tier, _, geography = (service_tier or "").partition("geo-")
     return tier.rstrip("+") or None, geography or None
 
@@ -123,7 +125,7 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
     Any other name, such as ``web_search``, counts units with their own price.
     """
     service_tier: str | None = None
-    """The service tier that the provider reports, as `unusual_tier` gives it; None for the standard one."""
+    """The service tier that the provider reports, converted by `unusual_tier`; None for the standard tier."""
     upstream_cost_nano_usd: int | None = None
     """The part of `reported_cost_nano_usd` that is billed to the key's owner by the provider behind a gateway, in
     nano-USD.
@@ -141,7 +143,7 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
 
     @property
     def estimated(self) -> bool:
-        """True if these are not the provider's final figures."""
+        """True if the counts are not the provider's final figures."""
         return self.source is UsageSource.ESTIMATED
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
@@ -205,9 +207,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     no table gave a figure.
     """
     reason: str | None = None
-    """The reason why there is no figure, or a remark about it.
-
-    If the provider reports the cost, the reason concerns the price table's figure.
+    """The reason why there is no figure, or a remark about the figure. If the provider reports the cost, the
+    reason concerns the price table's figure.
     """
     computed_nano_usd: int | None = None
     """The price table's figure in nano-USD, if the provider reports its own cost."""

@@ -177,8 +177,8 @@ class OtelExporter:
     def _instruct_turn(self, envelope: Envelope, attributes: otel_names.Attributes) -> None:
         """Copy the call's system text to the turn's span, because no event of the turn contains it."""
         turn = self._open.get(_turn_key(envelope))
-        if turn is not None and (said := attributes.get(otel_names.SYSTEM_INSTRUCTIONS)) is not None:
-            turn.span.set_attribute(otel_names.SYSTEM_INSTRUCTIONS, said)
+        if turn is not None and (instructions := attributes.get(otel_names.SYSTEM_INSTRUCTIONS)) is not None:
+            turn.span.set_attribute(otel_names.SYSTEM_INSTRUCTIONS, instructions)
 
     def _links(self, envelope: Envelope, reason: str) -> tuple[Link, ...]:
         from opentelemetry.trace import Link
@@ -251,8 +251,8 @@ class OtelExporter:
     def _call_of(self, envelope: Envelope, tool_use_id: str) -> ToolUseBlock | None:
         """The call in the turn's last reply, if content is exported."""
         turn = self._open.get(_turn_key(envelope))
-        said = turn.said[-1].tool_uses if turn is not None and turn.said else ()
-        return next((call for call in said if call.id == tool_use_id), None)
+        calls = turn.said[-1].tool_uses if turn is not None and turn.said else ()
+        return next((call for call in calls if call.id == tool_use_id), None)
 
     def _tool_ended(self, envelope: Envelope, data: ToolFinished) -> None:
         key = _tool_key(envelope, data.tool_use_id)

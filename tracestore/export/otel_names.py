@@ -266,8 +266,8 @@ def _json(value: Json) -> str:
 
 
 def _message(message: Message) -> JsonObject:
-    said: JsonObject = {"role": str(message.role), "parts": [_part(block) for block in message.content]}
-    return said if message.name is None else {**said, "name": message.name}
+    encoded: JsonObject = {"role": str(message.role), "parts": [_part(block) for block in message.content]}
+    return encoded if message.name is None else {**encoded, "name": message.name}
 
 
 def _finish_reason(message: Message) -> str:

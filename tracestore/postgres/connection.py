@@ -50,19 +50,19 @@ class Address(NamedTuple):
 
 
 def address_of(text: str) -> Address:
-    said: dict[str, str] = {}
+    parameters: dict[str, str] = {}
 
     def taken(found: re.Match[str]) -> str:
-        said[found[1]] = found[2]
+        parameters[found[1]] = found[2]
         return ""
 
     is_url = text.startswith(("postgresql://", "postgres://"))
     dsn = (_IN_URL if is_url else _IN_WORDS).sub(taken, text)
-    if is_url and said:
+    if is_url and parameters:
         dsn = dsn.rstrip("?&")
-    if (pooler := said.get("pooler", "transaction")) != "transaction":
+    if (pooler := parameters.get("pooler", "transaction")) != "transaction":
         raise ValueError(f"pooler must be transaction, not {pooler!r}")
-    return Address(dsn, said.get("schema"), "pooler" in said)
+    return Address(dsn, parameters.get("schema"), "pooler" in parameters)
 
 
 _MAX_INT64 = (1 << 63) - 1
@@ -104,8 +104,10 @@ def connect(
     from psycopg.conninfo import conninfo_to_dict
 
     address = address_of(dsn)
-    asked = conninfo_to_dict(address.dsn)
-    connection = psycopg.connect(**{**_DEFAULTS, **asked}, autocommit=True, context=_Context(_adapters(), None))
+    parameters = conninfo_to_dict(address.dsn)
+    connection = psycopg.connect(
+        **{**_DEFAULTS, **parameters}, autocommit=True, context=_Context(_adapters(), None)
+    )
     made(connection)
     try:
         if address.pooled:
@@ -155,8 +157,8 @@ def name_of(dsn: str, schema: str | None = None) -> str:
     """The name of a database in messages: host, port and database, without user and password."""
     from psycopg.conninfo import conninfo_to_dict
 
-    asked = conninfo_to_dict(address_of(dsn).dsn)
-    host, port, database = (str(asked.get(part) or "") for part in ("host", "port", "dbname"))
+    parameters = conninfo_to_dict(address_of(dsn).dsn)
+    host, port, database = (str(parameters.get(part) or "") for part in ("host", "port", "dbname"))
     return f"postgresql://{host}{f':{port}' if port else ''}/{database}{f'?schema={schema}' if schema else ''}"
 
 
@@ -351,15 +353,15 @@ def server_rows(
         with psycopg.connect(address.dsn, connect_timeout=10, application_name="callboard") as connection:
             connection.read_only = True
             connection.execute("SET LOCAL TIME ZONE 'UTC'")
-            told = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(name)).description or ()
-            known = {column.name for column in told}
-            wanted = [column for column in columns if column in known]
-            if order not in wanted:
+            description = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(name)).description or ()
+            known = {column.name for column in description}
+            selected = [column for column in columns if column in known]
+            if order not in selected:
                 raise OSError(_EIO, f"the table {table!r} lacks the column {order!r}")
             value = sql.SQL("CASE WHEN octet_length({0}::text) <= %(most)s THEN {0}::text END")
             where = sql.SQL("WHERE {} >= %(after)s::timestamp - %(overlap)s::interval") if after else sql.SQL("")
             query = sql.SQL("SELECT {} FROM {} {} ORDER BY {}").format(
-                sql.SQL(", ").join(value.format(sql.Identifier(column)) for column in wanted),
+                sql.SQL(", ").join(value.format(sql.Identifier(column)) for column in selected),
                 name,
                 where.format(sql.Identifier(order)),
                 sql.Identifier(order),
@@ -368,6 +370,6 @@ def server_rows(
                 cursor.itersize = _ROWS_AT_ONCE
                 cursor.execute(query, {"most": _LONGEST_VALUE, "after": after, "overlap": overlap})
                 for row in cursor:
-                    yield dict(zip(wanted, row, strict=True))
+                    yield dict(zip(selected, row, strict=True))
     except psycopg.Error as error:
         raise OSError(_EIO, f"not readable: {error_text(error)}") from None

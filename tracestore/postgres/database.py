@@ -47,7 +47,7 @@ EVER_US = (1 << 63) - 1
 """A time later than all others, in microseconds. The current time is not enough, because hosts' clocks differ."""
 
 PATIENCE = Patience(cancelled=5.0)
-"""Statements have no time limit, unless their caller was cancelled."""
+"""Statements have no time limit, except after their caller was cancelled."""
 
 _CLOSE_SECONDS = 5.0
 """Seconds to wait for the work in progress when a database is closed."""
@@ -92,7 +92,7 @@ class Database:
         ]
         self.is_open = False
         self.before_reading: Callable[[], Awaitable[None]] | None = None
-        """Called before each query, if it is set."""
+        """A function that is called before each query; None for no call."""
 
     async def open(self) -> None:
         """Open the database for use. Raises StoreError if it can't be reached."""
@@ -202,8 +202,8 @@ _SLOW_SECONDS = 1.0
 """If a failed connection took at least this long, the server did not answer. A refused connection fails faster."""
 
 _ASKED_AGAIN = 3.0
-"""The wait before a silent server is tried again: this multiple of the duration of the failed connection, or this
-many seconds after unanswered work.
+"""The wait before a server is tried again that did not answer. After a failed connection, the wait is its duration
+times this factor. After unanswered work, the wait is this number of seconds.
 """
 
 _NO_ANSWER = "the server does not answer"

@@ -94,20 +94,20 @@ class PostgresLedger:
     async def grant(self, node: str, number: int, requests: SliceRequests) -> Answer:
         def work(statements: Statements) -> Answer:
             now_us = _now(statements)
-            asked = requests(now_us)
-            accounts = [_locked(statements, request.scope, now_us) for request in asked]
+            pending = requests(now_us)
+            accounts = [_locked(statements, request.scope, now_us) for request in pending]
             sizes = [
                 _size(statements, account, request, node, number, now_us)
-                for account, request in zip(accounts, asked, strict=True)
+                for account, request in zip(accounts, pending, strict=True)
             ]
             if None not in sizes:
-                for account, request, size in zip(accounts, asked, sizes, strict=True):
+                for account, request, size in zip(accounts, pending, sizes, strict=True):
                     assert size is not None
                     slot = request.slot
                     statements.run(_SET, (account, slot.start_us, slot.forgotten_us, node, *size, number))
             balances = [
                 _balance(statements, account, request.slot, node, now_us)[0]
-                for account, request in zip(accounts, asked, strict=True)
+                for account, request in zip(accounts, pending, strict=True)
             ]
             return Answer(now_us, balances)
 
@@ -194,7 +194,7 @@ def _now(statements: Statements) -> int:
 
 
 def _locked(statements: Statements, scope: AccountScope, now_us: int) -> int:
-    """The number of an account, with its row locked. A new account starts with the trace's amount."""
+    """Lock an account's row, and return the account's number. A new account starts with the trace's amount."""
     statements.run(_MAKE, (scope.budget, scope.value))
     ((account, counted),) = statements.run(_LOCK, (scope.budget, scope.value))
     if not counted:
@@ -241,7 +241,7 @@ def _size(
 def _balance(
     statements: Statements, account: int | None, slot: Slot, node: str, now_us: int
 ) -> tuple[AccountBalance, Allotment, int]:
-    """The state of an account, the node's own slices in all slots, and the number of its last change."""
+    """The state of an account, the node's own slices in all slots, and the number of the account's last change."""
     names = {"account": account, "node": node, "slot": slot.start_us, "now": now_us}
     (row,) = statements.run(_STANDING, names)
     spent_nano, spent_tokens, others_nano, others_tokens, own_nano, own_tokens, nano, tokens, last = map(int, row)

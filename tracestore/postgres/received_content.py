@@ -183,7 +183,9 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
 
 
 def _names(shipment: Shipment) -> dict[str, str]:
-    """The names that the sessions of a shipment may have in this store, each with the session's own name."""
+    """The names that the sessions of a shipment may have in this store, and for each name the session's own
+    name.
+    """
     names = {session_id: session_id for session_id in shipment.sessions}
     if shipment.content is not None:
         for session_id, run_id, *_ in shipment.content.setups:
@@ -204,8 +206,10 @@ def _starts_of(shipment: Shipment) -> Mapping[str, int]:
     return started
 
 
-# --- Content of a shipment --- Content is stored unchanged. Messages from nodes of a cluster follow the claims of
-# their session (see `tracestore.sql.events`), from any file.
+# --- Content of a shipment ---
+#
+# Content is stored unchanged. Messages from nodes of a cluster follow the claims of their session (see
+# `tracestore.sql.events`), from any file.
 
 
 _ENTER_BODY = """
@@ -268,7 +272,9 @@ class ContentStoring:
         self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
 
     def _name_of(self, setup: Row) -> str | None:
-        """The name of a session in this store: its own, unless another file's run has a session of that name."""
+        """The session's name in this store. It differs from the name in the file if another file's run has a
+        session of that name. None if the owner has changed since.
+        """
         session_id, run_id, _, ts_us, *_, epoch = setup
         if epoch:
             late = is_anothers(self._statements, session_id, self._number(run_id, ts_us), epoch)

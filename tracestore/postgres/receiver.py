@@ -117,7 +117,7 @@ def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> di
 
 
 def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Values]:
-    """Rows of calls with the numbers of their runs in this store."""
+    """Yield rows of calls, with the numbers of runs in this store."""
     for row in rows:
         of_run: Any = row[RUN]
         yield [*row[:RUN], numbers[of_run], *row[RUN + 1 :]]
@@ -127,8 +127,8 @@ def enter_sessions(
     statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
 ) -> None:
     """Insert sessions from events, except sessions that were deleted in this store."""
-    here = {name: between for name, between in times.items() if name not in barrier.sessions}
-    statements.insert(UPSERT_SESSION, projection.sessions(here))
+    allowed = {name: between for name, between in times.items() if name not in barrier.sessions}
+    statements.insert(UPSERT_SESSION, projection.sessions(allowed))
 
 
 def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, before: Position | None) -> Position:
@@ -190,7 +190,9 @@ _DROP_PRUNED = """
 
 
 def stage(statements: Statements, shipment: Shipment) -> None:
-    """Copy the events of a shipment into a temporary table, before this transaction's turn to write."""
+    """Copy the events of a shipment into a temporary table. This happens before the transaction takes the writers'
+    lock.
+    """
     statements.run(_STAGE)
     events = shipment.events
     as_there = {number: number for number in shipment.runs}
@@ -346,7 +348,7 @@ class Receiver:
         return int(rows[0][0]) if rows else 0
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
-        """Delete the content that was deleted in a file."""
+        """Delete from this store the content that was deleted in a file."""
         await erase(self._database, origin, erasures)
 
     async def open_runs(self, origin: Origin) -> Collection[str]:

@@ -102,13 +102,13 @@ class Runs:
     async def _close(self, run_id: str) -> int | None:
         """End a lost run, unless it has a lease again. Return the number of calls that were ended."""
         now, prices = self._clock.now_us(), self._prices
-        said = await delivered_of(self._database, run_id, self._delivered)
+        counts = await delivered_of(self._database, run_id, self._delivered)
 
         def work(statements: Statements) -> int | None:
             if not statements.run(f"{LOST} AND r.run_id = ?", (self.lease_seconds, run_id)):
                 return None
             statements.run("DELETE FROM run_leases WHERE run_id = ?", (run_id,))
-            return close_run(statements, run_id, now, prices, said)
+            return close_run(statements, run_id, now, prices, counts)
 
         return await self._database.write(work)
 

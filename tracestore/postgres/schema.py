@@ -90,7 +90,7 @@ def _make_schema(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _found(connection: psycopg.Connection, schema: str) -> Row:
-    """The version of the schema (NULL if it has no migrations of Callboard) and the number of its tables."""
+    """The version of the schema, NULL if it is not Callboard's, and the number of its tables."""
     (known, tables) = connection.execute(
         """
         SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,
@@ -162,9 +162,9 @@ def month_named(name: str) -> tuple[int, int] | None:
 
 
 def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
-    """Make the partitions for events of these times. Call this in the transaction that writes the events."""
-    wanted = {month for month in map(month_of, moments_us) if month is not None}
-    if not wanted:
+    """Create the partitions for events of the given times. Call this in the transaction that writes the events."""
+    months = {month for month in map(month_of, moments_us) if month is not None}
+    if not months:
         return
     attached = {
         name
@@ -175,7 +175,7 @@ def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
             """
         )
     }
-    for first_us, end_us, name in sorted(wanted):
+    for first_us, end_us, name in sorted(months):
         if name not in attached:
             statements.run(
                 "SELECT callboard_make_month(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text))",

@@ -196,7 +196,6 @@ class PostgresPricing:
     value = "d.value"
 
     def made(self, table: TemporaryTable) -> tuple[str, ...]:
-        """Statements that make a temporary table, unless it exists."""
         listed = [f"{column} {_TYPES[of]}" for column, of in table.columns.items()]
         if table.key:
             listed.append(f"PRIMARY KEY ({', '.join(table.key)})")
@@ -213,7 +212,6 @@ class PostgresPricing:
         return (f"ANALYZE pg_temp.{table}",)
 
     def same(self, one: str, other: str) -> str:
-        """Whether two values are equal, or both NULL."""
         return f"{one} IS NOT DISTINCT FROM {other}"
 
     def by_index(self, table: str, index: str) -> str:
@@ -225,7 +223,6 @@ class PostgresPricing:
         return f"CAST(least({pico} + 500, CAST(9.1e18 AS double precision)) AS bigint) / 1000"
 
     def exact(self, count: str) -> str:
-        """A count as a number without bounds."""
         return f"CAST({count} AS numeric)"
 
     def is_integer(self, number: str) -> str:
@@ -233,19 +230,15 @@ class PostgresPricing:
         return "TRUE"
 
     def nano(self, pico: str) -> str:
-        """The nano-USD of pico-USD, rounded."""
         return f"CAST(div({pico} + 500, 1000) AS bigint)"
 
     def sum_of(self, products: str) -> str:
-        """The sum of products over some rows."""
         return f"coalesce(sum({products}), 0)"
 
     def part(self, details: str, name: str) -> str:
-        """The count of one name in a column of details."""
         return f"CAST(CAST({details} AS json) ->> '{name}' AS numeric)"
 
     def each(self, details: str) -> str:
-        """The counts in a column of details."""
         return (
             'LATERAL (SELECT j.key COLLATE "C" AS key, CAST(j.value AS numeric) AS value'
             f" FROM json_each_text(CAST({details} AS json)) AS j) AS d"
@@ -268,15 +261,12 @@ class PostgresDialect:
     with_sessions: tuple[str, ...] = WITH_SESSIONS
 
     def tag(self, tags: str) -> str:
-        """The value of one tag; NULL if there is none."""
         return f'(CAST({tags} AS json) ->> CAST(? AS text)) COLLATE "C"'
 
     def behind(self, text: str, sign: str) -> str:
-        """The part of a text after the first `sign` in it."""
         return f"substr({text}, strpos({text}, '{sign}') + 1)"
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
-        """Whether a topic matches a pattern with ``*``."""
         literal = pattern.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
         return f"{column} LIKE ?", literal.replace("*", "%")
 
@@ -285,14 +275,15 @@ class PostgresDialect:
         return f"{table} AS {name}"
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with this many decimal places."""
         return f"CAST(round(CAST({value} AS numeric), {digits}) AS double precision)"
 
 
 POSTGRES = PostgresDialect()
 
 
-# --- The index of words --- The index is a table of text search vectors. A row is deleted with its body.
+# --- The index of words ---
+#
+# The index is a table of text search vectors. A row is deleted with its body.
 
 
 TABLE = "content_search"

@@ -91,7 +91,7 @@ class PostgresStore(SqlStore):
         # repricings of one host run one after the other, so that the last one is current
         self._repricing = anyio.Lock()
         self._wanted = False  # True between `open` and `close`, even if the database could not be opened
-        self._months: set[int] = set()  # Days with existing partitions.
+        self._days: set[int] = set()  # days whose partitions exist
         self._takes_in = take_in
         self._waiting = NOTHING_WAITS
         self._seen: frozenset[Path] = frozenset()  # Files at `path` that could not be stored.
@@ -212,7 +212,7 @@ class PostgresStore(SqlStore):
         try:
             await self._living.end_all()
         finally:
-            self._months.clear()
+            self._days.clear()
             await self._database.close()
 
     def hold_run(self, run_id: str) -> None:
@@ -259,7 +259,7 @@ class PostgresStore(SqlStore):
             await self._write(await batch_of(envelopes), envelopes, first)
         except Unstorable:
             # The cause is an invalid character, a number beyond 64 bits, or a partition that was dropped by hand.
-            self._months.clear()
+            self._days.clear()
             cleaned = [clean_envelope(envelope) for envelope in envelopes]
             await self._write(await batch_of(cleaned, clean_text), cleaned, first)
 
@@ -270,7 +270,7 @@ class PostgresStore(SqlStore):
 
         def work(statements: Statements) -> Callable[[], None]:
             with unstorable():
-                if not days <= self._months:
+                if not days <= self._days:
                     ensure_months(statements, [day * US_PER_DAY for day in days])
                 committed = self._living.lease(statements)
                 if first is not None:
@@ -280,7 +280,7 @@ class PostgresStore(SqlStore):
 
         committed = await self._database.write(work, patience=_WRITING)
         committed()
-        self._months |= days
+        self._days |= days
 
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
@@ -386,7 +386,7 @@ class PostgresStore(SqlStore):
         try:
             return await ServerPruning(self._database, progress).run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
         finally:
-            self._months.clear()
+            self._days.clear()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
         from .upkeep import refuse_backup

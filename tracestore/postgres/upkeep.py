@@ -297,10 +297,12 @@ def _facts(connection: psycopg.Connection, database: Database) -> ServerFacts:
 
 def _may_write(connection: psycopg.Connection, schema: str, version: int) -> bool:
     if not version:
-        asked = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')")
+        cursor = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')")
     else:
-        asked = connection.execute("SELECT has_table_privilege(quote_ident(%s) || '.events', 'INSERT')", (schema,))
-    return bool(asked.fetchall()[0][0])
+        cursor = connection.execute(
+            "SELECT has_table_privilege(quote_ident(%s) || '.events', 'INSERT')", (schema,)
+        )
+    return bool(cursor.fetchall()[0][0])
 
 
 def _tls(connection: psycopg.Connection) -> str:
@@ -348,9 +350,11 @@ def _nodes(rows: Sequence[NodeRow]) -> Check:
     sessions.
     """
     living = [row for row in rows if row.lives]
-    said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
+    descriptions = [
+        f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living
+    ]
     gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]
-    detail = ", ".join(said) or "none lives"
+    detail = ", ".join(descriptions) or "none lives"
     fix = "Their sessions continue when they are resumed." if gone else ""
     return Check("store:nodes", True, f"{detail}; gone: {', '.join(gone)}" if gone else detail, fix)
 

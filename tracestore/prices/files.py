@@ -67,7 +67,7 @@ class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     """The model as ``provider:name``."""
     prices: tuple[_Fields, ...]
-    """The fields of its price rows."""
+    """The fields of the model's price rows."""
     also: tuple[str, ...] = ()
     """Other names of the model; ``*`` matches any text."""
     name: str | None = None
@@ -85,7 +85,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     """The date of the table, YYYY-MM-DD."""
     source: str
-    """The source of the table, with its version."""
+    """The source of the table and the source's version."""
     licence: str
     """The licence of the source."""
     models: tuple[SnapshotModel, ...]
@@ -260,8 +260,8 @@ class _Reader:
         label = self._text(table.get("label"), f"{where}label") or self._path.stem
         rows: list[PriceRow] = []
         for index, entry in enumerate(self._list(table.get("prices", ""), f"{where}prices")):
-            here = f"{where}prices[{index}]"
-            rows += self._rows(self._mapping(entry, here), f"{here}.")
+            entry_place = f"{where}prices[{index}]"
+            rows += self._rows(self._mapping(entry, entry_place), f"{entry_place}.")
         given = self._mapping(table.get("aliases") or {}, f"{where}aliases")
         aliases = [
             PriceAlias(pattern, self._text(node, f"{where}aliases.{pattern}")) for pattern, node in given.items()
@@ -280,21 +280,21 @@ class _Reader:
         daily_from, daily_to = self._hours(entry.get("hours"), f"{where}hours")
         tiers: list[tuple[int, dict[str, Node], str]] = [(0, entry, where)]
         for index, node in enumerate(self._list(entry.get("tiers", []), f"{where}tiers")):
-            here = f"{where}tiers[{index}]."
-            tier = self._mapping(node, here.rstrip("."))
-            self._known(tier, _TIER_KEYS, here)
-            tiers.append((self._tokens(tier.get("above"), f"{here}above"), tier, here))
+            tier_place = f"{where}tiers[{index}]."
+            tier = self._mapping(node, tier_place.rstrip("."))
+            self._known(tier, _TIER_KEYS, tier_place)
+            tiers.append((self._tokens(tier.get("above"), f"{tier_place}above"), tier, tier_place))
         return [
             PriceRow(
                 model=model,
-                input=self._rate(rates.get("input"), f"{here}input", 6),
-                output=self._rate(rates.get("output"), f"{here}output", 6),
-                reasoning=self._rate(rates.get("reasoning"), f"{here}reasoning", 6),
-                cache_read=self._rate(rates.get("cache_read"), f"{here}cache_read", 6),
-                cache_write_5m=self._rate(rates.get("cache_write_5m"), f"{here}cache_write_5m", 6),
-                cache_write_1h=self._rate(rates.get("cache_write_1h"), f"{here}cache_write_1h", 6),
-                per_request=self._rate(rates.get("per_request"), f"{here}per_request", 12) or 0,
-                extra=self._extra(rates.get("extra"), f"{here}extra"),
+                input=self._rate(rates.get("input"), f"{tier_place}input", 6),
+                output=self._rate(rates.get("output"), f"{tier_place}output", 6),
+                reasoning=self._rate(rates.get("reasoning"), f"{tier_place}reasoning", 6),
+                cache_read=self._rate(rates.get("cache_read"), f"{tier_place}cache_read", 6),
+                cache_write_5m=self._rate(rates.get("cache_write_5m"), f"{tier_place}cache_write_5m", 6),
+                cache_write_1h=self._rate(rates.get("cache_write_1h"), f"{tier_place}cache_write_1h", 6),
+                per_request=self._rate(rates.get("per_request"), f"{tier_place}per_request", 12) or 0,
+                extra=self._extra(rates.get("extra"), f"{tier_place}extra"),
                 service_tier=ANY_TIER if service_tier == ANY_TIER else tier_name(service_tier),
                 daily_from=daily_from,
                 daily_to=daily_to,
@@ -303,7 +303,7 @@ class _Reader:
                 above=above,
                 note=note,
             )
-            for above, rates, here in tiers
+            for above, rates, tier_place in tiers
         ]
 
     def _extra(self, node: Node | None, where: str) -> dict[str, int]:

@@ -209,8 +209,8 @@ def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
 
 
 def _model_rows(model: JsonObject, left_out: set[str]) -> Iterator[_Fields]:
-    given = model["prices"]
-    dated: list[JsonObject] = _objects(given) if isinstance(given, list) else [{"prices": given}]
+    prices = model["prices"]
+    dated: list[JsonObject] = _objects(prices) if isinstance(prices, list) else [{"prices": prices}]
     starts = sorted({start for entry in dated if (start := _start(entry)) is not None})
     standard = [entry for entry in dated if not _is_hours(entry)]
     variants = _variants(model, left_out)

@@ -66,8 +66,9 @@ class Component(msgspec.Struct, frozen=True):
     pico_usd: int
     """The product of count and rate."""
     rate_name: str = ""
-    """The name of the rate, if it is another bucket's. For example, audio that is billed as plain input has the
-    rate ``input``. Empty if the rate has the name of the line."""
+    """The name of the rate, if the line is billed at the rate of another bucket. For example, audio that is billed
+    as plain input has the rate ``input``. Otherwise empty.
+    """
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ class PriceTable:
         self.rows = sorted_rows(rows)
         """The rows, in the table's order."""
         self.aliases = tuple(aliases)
-        """The names that are priced as others."""
+        """The aliases: names that are priced as other names."""
         for alias in self.aliases:
             if ":" not in alias.pattern or ":" not in alias.target or alias.target.count("*") > 1:
                 raise ConfigurationError(

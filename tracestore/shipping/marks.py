@@ -121,9 +121,9 @@ class Turn:
         self._has = False
 
     def take(self) -> bool:
-        """Take the lock if it is free.
+        """Take the lock if no other process has it.
 
-        Returns whether this process has it. A folder without write access needs no lock.
+        Returns whether this process has the lock. A folder without write access needs no lock.
         """
         if self._has:
             return True

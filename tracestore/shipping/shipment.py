@@ -39,7 +39,7 @@ START = Position()
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Events as they were read, column by column, so that thousands of events need few objects."""
+    """Events that were read from a file, column by column, so that thousands of events need few objects."""
 
     runs: list[int]
     """The number of each event's run in the file."""
@@ -68,11 +68,11 @@ class Shipment(msgspec.Struct, frozen=True):
     """The position before the first event."""
     last: Position
     read: Read
-    """The events as they were read."""
+    """The events, column by column."""
     events: Lines
     """The events as text for COPY."""
     runs: dict[int, RunSpan]
-    """The parts of runs in these events, by the numbers of the runs in the file."""
+    """The parts of runs in the shipment's events, by the numbers of the runs in the file."""
     first_seqs: dict[int, int]
     """The lowest number of an event in each run, by the numbers of the runs in the file."""
     sessions: dict[str, tuple[int, int]]
@@ -82,9 +82,9 @@ class Shipment(msgspec.Struct, frozen=True):
     projected: list[int]
     """The indexes of the events that change other tables."""
     projection: Projection
-    """The rows that are derived from these events."""
+    """The rows that are derived from the shipment's events."""
     begun: list[Lines]
-    """The calls that start in these events, as text for COPY."""
+    """The calls that start in the shipment's events, as text for COPY."""
     content: SessionContent | None = None
     """The content that was captured with the events; None if there is none."""
     is_all: bool = True
@@ -318,7 +318,7 @@ def _days(moments: Sequence[int]) -> set[int]:
 
 
 def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[int, int]]:
-    """The times of the first and last event of each session that the shipment stores, among some events."""
+    """The times of the first and the last of some events, for each session that the shipment stores."""
     names, moments = shipment.read.columns[SESSION], shipment.read.columns[TS_US]
     some = list(places)
     found = ranges([names[place] for place in some], [moments[place] for place in some])

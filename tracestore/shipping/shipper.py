@@ -42,7 +42,7 @@ class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
     first_retry: float = 0.5
     """The wait after a first failure, in seconds. It doubles with each further failure."""
     longest_retry: float = 30.0
-    """The longest such wait, in seconds."""
+    """The longest wait after a failure, in seconds."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Wait for this time, or until `wake`."""
+    """Wait for some seconds, or until `ShippingPlan.wake`."""
 
     seconds: float
 
@@ -82,7 +82,7 @@ class ShippingPlan:
         """The number of failures in a row."""
 
     def next(self, now: float) -> Step:
-        """The next step at this time."""
+        """Return the next step. `now` is the current time in seconds."""
         if self.state in ("resting", "retrying"):
             if now < self._until:
                 return Pause(self._until - now)
@@ -93,11 +93,11 @@ class ShippingPlan:
         return Send(self.position, self._limit)
 
     def asked(self, position: Position) -> None:
-        """Record that the target has everything up to this position."""
+        """Record the target's position: it has all events up to it."""
         self.position, self.state = position, "shipping"
 
     def sent(self, position: Position) -> None:
-        """Record that the target has committed everything up to this position."""
+        """Record that the target has committed all events up to a position."""
         self.position, self.failures = position, 0
         self._limit = min(self._options.batch_events, self._limit * 2)
 
@@ -138,7 +138,7 @@ _MARK_SECONDS = 1.0
 """Seconds after which the mark is written again during long sending."""
 
 _LOG_FROM = 1000
-"""If this many events wait, their number is reported, and again whenever it has doubled."""
+"""The number of waiting events from which their number is logged. It is logged again when it has doubled."""
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True):
@@ -490,7 +490,7 @@ class TraceShipper:
         )
 
     def use_delivered(self, delivered: Delivered) -> None:
-        """Set the function that returns the output of a lost call that readers in other processes have."""
+        """Set a function for lost calls. It returns the output of a call that readers in other processes have."""
         if self._files is not None:
             self._files.delivered = delivered
 

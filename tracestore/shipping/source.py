@@ -94,11 +94,11 @@ class Source:
         return position if found == [(position.run_id, position.seq)] else START
 
     async def endings(self, runs: Iterable[str]) -> dict[str, Ending]:
-        """The ends of those of the given runs that have ended. Raises StoreError."""
+        """Return the ends of the given runs, without runs that have not ended. Raises StoreError."""
         await self.open()
-        wanted, found = list(runs), {}
-        for begin in range(0, len(wanted), _AT_ONCE):
-            part = wanted[begin : begin + _AT_ONCE]
+        run_ids, found = list(runs), {}
+        for begin in range(0, len(run_ids), _AT_ONCE):
+            part = run_ids[begin : begin + _AT_ONCE]
             for run_id, ended_us, ending in await self._database.read(
                 "SELECT run_id, ended_us, ending FROM runs"
                 f" WHERE ended_us IS NOT NULL AND run_id IN ({placeholders(len(part))})",
@@ -196,13 +196,13 @@ def _events(statements: Statements, after: int, boundary: int | None, limit: int
     size = 0
     is_all = False
     while len(columns[0]) < limit and size < _MOST_BYTES and not is_all:
-        wanted = min(_AT_ONCE_EVENTS, limit - len(columns[0]))
-        part = _part(statements, {"after": after, "limit": wanted, "most": boundary or _ANY})
+        batch_limit = min(_AT_ONCE_EVENTS, limit - len(columns[0]))
+        part = _part(statements, {"after": after, "limit": batch_limit, "most": boundary or _ANY})
         for column, more in zip(columns, part.columns, strict=True):
             column += more
         size += part.size
         after = part.last or after
-        is_all = len(part.columns[0]) < wanted
+        is_all = len(part.columns[0]) < batch_limit
     return _Found(Read(columns[0], columns[1:]), after, is_all and boundary is None)
 
 
@@ -263,14 +263,14 @@ def _content(statements: Statements, events: list[tuple[str, int, int, str | Non
     if not events:
         return None
     moments = [ts_us for _, _, ts_us, _ in events]
-    said = {(run_id, seq) for run_id, seq, _, _ in events}
+    positions = {(run_id, seq) for run_id, seq, _, _ in events}
     messages = [
         row
         for row in statements.run(
             f"{_MESSAGES} WHERE m.ts_us BETWEEN ? AND ? ORDER BY m.session_id, m.position",
             (min(moments), max(moments)),
         )
-        if (row[2], row[3]) in said
+        if (row[2], row[3]) in positions
     ]
     names = {session_id for _, _, _, session_id in events} | {row[0] for row in messages}
     setups: list[Row] = []
@@ -345,7 +345,7 @@ class Written(msgspec.Struct, frozen=True):
     events: Values
     """The values of the events, row after row, in the order of `STORED_COLUMNS`."""
     projection: Projection
-    """The rows that are derived from these events."""
+    """The rows that are derived from the batch's events."""
     size: int
     """The length of the events' data, in characters."""
 
@@ -406,7 +406,7 @@ def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[i
 
 
 def read_of(batches: Sequence[Written]) -> Read:
-    """Convert batches of one run to events as they would have been read."""
+    """Convert batches of one run to the form of events that were read from the file."""
     values: list[Any] = list(chain.from_iterable(batch.events for batch in batches))
     columns = [values[place::_WIDTH] for place in _ORDER]
     return Read(values[_RUN::_WIDTH], columns)

@@ -52,8 +52,9 @@ class Batch:
 
     def __init__(self) -> None:
         self.events: Values = []
-        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name instead of
-        its number."""
+        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name instead of its
+        number.
+        """
         self.projection = Projection()
         """The rows of other tables that are derived from the events."""
         self.runs: list[RunSpan] = []
@@ -63,7 +64,7 @@ class Batch:
 
     @classmethod
     def of(cls, envelopes: Sequence[Envelope]) -> Self:
-        """A complete batch of these envelopes, for code outside the event loop."""
+        """Build a complete batch of envelopes, for code outside the event loop."""
         batch = cls()
         batch.add(envelopes)
         batch.complete()
@@ -158,7 +159,9 @@ _MESSAGE = "the process died before this call ended. Its usage and cost are at b
 
 
 def _goes_on(call: str) -> str:
-    """A condition: a call's reply is made in the background. Such a call doesn't end with its process."""
+    """The SQL condition that a call's reply is made in the background. Such a call continues after the end of its
+    process.
+    """
     return (
         f"EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = {call}.request_id"
         f" AND e.attempt = {call}.attempt AND e.topic = 'llm.call_accepted')"
@@ -172,7 +175,9 @@ END_IN_ORDER = f"""
        AND NOT EXISTS (SELECT 1 FROM calls AS c
                         WHERE c.run = runs.id AND c.status = 'started' AND NOT {_goes_on("c")})
 """
-"""Marks a run as ended, unless it has a call without an end that doesn't continue in the background."""
+"""The statement that marks a run as ended, unless the run has an open call that doesn't continue in the
+background.
+"""
 
 _CALLS_WITHOUT_END = f"""
     SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model,
@@ -250,8 +255,12 @@ def _end_of(
 ) -> Envelope:
     session_id, turn_id, request_id, attempt, message_id, caused_by, tags, *about = row
     began_us, provider, model, sent, priced_as = about
-    said = delivered.get((request_id, attempt), 0)
-    usage = None if sent is None and not said else TokenUsage(sent or 0, said, source=UsageSource.ESTIMATED)
+    output_tokens = delivered.get((request_id, attempt), 0)
+    usage = (
+        None
+        if sent is None and not output_tokens
+        else TokenUsage(sent or 0, output_tokens, source=UsageSource.ESTIMATED)
+    )
     cost = Cost(None, CostSource.UNPRICED, None, PROCESS_LOST)
     if usage is not None and prices is not None:
         cost = prices.price(model, usage, began_us, priced_as=priced_as)

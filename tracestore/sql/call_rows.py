@@ -35,7 +35,7 @@ _COST_FIELDS = {
     "reason": "reason",
     "computed_nano": "computed_nano_usd",
 }
-"""The columns of a cost without their prefix, and the fields of `Cost`."""
+"""The columns of a cost without their prefix, each with its field of `Cost`."""
 
 
 def cost_columns(prefix: str) -> tuple[str, ...]:
@@ -341,9 +341,9 @@ _WITH_COST = f"""
 
 
 def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
-    """A SELECT of calls with both of their costs."""
-    run, asked = (_CURRENT_RUN_OF_CALL, []) if under is None else (_RUN_OF_CALL_UNDER, [under])
-    return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*asked, *values]
+    """A SELECT of calls with the cost at call time and the current cost, or the cost under a price version."""
+    run, parameters = (_CURRENT_RUN_OF_CALL, []) if under is None else (_RUN_OF_CALL_UNDER, [under])
+    return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*parameters, *values]
 
 
 _MOST_JOINED = 8
@@ -381,7 +381,7 @@ def nano_under(runs: Iterable[int]) -> str:
 
 
 def usage_unknown(row: str) -> str:
-    """A condition on a row of `calls`, never NULL."""
+    """The SQL condition that the usage of a call is unknown. The condition is never NULL."""
     return (
         f"({row}.usage_source IS NULL AND {row}.cost_nano IS NULL AND ({row}.status = 'started'"
         f" OR coalesce({row}.error_class, '') IN ({_listed(UNANSWERED)})"
@@ -402,7 +402,7 @@ _EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_cl
 
 
 def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> Sql:
-    """A condition on ``calls AS c``."""
+    """Convert a filter to a condition on ``calls AS c``."""
     parts: list[str] = ["TRUE"]
     values: list[SqlValue] = []
 
@@ -462,12 +462,12 @@ class Grouping(msgspec.Struct, frozen=True):
     columns: str
     """The columns, each with a comma before it, for use after other columns."""
     names: tuple[str, ...]
-    """The names of these columns, for GROUP BY."""
+    """The names of `columns`, for GROUP BY."""
     values: tuple[SqlValue, ...]
     """The parameters of `columns`. Pass them exactly once, at the position of `columns`."""
 
     def key(self, row: Sequence[object]) -> tuple[str, ...]:
-        """The first values of a row as text, one for each dimension. NULL is an empty text."""
+        """The first values of a row as text, one for each dimension. NULL becomes an empty text."""
         return tuple(_text(name, value) for name, value in zip(self.by, row, strict=False))
 
     def listed(self, after: str = "") -> str:

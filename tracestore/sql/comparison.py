@@ -16,9 +16,11 @@ from .connection import Database, PricingDialect, SqlValue, Statements, Temporar
 from .pricing import Pricer
 from .sums import Difference, current_runs
 
-# --- The sums of a repricing --- The sums are the costs of a run's calls before and after, by model, day and
-# session. `reprice_sum` contains the sums of each run; the transactions that store costs add to it.
-# `reprice_trial` is a table of the same form on one connection, with the sums of a dry run.
+# --- The sums of a repricing ---
+#
+# The sums are the costs of a run's calls before and after, by model, day and session. `reprice_sum` contains the
+# sums of each run; the transactions that store costs add to it. `reprice_trial` is a table of the same form on one
+# connection, with the sums of a dry run.
 
 
 SumTable: TypeAlias = Literal["reprice_sum", "reprice_trial"]
@@ -72,7 +74,7 @@ _TOTALS = {
     "no_longer_priced": "sum(no_longer_priced)",
     "no_longer_priced_nano_usd": "sum(no_longer_priced_nano)",
 }
-"""Fields of `RepriceSums`, and their expressions."""
+"""The expression for each field of `RepriceSums`."""
 
 
 class Group(NamedTuple):
@@ -208,7 +210,7 @@ def prepare(statements: Statements) -> None:
 
 
 class _Before(NamedTuple):
-    """The source of the earlier costs, as SQL."""
+    """The SQL for reading the earlier costs."""
 
     source: str
     """The rows ``a`` that were priced, and the tables that they are joined with."""
@@ -380,7 +382,7 @@ def count_uncounted(statements: Statements, where: CallFilter, *, by_session: bo
 
 
 def with_counts(report: RepriceReport, uncounted: UncountedCalls) -> RepriceReport:
-    """Return the report with these counts, in total and for each line."""
+    """Return the report with the counts of `uncounted`, in total and for each line."""
     none = _Counts()
 
     def counted(line: msgspec.Struct, counts: _Counts) -> msgspec.Struct:
@@ -398,7 +400,7 @@ def with_counts(report: RepriceReport, uncounted: UncountedCalls) -> RepriceRepo
 
 
 def _counts(statements: Statements, where: CallFilter, column: str) -> dict[str, _Counts]:
-    """The counts by a column, with its values named as in reports."""
+    """Return the counts for each value of a column. Values have the names of reports."""
     found: dict[str, _Counts] = {}
     which_calls, values = condition(where, statements.dialect)
     for name, which in _WHICH.items():

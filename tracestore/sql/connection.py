@@ -65,31 +65,33 @@ class PricingDialect(Protocol):
         ...
 
     def same(self, one: str, other: str) -> str:
-        """A condition: two values are equal, or both are NULL."""
+        """The SQL condition that two values are equal or both NULL."""
         ...
 
     def by_index(self, table: str, index: str) -> str:
-        """A table, read through an index."""
+        """The SQL that reads a table through an index."""
         ...
 
     def plain_nano(self, pico: str) -> str:
-        """The nano-USD of a sum of products with rates, rounded; not below `priced_below` if it isn't exact."""
+        """The SQL that rounds a sum of tokens times rates to nano-USD. An inexact result is at least
+        `priced_below`.
+        """
         ...
 
     def exact(self, count: str) -> str:
-        """A count in a type with exact products."""
+        """The SQL that converts a count to a type with exact products."""
         ...
 
     def is_integer(self, number: str) -> str:
-        """A condition: a number from products of `exact` is exact."""
+        """The SQL condition that a sum of products of `exact` numbers is exact."""
         ...
 
     def nano(self, pico: str) -> str:
-        """The nano-USD of exact pico-USD, rounded."""
+        """The SQL that rounds exact pico-USD to nano-USD."""
         ...
 
     def sum_of(self, products: str) -> str:
-        """The sum of products over some rows. If it exceeds 64 bits, it is larger than any cost."""
+        """The SQL that sums products over rows. A sum beyond 64 bits is larger than any cost."""
         ...
 
     def part(self, details: str, name: str) -> str:
@@ -97,12 +99,14 @@ class PricingDialect(Protocol):
         ...
 
     def each(self, details: str) -> str:
-        """The counts in a column of details, as the rows ``d`` with the name in the column ``key``."""
+        """The SQL for the counts in a JSON column of usage details, as rows ``d`` with the name in the column
+        ``key``.
+        """
         ...
 
     @property
     def value(self) -> str:
-        """The count of a row ``d``."""
+        """The SQL for the count in a row ``d`` of `each`."""
         ...
 
 
@@ -117,7 +121,7 @@ SqlValue: TypeAlias = str | int | float | bytes | None
 """A value of a statement's parameter or of a row."""
 Row: TypeAlias = tuple[Any, ...]  # as the driver returns it; each reader expects other columns
 Sql: TypeAlias = tuple[str, list[SqlValue]]
-"""A statement or a part of one, and its parameters."""
+"""A statement, or a part of a statement, with its parameters."""
 
 _T = TypeVar("_T")
 
@@ -155,7 +159,7 @@ class Dialect(Protocol):
 
     @property
     def untouched_since(self) -> str:
-        """A condition: a row existed at the time of a `moment`, passed as text, and was not written since then."""
+        """The SQL condition that a row existed at a `moment`, which is a parameter, and was not written since."""
         ...
 
     @property
@@ -183,11 +187,11 @@ class Dialect(Protocol):
         ...
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
-        """A condition that a topic matches a pattern with ``*``, and the condition's parameter."""
+        """The SQL condition that a topic matches a pattern with ``*``, and the parameter of the condition."""
         ...
 
     def by_number(self, table: str, name: str) -> str:
-        """A table, read in the order of its ids and through no other index, under the name `name`."""
+        """The SQL that reads a table under the name `name`, in the order of ids and through no other index."""
         ...
 
     def rounded(self, value: str, digits: int) -> str:
@@ -247,12 +251,12 @@ class Database(Protocol):
 
 
 def lesser(one: str, other: str) -> str:
-    """The lesser of two values, which must not be NULL."""
+    """The SQL for the lesser of two values, which must not be NULL."""
     return f"CASE WHEN {one} < {other} THEN {one} ELSE {other} END"
 
 
 def greater(one: str, other: str) -> str:
-    """The greater of two values, which must not be NULL."""
+    """The SQL for the greater of two values, which must not be NULL."""
     return f"CASE WHEN {one} > {other} THEN {one} ELSE {other} END"
 
 
@@ -262,7 +266,7 @@ def at_most(rows: int | None) -> Sql:
 
 
 def placeholders(number: int) -> str:
-    """That many ``?`` parameters, with commas between them."""
+    """A list of ``?`` parameters with commas between them."""
     return ", ".join("?" * number)
 
 

@@ -44,7 +44,9 @@ _log = Log("tracestore.content")
 
 
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
-    """Store the captured content of a batch, in its transaction. Unsuitable content does not make it fail.
+    """Store the captured content of a batch, in its transaction.
+
+    Content that can't be stored does not fail the batch.
 
     Call it before the events are stored: it skips events that are already stored.
     """
@@ -252,7 +254,7 @@ A call that was in progress when its process was killed doesn't count, because i
 
 
 async def was_answered(database: Database, session_id: str) -> bool:
-    """Whether a call of a session that wasn't deleted was answered, or may have been."""
+    """Whether a call of a stored session completed, or may have been answered before its process was killed."""
     return bool(
         await database.read(
             """

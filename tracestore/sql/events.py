@@ -49,7 +49,7 @@ class RunNumbers:
         self._known: dict[str, int] = {}
 
     def remember(self, numbers: dict[str, int]) -> None:
-        """Cache committed numbers, by the names of their runs."""
+        """Cache committed numbers of runs, by the runs' ids."""
         if len(self._known) + len(numbers) > _KNOWN_RUNS:
             self._known.clear()
         self._known.update(numbers)
@@ -167,9 +167,9 @@ def branch(
     epoch: int,
 ) -> str:
     """Create a session for a run's own continuation (a branch), and return its id. The branch starts with the
-    messages before the run's first message. If the owner wrote the last of these, the owner may have restarted the
-    session, and the messages might not be the run's. The branch then starts empty. In a cluster, it starts empty
-    only if that message belongs to a later claim.
+    messages before the run's first message. If the owner wrote the last of these messages, the owner may have
+    restarted the session, and the messages might not be the run's. The branch then starts empty. In a cluster, it
+    starts empty only if that message belongs to a later claim.
     """
     names: dict[str, SqlValue] = {
         "session": session_id,
@@ -267,8 +267,8 @@ def events_query(
 ) -> Sql:
     """The query for stored events. Each row is the event's number, then the columns that `envelope` expects."""
     conditions: list[tuple[str, SqlValue]] = [("e.id > ?", after_id)]
-    wanted = {"r.run_id = ?": run_id, "e.session_id = ?": session_id, "e.request_id = ?": request_id}
-    conditions += [(sql, value) for sql, value in wanted.items() if value is not None]
+    filters = {"r.run_id = ?": run_id, "e.session_id = ?": session_id, "e.request_id = ?": request_id}
+    conditions += [(sql, value) for sql, value in filters.items() if value is not None]
     if topic is not None:
         conditions.append(dialect.like_topic("e.topic", topic))
     if since is not None:

@@ -17,7 +17,7 @@ from ..rows import Imported, ImportedFile, Revision
 from .connection import Database, Row, SqlValue, Statements, placeholders
 
 _AT_ONCE = 400
-"""The number of rows in one statement. SQLite's oldest versions accept 999 parameters."""
+"""The number of rows in one statement. Old versions of SQLite accept at most 999 parameters."""
 
 
 class ImportConflict(Exception):

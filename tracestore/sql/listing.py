@@ -233,7 +233,7 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str, without: S
 
 
 def _in_progress(row: str) -> str:
-    """A condition: a call has created a job without a stored end."""
+    """The SQL condition that a call has created a job without a stored end."""
     return (
         f"({row}.operation = 'video_create' AND {row}.status = 'completed' AND NOT EXISTS"
         " (SELECT 1 FROM calls AS e WHERE e.operation IN ('video_create', 'video') AND e.operation = 'video'"
@@ -244,7 +244,7 @@ def _in_progress(row: str) -> str:
 
 
 def _output_unknown(row: str) -> str:
-    """A condition: an attempt failed after it was sent and before any part of a reply arrived."""
+    """The SQL condition that an attempt failed after it was sent and before any part of a reply arrived."""
     return (
         f"({row}.status IN {_ENDED_BADLY} AND coalesce({row}.usage_source, '') = 'estimated'"
         f" AND coalesce({total_input(row)}, 0) > 0 AND coalesce({row}.output_tokens, 0) = 0)"
@@ -389,7 +389,7 @@ _COUNTS = {
     **{name: _SUMS[name] for name in ("total_input_tokens", "output_tokens", "cached_input_tokens")},
     **{name: _SUMS[name] for name in ("estimated", "unpriced", "unknown")},
 }
-"""The fields of a row that are counts or sums, and their expressions."""
+"""The expressions for the fields of a row that are counts or sums."""
 
 _SPEED = "1000.0 * output_tokens / (latency_ms - first_token_ms)"
 _MEASURES = (

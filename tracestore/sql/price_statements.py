@@ -34,7 +34,7 @@ _BOX: dict[str, ColumnType] = {
     "daily_from": "INTEGER",
     "daily_to": "INTEGER",
 }
-"""The calls of a segment: its times, its sizes, and the hours of the day."""
+"""The columns for the limits of a segment: times, numbers of input tokens, and hours of the day."""
 
 _BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h", "per_request")
 _SEGMENT: dict[str, ColumnType] = {
@@ -91,8 +91,8 @@ INSERT_RATE = """
 """
 
 DAYS = 1 << 32
-"""A number far above the days that 64 bits of microseconds can count. `place` is a model's key times this number,
-plus the day. Sorting by one number is faster than by two.
+"""The factor of a model's key in `place`, which is key times factor plus day. The factor is larger than any day
+number of 64-bit microseconds. Sorting by one number is faster than by two.
 """
 
 
@@ -203,7 +203,7 @@ def _part_of(dialect: PricingDialect, bucket: str) -> str:
 
 # The buckets of a call, then the rates of its segment, then the reason or the pico-USD.
 def _any(dialect: PricingDialect, left: str) -> str:
-    """The statement that handles every case."""
+    """The statement `any`, which prices the calls that `plain` has skipped."""
     return f"""
         WITH counted AS ({_counted(dialect, left)}),
              matched AS ({_MATCHED}),

@@ -57,7 +57,7 @@ PROJECTED: frozenset[type[Event]] = frozenset(
         *(SessionCreated, SessionModelChanged, SessionRenamed),
     )
 )
-"""Events without any content that change other tables than `events`."""
+"""The types of events that contain no captured content and change other tables than `events`."""
 
 PROJECTED_TOPICS = frozenset(kind.topic_of() for kind in PROJECTED)
 """The topics of `PROJECTED`."""
@@ -75,7 +75,7 @@ _SessionFields = tuple[str | None, str | None, str | None]
 
 
 def _latest(column: str) -> str:
-    """The latest value of a session's column, if an event sets it."""
+    """The SQL that sets a session's column to the value from the latest event that has one."""
     return (
         f"{column} = CASE WHEN excluded.last_us >= sessions.last_us"
         f" THEN coalesce(excluded.{column}, sessions.{column})"
@@ -479,7 +479,9 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
 
 
 def _of_base(of: Group) -> Group:
-    """Convert a late cost under an earlier run to sums of later runs: it changes only their cost before."""
+    """Convert the late costs under an earlier run to sums for later runs. The earlier run's costs are the later
+    runs' costs before repricing.
+    """
     return Group(
         provider=of.provider,
         model=of.model,

@@ -241,7 +241,7 @@ class Pruning(ABC):
                 return
 
     async def _cutoff(self, share: float) -> int:
-        """A cutoff time before which about this share of the events lies, and at least one event."""
+        """Find a cutoff time before which about `share` of the events happened, and at least one event."""
         low, last = await self._numbers("events")
         place = low + 1 + int((last - low) * share)
         rows = await self._database.read(

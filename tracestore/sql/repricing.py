@@ -73,7 +73,7 @@ def _sum_table(dry: bool) -> SumTable:
 
 
 class Repricing:
-    """One repricing of one trace."""
+    """A repricing of a trace."""
 
     def __init__(
         self,

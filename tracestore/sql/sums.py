@@ -45,8 +45,8 @@ def flag(condition: str) -> str:
 
 
 def total_input(row: str) -> str:
-    """All input tokens of a call. A sum beyond 64 bits is not an error: outside of SQLite, numeric has no
-    bounds.
+    """The SQL for all input tokens of a call. A sum beyond 64 bits is not an error: outside of SQLite, numeric has
+    no bounds.
     """
     return f"(CAST({row}.input_tokens AS numeric) + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
 
@@ -118,14 +118,14 @@ def changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> s
 
 
 def added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> str:
-    """An INSERT that adds the sums of a SELECT to those of the table."""
+    """An INSERT that adds the sums of a SELECT to the sums in a table."""
     more = changes(table, names, (f"excluded.{name}" for name in names), "+")
     columns, unique = ", ".join([*key, *names]), ", ".join(key)
     return f"INSERT INTO {table} ({columns}) {select} ON CONFLICT ({unique}) DO UPDATE SET {more}"
 
 
 def sums(values: Iterable[str]) -> str:
-    """Sums of these values, as a list of columns."""
+    """The SQL of a column list: the sum of each of `values`."""
     return ", ".join(f"sum({value})" for value in values)
 
 
@@ -135,7 +135,7 @@ def keys(row: str) -> str:
 
 
 def sum_up_sql(names: Sequence[str], dialect: Dialect) -> str:
-    """The statement that adds the new calls to the sums of these names."""
+    """The statement that adds new calls to the sums in `names`."""
     # Read in the order of ids. The index on days would avoid sorting, but would read all calls.
     values = summands("c")
     return added(
@@ -203,8 +203,9 @@ class SumKeeper:
 
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
-"""Day, provider and model, then the number of calls that got a cost. Then the difference to their sum at call
-time, in nano-USD, and the increase of the number of unpriced calls.
+"""The values are day, provider, model, calls, difference and unpriced. `calls` is the number of calls that got a
+cost. `difference` is from their costs at call time to their new costs, in nano-USD. `unpriced` is the increase of
+the number of unpriced calls.
 """
 
 RUN_KEY = ("run", *KEY)

@@ -202,7 +202,7 @@ class Database:
                 if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
                     raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
                 raise
-        return [str(said) for (said,) in rows if said != "ok"]
+        return [str(message) for (message,) in rows if message != "ok"]
 
     async def select(
         self, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
@@ -262,7 +262,7 @@ class Database:
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 
     async def give_back(self, pages: int) -> None:
-        """Return up to this number of free pages to the disk, if the file supports it."""
+        """Return at most `pages` free pages to the disk, if the file supports it."""
 
         def work(statements: Statements) -> None:
             statements.script(f"PRAGMA incremental_vacuum({pages:d})")

@@ -152,7 +152,7 @@ class FileLock:
         return self._file.try_lock()
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
-        """Repeat the attempt until it gets the lock. Raises StoreError after some seconds."""
+        """Repeat the attempt until it takes the lock. Raises StoreError after some seconds."""
         # An attempt takes a microsecond and nearly always succeeds. Only a contended lock needs a wait.
         if await attempt():
             return

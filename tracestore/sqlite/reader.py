@@ -233,7 +233,7 @@ def copy_snapshot(
     *,
     immutable: bool = False,
 ) -> None:
-    """Copy a database, as it is at this moment, into an empty file. The function blocks; call it in a thread.
+    """Copy the present state of a database into an empty file. The function blocks; call it in a thread.
 
     The copy is one read transaction from start to end. Other writers continue, and their writes do not restart the
     copy.

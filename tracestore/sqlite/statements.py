@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BUSY_TIMEOUT_MS = 5_000
-"""Milliseconds that SQLite itself waits for a lock of another connection."""
+"""The milliseconds for which SQLite waits for a lock of another connection."""
 
 
 def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
@@ -70,7 +70,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _of_the_file() -> tuple[int, ...]:
-    """SQLite's codes for a file that this connection can't use, but another connection might."""
+    """The codes of SQLite for a file that this connection can't use, although another connection might."""
     import sqlite3
 
     return (
@@ -110,7 +110,6 @@ class SqlitePricing:
         return (f"CREATE TEMP TABLE IF NOT EXISTS {name} ({', '.join(listed)}) {kind}",)
 
     def emptied(self, table: str) -> str:
-        """A statement that deletes all rows of a temporary table."""
         return f"DELETE FROM temp.{table}"
 
     def surveyed(self, table: str) -> tuple[str, ...]:
@@ -118,38 +117,30 @@ class SqlitePricing:
         return ()
 
     def same(self, one: str, other: str) -> str:
-        """A condition: two values are equal, or both are NULL."""
         return f"{one} IS {other}"
 
     def by_index(self, table: str, index: str) -> str:
-        """A table, read through an index."""
         return f"{table} INDEXED BY {index}"
 
     def plain_nano(self, pico: str) -> str:
-        """The nano-USD of a sum of products with rates."""
         return self.nano(pico)
 
     def exact(self, count: str) -> str:
         return count
 
     def is_integer(self, number: str) -> str:
-        """A condition: no product exceeded 64 bits."""
         return f"typeof({number}) = 'integer'"
 
     def nano(self, pico: str) -> str:
-        """The nano-USD of pico-USD, rounded."""
         return f"({pico} + 500) / 1000"
 
     def sum_of(self, products: str) -> str:
-        """The sum of products over some rows."""
         return f"CASE WHEN total({products}) > {_NEAR_64_BITS} THEN 1e20 ELSE coalesce(sum({products}), 0) END"
 
     def part(self, details: str, name: str) -> str:
-        """The count of one name in a column of details."""
         return f"json_extract({details}, '$.{name}')"
 
     def each(self, details: str) -> str:
-        """The counts in a column of details."""
         return f"json_each({details}) AS d"
 
 
@@ -168,19 +159,15 @@ class SqliteDialect:
         return f"(SELECT t.value FROM json_each({tags}) AS t WHERE t.key = ?)"
 
     def behind(self, text: str, sign: str) -> str:
-        """The part of a text after the first `sign` in it."""
         return f"substr({text}, instr({text}, '{sign}') + 1)"
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
-        """A condition that a topic matches a pattern with ``*``, and the condition's parameter."""
         return f"{column} GLOB ?", pattern
 
     def by_number(self, table: str, name: str) -> str:
-        """A table, read in the order of its ids."""
         return f"{table} AS {name} NOT INDEXED"
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with this many decimal places."""
         return f"round({value}, {digits})"
 
 
@@ -429,7 +416,7 @@ _T = TypeVar("_T")
 
 
 class _Script(str):
-    """A function disguised as a script for SQLite. Its text appears in aiosqlite's log."""
+    """A function in place of a script, for `executescript`. The text of the str appears in aiosqlite's log."""
 
     __slots__ = ("work",)
 

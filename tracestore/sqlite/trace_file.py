@@ -219,8 +219,8 @@ class Runs:
 
     async def _close(self, run_id: str, prices: PriceTable | None, delivered: Delivered | None) -> int:
         now = self._clock.now_us()
-        said = await delivered_of(self._database, run_id, delivered)
-        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, said))
+        counts = await delivered_of(self._database, run_id, delivered)
+        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, counts))
 
     async def _remove_strays(self) -> None:
         """Remove lock files of processes that died before their first write or after their last write."""

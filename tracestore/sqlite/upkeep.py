@@ -22,10 +22,12 @@ from .files import escaped, free_run_lock, is_immutable, refuse_missing
 from .reader import copy_snapshot
 from .trace_file import open_runs
 
-# --- Retention in a trace file --- See `tracestore.sql.pruning`. The next writes reuse the free pages, so a
-# regularly pruned file stops growing. Files of this version also return free pages to the disk, in small steps. A
-# file of version 1 keeps its size until `vacuum` has rewritten it once. `vacuum` needs free disk space of the
-# file's size, and writers wait meanwhile. In a shipped file, only events that all shared stores have are deleted.
+# --- Retention in a trace file ---
+#
+# See `tracestore.sql.pruning`. The next writes reuse the free pages, so a regularly pruned file stops growing.
+# Files of this version also return free pages to the disk, in small steps. A file of version 1 keeps its size
+# until `vacuum` has rewritten it once. `vacuum` needs free disk space of the file's size, and writers wait
+# meanwhile. In a shipped file, only events that all shared stores have are deleted.
 
 
 PAGES_AT_ONCE = 1000

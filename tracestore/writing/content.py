@@ -129,8 +129,10 @@ def _without_raw(metadata: MessageMetadata | None) -> MessageMetadata | None:
 
 
 def encode_json(value: object) -> bytes:
-    """Encode a value as one line of JSON. Raises:
-    TypeError, ValueError, RecursionError: A host's value can't be written as JSON.
+    """Encode a value as one line of JSON.
+
+    Raises:
+        TypeError, ValueError, RecursionError: A host's value can't be written as JSON.
     """
     try:
         return msgspec.json.encode(value)

@@ -48,7 +48,7 @@ class Waiting:
         return list(islice(self._events, limit))
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
-        """Return the events after the oldest ones, without removing them."""
+        """Return waiting events after the first `oldest` events, without removing them."""
         # indexing a deque is fast near its ends; islice would iterate over the oldest events
         events = self._events
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
@@ -155,7 +155,7 @@ class Journal:
             self._older, self._newer = self._newer, self._older
 
     def forget(self, events: int) -> None:
-        """Remove this number of the oldest waiting events, because they are committed or spilled."""
+        """Remove the oldest waiting events, because they are committed or spilled."""
         for part in (self._older, self._newer):
             gone = min(events, part.events)
             part.events -= gone

@@ -93,8 +93,8 @@ class LineFile:
 def _locked(path: Path) -> HeldFile:
     """Create the file at a path if it is missing, and lock it.
 
-    A reader that searches for files of dead processes holds the lock for some microseconds. It may have removed
-    the empty file before it was locked.
+    A reader that searches for files of dead processes holds the lock for some microseconds. Then the reader may
+    remove the empty file before this function locks the file.
     """
     for attempt in range(_LOCK_ATTEMPTS):
         file = HeldFile(path, os.O_RDWR | os.O_CREAT)
@@ -348,7 +348,7 @@ class LateEvents(msgspec.Struct, frozen=True):
     events: int = 0
     """The number of events that could be counted."""
     files: tuple[Path, ...] = ()
-    """The files of these events. The events of a file that may not be opened are not counted."""
+    """The files of the events. The events of a file that may not be opened are not counted."""
 
     def __bool__(self) -> bool:
         return bool(self.files)

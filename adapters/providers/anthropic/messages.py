@@ -148,7 +148,7 @@ def sent_citation(data: JsonObject) -> JsonObject:
 
 
 IN_WORDS = "in_words"
-"""The field of `provider_raw` with the provider's original block, if the text block or document is only its
+"""The field of `provider_raw` that contains the provider's original block, for a block that was replaced by its
 text.
 """
 
@@ -193,7 +193,7 @@ def _inner(name: str, value: Json) -> Json:
 
 
 def _with_citations(data: JsonObject) -> JsonObject:
-    """An inner block with its citations in the form of a request."""
+    """Convert the citations of an inner block to the form of a request."""
     match data.get("citations"):
         case list(given):
             return {**data, "citations": [sent_citation(one) if isinstance(one, dict) else one for one in given]}

@@ -148,7 +148,7 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
 
 
 _PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]},')
-"""The bytes of a plain message besides its text."""
+"""The bytes of a plain message without its text."""
 _PLAIN_START = b'{"role":"'
 """The start of each message. Texts can't contain it, because JSON escapes their quotation marks."""
 
@@ -218,8 +218,8 @@ def _field(message: Json, name: str) -> Json:
 def _parts(body: JsonObject) -> Iterator[JsonObject]:
     """Everything that may have a breakpoint, in the order of the prompt."""
     messages = body["messages"]
-    said = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
-    for blocks in (body.get("tools"), body.get("system"), *said):
+    contents = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
+    for blocks in (body.get("tools"), body.get("system"), *contents):
         if isinstance(blocks, list):
             for block in blocks:
                 if isinstance(block, dict):
@@ -336,7 +336,7 @@ class _Writer:
         )
 
     def _tools_bytes(self, body: JsonObject) -> int:
-        """A rough size of all tools, including those in the host's options."""
+        """The approximate bytes of all tools, including tools in the host's options."""
         tools, ours = body.get("tools"), self.request.tools
         more = tools[len(ours) :] if isinstance(tools, list) else None
         return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
@@ -351,8 +351,8 @@ class _Writer:
     def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> ServerTraits:
         """The traits of the server, from the options or the model's name."""
         claude, back = _kind_of(self.target.model or "", self.model is not None)
-        given = options.get(THINKING_BACK)
-        back = given if isinstance(given, str) else back
+        option = options.get(THINKING_BACK)
+        back = option if isinstance(option, str) else back
         thinking = extra.get("thinking")
         off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
         return ServerTraits(
@@ -472,7 +472,7 @@ def _kind_of(model: str, known: bool) -> tuple[bool, str]:
 
 
 def _vendors_tool(tool: ToolDefinition) -> JsonObject:
-    """A vendor's tool that the host runs, such as its shell. The model already has its arguments."""
+    """A tool that the vendor defines and the host runs, such as a shell. The model already knows its arguments."""
     return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
 
 
@@ -488,5 +488,5 @@ def _object(value: Json) -> JsonObject:
 
 
 def beta_names(value: Json) -> list[str]:
-    given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
-    return [name.strip() for name in given if isinstance(name, str) and name.strip()]
+    names = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return [name.strip() for name in names if isinstance(name, str) and name.strip()]

@@ -139,7 +139,7 @@ class WireBlock:
 
     @property
     def kept_whole(self) -> bool:
-        """Whether the block is emitted at its end only."""
+        """Whether the block is emitted only at its end."""
         return self.kind not in _STREAMED
 
 
@@ -249,7 +249,7 @@ def begin_message(assembler: Assembler, reply: Reply) -> None:
 
 
 def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | Event) -> None:
-    said = {
+    details = {
         "stop_sequence": message.stop_sequence,
         "stop_details": message.stop_details,
         "container": message.container,
@@ -257,7 +257,7 @@ def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | E
         "input_transformations": around.input_transformations,
         "diagnostics": around.diagnostics if isinstance(around, Reply) else None,
     }
-    for name, value in said.items():
+    for name, value in details.items():
         if value:
             assembler.details[name] = value
         elif value is not None:  # an empty list takes precedence over the start's value
@@ -288,8 +288,8 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
         assembler.warn_no_stop_reason()
     reason = STOP_REASONS.get(raw or "", StopReason.PROVIDER_SPECIFIC)
     if reason is StopReason.REFUSAL and isinstance(stop_details, dict):
-        said = (stop_details.get(name) for name in ("category", "explanation"))
-        why = ": ".join(text for text in said if isinstance(text, str) and text)
+        values = (stop_details.get(name) for name in ("category", "explanation"))
+        why = ": ".join(text for text in values if isinstance(text, str) and text)
         assembler.warn(WarningCode.REFUSAL, why or "the provider gave no reason")
     if assembler.details:
         warn_of_changes(assembler)
@@ -297,7 +297,7 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error of a body or event after HTTP 200, which has no status of its own."""
+    """The error in a body or event with HTTP status 200."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 
@@ -451,7 +451,8 @@ def _has_others(iterations: Sequence[JsonObject]) -> bool:
 
 
 def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
-    """Tokens written to the cache, and the part of them for an hour. `split` is the result of `_split`.
+    """Return the tokens written to the cache, and how many of them were written for an hour. `split` is the result
+    of `_split`.
 
     The final total of a stream has no split by lifetime, so the split at the start is used. Additional tokens
     count as written for an hour only if all tokens at the start were.

@@ -84,10 +84,10 @@ class Tuning:
 
     def _thinking(self, body: JsonObject) -> JsonObject | None:
         """The thinking for an effort; None leaves it to the model or the host."""
-        asked, model = self.request.reasoning_effort, self.model
-        if model is None or asked is None or "thinking" in self.extra:
+        effort, model = self.request.reasoning_effort, self.model
+        if model is None or effort is None or "thinking" in self.extra:
             return None
-        if asked == "none":
+        if effort == "none":
             return {"type": "disabled"} if model.thinks_unasked and self._can_be_off() else None
         if "adaptive" in model.thinking:
             return None if model.thinks_unasked else {"type": "adaptive"}
@@ -96,7 +96,7 @@ class Tuning:
                 dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
             )
             return None
-        return self._budget(asked, body)
+        return self._budget(effort, body)
 
     def _budget(self, asked: str, body: JsonObject) -> JsonObject | None:
         """Thinking with a budget of at most half the reply's limit."""
@@ -117,15 +117,16 @@ class Tuning:
     # --- Sampling ---
 
     def _sampling(self, body: JsonObject) -> None:
-        asked = self.request
-        self.warnings += write_settings(body, asked, _PATHS, self.provider, refused=self._refused(body))
+        request = self.request
+        self.warnings += write_settings(body, request, _PATHS, self.provider, refused=self._refused(body))
         metadata = body.get("metadata")
-        if asked.user is not None and isinstance(metadata, dict):
-            metadata["user_id"] = short_id(asked.user, _LONGEST_USER)
-        if asked.temperature is not None and asked.temperature > 1.0 and "temperature" in body:
+        if request.user is not None and isinstance(metadata, dict):
+            metadata["user_id"] = short_id(request.user, _LONGEST_USER)
+        if request.temperature is not None and request.temperature > 1.0 and "temperature" in body:
             body["temperature"] = 1.0
             self._warn(
-                WarningCode.TEMPERATURE_LOWERED, f"temperature {asked.temperature:g} was lowered to the highest, 1"
+                WarningCode.TEMPERATURE_LOWERED,
+                f"temperature {request.temperature:g} was lowered to the highest, 1",
             )
 
     def _refused(self, body: JsonObject) -> dict[str, str]:
@@ -164,12 +165,12 @@ def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json)
 
 def output_limit(request: CanonicalRequest, model: Model | None, provider: str) -> tuple[int, list[CallWarning]]:
     """The limit of output tokens for the model, and a warning if it was changed."""
-    asked = request.max_output_tokens
+    requested = request.max_output_tokens
     limit = None if model is None else model.max_output
-    if limit is None or asked <= limit:
-        return asked, []
+    if limit is None or requested <= limit:
+        return requested, []
     return limit, [
-        changed("max_output_tokens", asked, limit, f"{provider} allows no more for {request.wire_model}")
+        changed("max_output_tokens", requested, limit, f"{provider} allows no more for {request.wire_model}")
     ]
 
 
@@ -248,8 +249,8 @@ class _Fitter:
             elif name not in ("properties", "items", "description", "$defs", *_WITHOUT_MEANING):
                 described[name] = inner
         self._write_shape(schema, fitted, path)
-        if isinstance(said := schema.get("description"), str) and said:
-            fitted["description"] = said
+        if isinstance(description := schema.get("description"), str) and description:
+            fitted["description"] = description
         return describe(fitted, describe_constraints(described))
 
     def _write_shape(self, schema: JsonObject, fitted: JsonObject, path: str) -> None:

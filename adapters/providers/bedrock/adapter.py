@@ -70,7 +70,9 @@ class _Reply(msgspec.Struct, gc=False):
     embedding: list[float] | None = None
     """The vector of Titan."""
     embeddings: msgspec.Raw = msgspec.Raw(b"null")
-    """The vectors of the other families. Nova's are parts; Cohere's are lists, or by type."""
+    """The vectors of the other families. Nova sends a list of objects. Cohere sends a list of vectors, or an
+    object with such a list for each type.
+    """
     inputTextTokenCount: float | None = None
     id: str | None = None
 
@@ -187,10 +189,10 @@ class BedrockWire(EmbeddingOnlyWire):
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
         """The error of a reply: its name is in a header, and the body has only a sentence."""
-        said = read_error(body)
+        parsed = read_error(body)
         name = reply.headers.get("x-amzn-errortype", "").partition(":")[0]
         return build_error(
-            msgspec.structs.replace(said, type=name) if name else said,
+            msgspec.structs.replace(parsed, type=name) if name else parsed,
             status=reply.status,
             headers=reply.headers,
             codes=self.error_codes,

@@ -76,7 +76,7 @@ google/rpc/code.proto).
 """
 _PAGE = 100
 _KEY = "key"
-"""The name of a request's id in its metadata."""
+"""The field of a request's metadata that contains the request's id."""
 
 _ROOM = 64 * 1024
 """Bytes reserved for the data around the requests."""
@@ -292,7 +292,7 @@ class _Usage(msgspec.Struct, gc=False):
 class _Reply(msgspec.Struct, gc=False):
     embeddings: list[_Values] | None = None
     embedding: _Values | None = None
-    """The vector of one text, as ``embedContent`` returns it."""
+    """The vector of one text in a reply of ``embedContent``."""
     usageMetadata: msgspec.Raw = msgspec.Raw(b"null")
 
 

@@ -43,7 +43,7 @@ from .data import Model
 
 FINISH_REASON = "CONTINUATION"
 KIND = "continuationToken"
-"""The token's name in a reply and a request, and the kind of its block."""
+"""The name of the token in replies and requests, which is also the kind of its opaque block."""
 
 
 def read_token(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
@@ -78,7 +78,7 @@ OF_A_PART = (
 """Possible extra fields from a host, in the `provider_raw` of a block."""
 
 SIBLINGS = frozenset(("text", "thought", "thoughtSignature", "functionCall", *OF_A_PART))
-"""A part's fields that don't determine its kind."""
+"""The fields of a part that don't determine its kind."""
 
 REPLY_KINDS = ("citationMetadata", "groundingMetadata", "urlContextMetadata", "logprobsResult", KIND)
 """Opaque blocks with data about the whole reply. They are never sent back."""
@@ -89,8 +89,8 @@ SIGNATURE_KIND = "thoughtSignature"
 
 def metadata_of(part: wire.Part) -> JsonObject:
     """The extra fields of a text, a thought or a call."""
-    said = {"partMetadata": part.partMetadata, "speechMetadata": part.speechMetadata}
-    return {name: wire.decode_json(raw) for name, raw in said.items() if raw != wire.ABSENT}
+    metadata = {"partMetadata": part.partMetadata, "speechMetadata": part.speechMetadata}
+    return {name: wire.decode_json(raw) for name, raw in metadata.items() if raw != wire.ABSENT}
 
 
 def has_others(parts: Sequence[wire.Part]) -> bool:
@@ -301,9 +301,9 @@ class _Writer:
 
     def _thought(self, block: ThinkingBlock) -> JsonObject:
         start = self._own(block).get("start")
-        said = block.text[start:] if isinstance(start, int) else block.text
+        text = block.text[start:] if isinstance(start, int) else block.text
         own = self._fields(block.provider_raw, OF_TEXT)
-        return {"text": said, "thought": True, "thoughtSignature": block.signature, **own}
+        return {"text": text, "thought": True, "thoughtSignature": block.signature, **own}
 
     def _own(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
         """The data that the target attached to a block. Data with another model's signature is ignored."""
@@ -360,10 +360,14 @@ class _Writer:
         after: list[Json] = []
         for block in results:
             name = self.history.tool_names[block.tool_use_id]
-            said: JsonObject = (
+            content: JsonObject = (
                 {"error": block.text or FAILED_SILENTLY} if block.is_error else {"output": block.text}
             )
-            response: JsonObject = {"id": self.history.tool_ids[block.tool_use_id], "name": name, "response": said}
+            response: JsonObject = {
+                "id": self.history.tool_ids[block.tool_use_id],
+                "name": name,
+                "response": content,
+            }
             response |= self._fields(block.provider_raw, ("scheduling", "willContinue"))
             media = list(self._result_media(block))
             within: list[Json] = [part for part in media if self.row.modern and _fits_result(part)]

@@ -304,18 +304,18 @@ class _Builder:
     # --- Tuning ---
 
     def _thinking(self, config: JsonObject) -> None:
-        asked, can = self.request.reasoning_effort, self.request.capabilities
-        if asked is None:
+        effort, can = self.request.reasoning_effort, self.request.capabilities
+        if effort is None:
             return
         if not self.row.reasons or (can is not None and not can.supports_thinking):
-            if asked != "none":
+            if effort != "none":
                 self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
             return
-        level = nearest_effort(asked, self.row.levels or LEVELS)
+        level = nearest_effort(effort, self.row.levels or LEVELS)
         config["thinking_level"] = level
         config["thinking_summaries"] = "auto"
-        if level != asked:
-            self.warnings.append(changed("reasoning_effort", asked, level, "the nearest value of the model"))
+        if level != effort:
+            self.warnings.append(changed("reasoning_effort", effort, level, "the nearest value of the model"))
 
     def _sampling(self, config: JsonObject) -> None:
         request = self.request

@@ -118,9 +118,9 @@ def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | No
     if found is None:
         return None
     prompt, cached = reported_count(found.total_input_tokens), reported_count(found.total_cached_tokens)
-    said, thought = reported_count(found.total_output_tokens), reported_count(found.total_thought_tokens)
+    output, thought = reported_count(found.total_output_tokens), reported_count(found.total_thought_tokens)
     tools = reported_count(found.total_tool_use_tokens)
-    if prompt is None and said is None and thought is None:
+    if prompt is None and output is None and thought is None:
         return None
     prompt_audio, cached_audio = (
         _of(found.input_tokens_by_modality, "audio"),
@@ -133,15 +133,15 @@ def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | No
     spoken, drawn = (_of(found.output_tokens_by_modality, kind) for kind in ("audio", "image"))
     fresh = max(0, (prompt or 0) - (cached or 0))
     audio = min(fresh, max(0, prompt_audio - cached_audio))
-    spoken = min(said or 0, spoken)
+    spoken = min(output or 0, spoken)
     return TokenUsage(
         input_tokens=fresh + (tools or 0),
-        output_tokens=(said or 0) + (thought or 0),
+        output_tokens=(output or 0) + (thought or 0),
         cached_input_tokens=cached or 0,
         reasoning_tokens=thought,
         source=source_of(
             *((cached, prompt), (prompt_audio + seen, prompt), (cached_audio + cached_images, cached)),
-            (spoken + drawn, said),
+            (spoken + drawn, output),
             raw=raw,
             whole=prompt is not None,
         ),
@@ -151,7 +151,7 @@ def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | No
             audio_cache_read=min(cached or 0, cached_audio),
             image_cache_read=min(max(0, (cached or 0) - cached_audio), cached_images),
             audio_output=spoken,
-            image_output=min((said or 0) - spoken, drawn),
+            image_output=min((output or 0) - spoken, drawn),
             **_fees(found.grounding_tool_count),
         ),
         service_tier=unusual_tier(service_tier),

@@ -41,7 +41,7 @@ _STEP_OF = {
 class OpenStep:
     kind: str
     step: JsonObject
-    """The step so far, if it is kept unchanged."""
+    """The step so far, for a step that is kept unchanged."""
     key: int = 0
     annotations: list[Json] = field(default_factory=list)
     summary: list[Json] = field(default_factory=list)
@@ -118,8 +118,8 @@ class InteractionNormaliser(SseNormaliser):
         self._begin(index, step)
 
     def _begin(self, index: int | float, step: JsonObject) -> OpenStep:
-        said = step.get("type")
-        kind = said if isinstance(said, str) else ""
+        raw_type = step.get("type")
+        kind = raw_type if isinstance(raw_type, str) else ""
         started = self._open[index] = OpenStep(kind, step)
         self._index, self._steps.seen = index, True
         match kind:

@@ -100,7 +100,7 @@ _decode_images = msgspec.json.Decoder(_Reply).decode
 
 
 class GeminiImages(msgspec.Struct, frozen=True):
-    """Gemini's images, on the wire of its conversations."""
+    """Gemini's images, by the protocol of its conversations."""
 
     version: str = "v1beta"
     """The API's version in the path."""
@@ -136,7 +136,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
         if reply.error != ABSENT:
             raise error_in_reply(decode_json(body), "")
         images: list[GeneratedImage] = []
-        said: list[str] = []
+        texts: list[str] = []
         reasons: list[tuple[str, str]] = []
         for candidate in reply.candidates or ():
             for part in (candidate.content.parts if candidate.content is not None else None) or ():
@@ -145,7 +145,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
                 if part.inlineData is not None and part.inlineData.data:
                     images.append(from_base64(part.inlineData.data, part.inlineData.mimeType or "image/png"))
                 elif part.text:
-                    said.append(part.text)
+                    texts.append(part.text)
             if candidate.finishReason is not None:
                 reasons.append((candidate.finishReason, candidate.finishMessage or ""))
         counts = UsageCounts()
@@ -157,7 +157,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
             if refusal is not None:
                 refusal.usage = usage
                 raise refusal
-        return ImageReply(images, usage, reply.modelVersion, reply.responseId, said="".join(said))
+        return ImageReply(images, usage, reply.modelVersion, reply.responseId, said="".join(texts))
 
 
 def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:

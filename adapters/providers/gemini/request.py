@@ -126,7 +126,10 @@ class _Fitter:
                 words += describe_constraints({name: value})
 
     def _reference(self, schema: JsonObject) -> JsonObject:
-        """Write a reference. It must be alone, so its sibling keywords are moved to a schema around it."""
+        """Write a schema with ``$ref``. Gemini accepts no other keyword next to ``$ref``.
+
+        So the other keywords are put into an outer schema.
+        """
         target = schema["$ref"]
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
         if not isinstance(target, str) or not self._knows(target):
@@ -147,12 +150,12 @@ def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
         return schema
     bounded = dict(schema)
     for name, bound, step in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
-        value, given = schema.get(name), schema.get(bound)
+        value, exclusive = schema.get(name), schema.get(bound)
         if type(value) is int:
             del bounded[name]
             nearest = value + step
-            if isinstance(given, int | float) and (given - nearest) * step > 0:
-                bounded[bound] = given
+            if isinstance(exclusive, int | float) and (exclusive - nearest) * step > 0:
+                bounded[bound] = exclusive
             else:
                 bounded[bound] = nearest
     return bounded
@@ -381,6 +384,6 @@ def model_name(model: str) -> str:
 
 
 def path_of(version: str, name: str, method: str = "") -> str:
-    """The path of a model or an operation, or of a method of it."""
+    """The path of a model, of an operation, or of a method of either."""
     path = f"/{version}/{quote(name, safe='/-._~@')}"
     return f"{path}:{method}" if method else path

@@ -229,9 +229,9 @@ class ReplyReader:
     def _note_details(self, about: wire.Candidate | wire.Chunk, names: Sequence[str]) -> None:
         """Keep the latest value of each field of other data."""
         for name in names:
-            said = getattr(about, name)
-            if said is not wire.ABSENT and said != wire.ABSENT:
-                self.assembler.details[name] = wire.decode_json(said)
+            raw = getattr(about, name)
+            if raw is not wire.ABSENT and raw != wire.ABSENT:
+                self.assembler.details[name] = wire.decode_json(raw)
 
     def _note_one(self, kind: str, raw: msgspec.Raw) -> None:
         value = wire.decode_json(raw)

@@ -256,7 +256,7 @@ _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"
 
 
 class PartialArguments:
-    """Arguments as they grow.
+    """The arguments of a call that arrive in pieces.
 
     If `broken` is true, a piece could not be placed, and the call must not be executed.
     """
@@ -295,34 +295,34 @@ class PartialArguments:
 
 
 def _at(root: JsonObject, steps: list[str | int]) -> Json:
-    here: Json = root
+    node: Json = root
     for step in steps:
-        if isinstance(here, dict) and isinstance(step, str):
-            here = here.get(step)
-        elif isinstance(here, list) and isinstance(step, int) and step < len(here):
-            here = here[step]
+        if isinstance(node, dict) and isinstance(step, str):
+            node = node.get(step)
+        elif isinstance(node, list) and isinstance(step, int) and step < len(node):
+            node = node[step]
         else:
             return None
-    return here
+    return node
 
 
 def _place(root: JsonObject, steps: list[str | int], value: Json) -> bool:
-    here: Json = root
+    node: Json = root
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         fresh: Json = value if following is None else {} if isinstance(following, str) else []
-        if isinstance(step, str) and isinstance(here, dict):
-            before = here.get(step)
+        if isinstance(step, str) and isinstance(node, dict):
+            before = node.get(step)
             if following is None:
-                here[step] = _continued(before, value)
+                node[step] = _continued(before, value)
             elif before is None:
-                here[step] = fresh
-            here = here[step]
-        elif isinstance(step, int) and isinstance(here, list) and step <= len(here):
-            if step == len(here):
-                here.append(fresh)
+                node[step] = fresh
+            node = node[step]
+        elif isinstance(step, int) and isinstance(node, list) and step <= len(node):
+            if step == len(node):
+                node.append(fresh)
             elif following is None:
-                here[step] = _continued(here[step], value)
-            here = here[step]
+                node[step] = _continued(node[step], value)
+            node = node[step]
         else:
             return False
     return True

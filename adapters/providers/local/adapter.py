@@ -134,7 +134,7 @@ class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LocalAdapter:
-    """A ProviderAdapter over a llama.cpp server that it starts, shares and stops. See `LocalOptions`.
+    """A ProviderAdapter that starts, shares and stops a llama.cpp server. See `LocalOptions`.
 
     Raises ConfigurationError for invalid options. `initialize()` or the first call finds the model file.
     """
@@ -295,8 +295,8 @@ class LocalAdapter:
                 provider=self.name,
                 request_id=request.request_id,
             )
-        said = [block for message in current_turn(request.messages) for block in message.content]
-        if any(isinstance(block, ImageBlock | AudioBlock | DocumentBlock) for block in said):
+        blocks = [block for message in current_turn(request.messages) for block in message.content]
+        if any(isinstance(block, ImageBlock | AudioBlock | DocumentBlock) for block in blocks):
             raise CapabilityError(
                 f"{self.name}: the local model accepts no images, audio or documents",
                 provider=self.name,

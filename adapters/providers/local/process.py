@@ -73,7 +73,7 @@ class LocalServer:
 
     @staticmethod
     def shared(settings: LocalServerSettings, *, start_timeout: float = START_SECONDS) -> SharedServer:
-        """A handle to the one server with these settings on this event loop; see `SharedServer`."""
+        """A handle to the only server with these settings on this event loop; see `SharedServer`."""
         return SharedServer(settings, start_timeout)
 
     @property

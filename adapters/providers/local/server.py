@@ -106,7 +106,7 @@ def wait_for_end(parent: int | None) -> None:
 
 
 def main() -> None:
-    """Read the configuration, serve, and end with stdin."""
+    """Read the configuration from stdin, and serve requests until stdin is closed."""
     # unbuffered, because `select` does not see buffered data
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         configuration: Configuration = json.loads(stdin.readline())

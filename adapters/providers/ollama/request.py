@@ -162,8 +162,8 @@ class Catalogue:
     def wants(self, model: str, now: float) -> bool:
         """Whether to look up a model: it is unknown, and its last lookup did not fail recently."""
         name = full_name(model)
-        asked = self._asked.get(name)
-        return name not in self._facts and (asked is None or now - asked >= ASK_AGAIN_SECONDS)
+        asked_at = self._asked.get(name)
+        return name not in self._facts and (asked_at is None or now - asked_at >= ASK_AGAIN_SECONDS)
 
 
 def full_name(model: str) -> str:
@@ -260,7 +260,7 @@ class _HistoryWriter:
         return self.messages, self.losses
 
     def _say(self, text: str, images: list[Json]) -> None:
-        """A user's words and images, if any are left."""
+        """Add a user message with a text and images, unless both are empty."""
         if text or images:
             wire: JsonObject = {"role": "user", "content": text}
             if images:
@@ -454,21 +454,21 @@ class _Writer:
         """The field for reasoning. The field is always sent to reasoning models, because older servers otherwise
         leave the reasoning in the text.
         """
-        asked, thinks = self.request.reasoning_effort, self.facts.thinks
+        effort, thinks = self.request.reasoning_effort, self.facts.thinks
         if not self.capabilities.supports_thinking:
             thinks = False
-        if asked is None:
+        if effort is None:
             return {"think": True} if thinks and not self.facts.has_think_levels else {}
-        if asked == "none":
+        if effort == "none":
             return {} if thinks is False else {"think": False}
         if thinks is False:
             self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
             return {}
         if not (self.facts.has_think_levels or "gpt-oss" in self.request.wire_model):
             return {"think": True}
-        level = nearest_effort(asked, _LEVELS)
-        if level != asked:
-            self._warn(WarningCode.PARAMETER_CHANGED, f"reasoning_effort {asked} was sent as {level}")
+        level = nearest_effort(effort, _LEVELS)
+        if level != effort:
+            self._warn(WarningCode.PARAMETER_CHANGED, f"reasoning_effort {effort} was sent as {level}")
         return {"think": level}
 
     def _options(self, num_ctx: int) -> JsonObject:

@@ -54,7 +54,7 @@ ABSENT = msgspec.Raw(b"null")
 class WireFunction(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: msgspec.Raw = ABSENT
-    """An object, or from some implementations its JSON text."""
+    """The arguments as an object. Some implementations send JSON text."""
 
 
 class WireToolCall(msgspec.Struct, gc=False):

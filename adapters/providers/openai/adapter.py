@@ -54,7 +54,7 @@ from .wire import Item, Response, drawn_with, elements, read, read_or_default, r
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"
-"""The key of the tool's own fields in ``provider_options``."""
+"""The key in ``provider_options`` of the fields that are sent with the image tool."""
 
 _COMMON = msgspec.structs.replace(OpenAIImages().capabilities("gpt-image-"), max_images=1)
 
@@ -120,7 +120,7 @@ class ResponsesImages(msgspec.Struct, frozen=True):
         if reply.error:
             raise error_without_status(read_error_value({"error": reply.error}), CODES, "")
         images: list[GeneratedImage] = []
-        said: list[str] = []
+        texts: list[str] = []
         for item in reply.output or ():
             if item.type == f"{TOOL}_call" and item.result:
                 made = item.output_format or request.output_format or "png"
@@ -128,9 +128,9 @@ class ResponsesImages(msgspec.Struct, frozen=True):
             elif item.error:
                 raise error_without_status(read_error_value({"error": item.error}), CODES, "")
             else:
-                said += _texts(item.content)
+                texts += _texts(item.content)
         usage = _usage(reply, len(images))
-        return ImageReply(images, usage, reply.model, reply.id, said="".join(said))
+        return ImageReply(images, usage, reply.model, reply.id, said="".join(texts))
 
 
 def _texts(content: Json) -> list[str]:

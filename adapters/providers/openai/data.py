@@ -65,7 +65,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     """Whether the server can continue a reply after its connection is lost."""
     cache_key: bool = False
-    """Whether the server accepts a cache key, which routes a session's calls to their cached prompt."""
+    """Whether the server accepts a cache key, which directs a session's calls to the same prompt cache."""
 
 
 OPENAI = Quirks(
@@ -93,7 +93,7 @@ _OWN_HOSTS = ("api.openai.com", ".api.openai.com", ".openai.azure.com")
 
 
 def choose_quirks(name: Json, base_url: str) -> Quirks:
-    """The quirks by name, or else by address."""
+    """The quirks with a name, or else the quirks for an address."""
     if name is None:
         host = base_url.partition("://")[2].partition("/")[0].partition(":")[0]
         return OPENAI if host.endswith(_OWN_HOSTS) else COMPATIBLE

@@ -152,7 +152,7 @@ def as_input(block: OpaqueBlock) -> JsonObject:
 
 
 def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
-    """The ids that link a call and its output, with their kind. A search by the server has no id."""
+    """The ids that link a call and its output, each with its kind. A search by the server has no id."""
     data = block.provider_raw.data
     ids = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
     return [(block.kind, value) for value in ids or [None] if value is None or isinstance(value, str)]
@@ -359,14 +359,14 @@ class _Writer:
 
     def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
         """Write a user message that contains the provider's own items, as messages and items in order."""
-        said: list[ContentBlock] = []
+        pending: list[ContentBlock] = []
         for block in (*blocks, None):
             if block is not None and not _is_item(block):
-                said.append(block)
+                pending.append(block)
                 continue
-            if said:
-                self.items.append({"role": role, "content": self._content(tuple(said))})
-                said = []
+            if pending:
+                self.items.append({"role": role, "content": self._content(tuple(pending))})
+                pending = []
             if isinstance(block, OpaqueBlock):
                 if self.own_items.lacks_half(block):
                     self._lose(block, HALF)
@@ -428,7 +428,7 @@ def _image_part(block: ImageBlock) -> JsonObject:
 
 
 def _file_part(block: DocumentBlock) -> JsonObject:
-    """A file by address, which includes its name, or as data with a name."""
+    """A file part: an address, which includes the name, or data with a name."""
     if block.url is not None and not block.url.lower().startswith("data:"):
         return {"type": "input_file", "file_url": block.url}
     found = media_bytes(block)

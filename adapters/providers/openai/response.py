@@ -110,9 +110,9 @@ class Reply:
     def _note_details(self, response: Response) -> None:
         if response.has_no_details:
             return
-        said = {name: value for name in DETAILS if (value := read_value(getattr(response, name)))}
-        self.assembler.details |= said
-        removed = said.get("input_transformations")
+        details = {name: value for name in DETAILS if (value := read_value(getattr(response, name)))}
+        self.assembler.details |= details
+        removed = details.get("input_transformations")
         if isinstance(removed, list) and removed:
             reasons = {str(each.get("reason")) for each in removed if isinstance(each, dict)}
             what = f"{self.assembler.provider} left {len(removed)} items of reasoning out of the request"
@@ -160,7 +160,7 @@ class OutputItem:
         self.is_done = False
         self.item_id: str | None = None
         self.wire_id: str | None = None
-        """The id of the item, from its start or its end."""
+        """The provider's id of the item, from the item's first or last event."""
         self.call_id: str | None = None
         self.index: int | None = None
         """The server's index of the item, which another item may share."""
@@ -224,7 +224,7 @@ class OutputItem:
             self._arguments.append(fragment)
 
     def custom_input(self, fragment: str) -> None:
-        """Add text to a custom tool's call, as its only argument."""
+        """Add text to a custom tool's call, which has this text as its only argument."""
         if fragment:
             started = self._assembler.block_text(self._key) if self.placed else self._arguments
             self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if started else 0 : -len(_CUSTOM_TAIL)])

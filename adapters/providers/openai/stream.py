@@ -218,7 +218,7 @@ class ResponsesNormaliser(SseNormaliser):
         self.finished = True
 
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
-        """End an item that had no end event, with the response's copy of it.
+        """End an item without an end event, with the copy of the item in the response.
 
         The copy is found by the item's ids, or else by its position.
         """

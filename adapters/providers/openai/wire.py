@@ -113,7 +113,7 @@ DETAILS = (
     "moderation",
     "prompt_cache_diagnostics",
 )
-"""The response's fields of other data, without those of the request."""
+"""The fields of a response that are neither content nor usage nor a copy of the request."""
 
 
 class IncompleteDetails(msgspec.Struct, gc=False):
@@ -274,7 +274,7 @@ _FREE = frozenset({"mcp_calls"})
 
 
 def _named(usage: msgspec.Raw) -> dict[str, int]:
-    """xAI's counts of its own tools."""
+    """The counts that xAI reports for its own tools."""
     if _NAMED not in bytes(usage):
         return {}
     own = _object(_object(read_value(usage)).get(_NAMED.decode()))

@@ -211,8 +211,8 @@ class ChatCompletionsWire(ChatWire):
         return WireCall(self.path, encode_json(body), client_headers(sent))
 
     def hides(self, sent: WireRequest, *, stream: bool) -> Callable[[bytes], bool] | None:
-        asked = stream and self.quirks.stream_usage and not asks_for_usage(sent.body)
-        return is_usage_alone if asked else None
+        adds_usage = stream and self.quirks.stream_usage and not asks_for_usage(sent.body)
+        return is_usage_alone if adds_usage else None
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         reply = decode_reply(body)

@@ -260,7 +260,7 @@ def _overlap(text: str, tag: str) -> int:
 
 
 class Searches:
-    """Counts the searches of one reply. A streamed reply repeats a tool under its index."""
+    """Counts the searches of one reply. A streamed reply may contain a tool several times, with the same index."""
 
     def __init__(self) -> None:
         self._cites = False

@@ -61,7 +61,7 @@ def document_types(quirks: Quirks) -> tuple[str, ...]:
 
 
 def refusal(block: MediaBlock, quirks: Quirks) -> str | None:
-    """The reason why the server refuses a block in this form; None if it accepts it."""
+    """The reason why the server refuses a block in the form of this protocol; None if it accepts the block."""
     found = media_bytes(block)
     if found is None:
         return _address_refusal(block, quirks)
@@ -290,8 +290,8 @@ class _Writer:
         own = self.history.own(call.provider_raw)
         text = free_text(call)
         if text is not None and (own.get("type") == CUSTOM or call.name in self.free_form):
-            said: JsonObject = {"name": call.name, INPUT: text}
-            return {"id": self.history.tool_ids[call.id], "type": CUSTOM, CUSTOM: said}
+            custom: JsonObject = {"name": call.name, INPUT: text}
+            return {"id": self.history.tool_ids[call.id], "type": CUSTOM, CUSTOM: custom}
         wire: JsonObject = {
             "id": self.history.tool_ids[call.id],
             "type": "function",
@@ -473,7 +473,9 @@ def _count(value: Json) -> int:
 
 
 def _without(value: Json, *, only_empty: bool) -> tuple[Json, int]:
-    """A copy without marks on empty texts, or without its first mark. Also returns the number of removed marks."""
+    """Copy a value without the marks on empty texts, or without its first mark. Return the number of removed
+    marks, too.
+    """
     if isinstance(value, list):
         entries, removed = list(value), 0
         for at, entry in enumerate(entries):

@@ -90,18 +90,15 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
 
     null_content: bool = True
-    """Whether the content of an assistant message with tool calls only is null.
-
-    Otherwise it is an empty string.
+    """The content of an assistant message that has only tool calls: null if True, an empty string if False.
     """
 
     image_urls: bool = True
     """Whether images may be given by http address. Otherwise they are sent as data only."""
 
     structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
-    """The enforced part of an output schema. With ``json_object`` the schema is in the system text.
-
-    With ``json_value`` the schema is the format's `value`.
+    """The type of the response format for an output schema. With ``json_object``, only JSON syntax is enforced,
+    and the schema is in the system text. With ``json_value``, the schema is the format's `value`.
     """
 
     json_objects: bool = True
@@ -162,7 +159,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A regular expression: models that refuse `fixed_settings` while they reason."""
 
     fixed_without_thinking: bool = False
-    """Whether those models refuse `fixed_settings` without reasoning as well."""
+    """Whether models of `fixed_sampling` refuse `fixed_settings` without reasoning as well."""
 
     fixed_settings: tuple[str, ...] = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
     """The refused settings: portable settings, and ``stop``."""
@@ -197,15 +194,16 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The form of batches: OpenAI's files and batches, or Mistral's jobs."""
 
     beginning: Literal["none", "plain", "prefix", "partial", "final_message"] = "none"
-    """How a model continues its own last message. ``plain``: it does so by default. ``prefix``, ``partial``: the
-    message has this field. ``final_message``: by vLLM's fields. ``none``: the model would start a new reply.
+    """How a model continues its own last message. ``plain``: the model does so by default. ``prefix``,
+    ``partial``: the message has this field. ``final_message``: by vLLM's fields. ``none``: the model would start a
+    new reply.
     """
 
     beginning_at: str = ""
     """The end of the base URL that the continuation requires."""
 
     echoes_beginning: bool = False
-    """Whether a continued reply repeats its start."""
+    """Whether a reply that continues a given start repeats that start."""
 
     tools: Literal["native", "emulate"] = "native"
     """How tools are called. ``emulate`` is for models without tools, see `adapters.requests.emulation`."""

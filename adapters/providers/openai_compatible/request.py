@@ -150,8 +150,8 @@ class _Builder:
     ) -> None:
         added = [instruction] if instruction else []
         if response_format == {"type": "json_object"} and not instruction:
-            said = encode_json([history.system, *messages]).lower()
-            if b"json" not in said:
+            encoded = encode_json([history.system, *messages]).lower()
+            if b"json" not in encoded:
                 added.append("Reply with a JSON object.")  # servers refuse this mode unless JSON is mentioned
         content: Json = "\n\n".join([history.system, *added] if history.system else added)
         if history.system_parts:

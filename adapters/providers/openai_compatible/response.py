@@ -128,7 +128,7 @@ class ReplyReader:
 
     @property
     def in_text(self) -> bool:
-        """Whether a text block is open and a text chunk would only extend it."""
+        """Whether a text block is open, so that a text chunk only extends it."""
         return self._text_started and self._tags is None and not self._of_text and self._choice_index == 0
 
     def text_chunk(self, chunk: TextChunk) -> None:
@@ -200,10 +200,10 @@ class ReplyReader:
 
     def _met_a_stop(self) -> bool:
         """Whether the server reports that a requested stop sequence ended the reply."""
-        request, said = self.assembler.request, self.assembler.details
+        request, details = self.assembler.request, self.assembler.details
         if request is None or not request.stop_sequences:
             return False
-        return any(said.get(name) in request.stop_sequences for name in ("stop_reason", "matched_stop"))
+        return any(details.get(name) in request.stop_sequences for name in ("stop_reason", "matched_stop"))
 
     def _stated_reason(self) -> StopReason:
         if self.finish_reason:
@@ -397,7 +397,7 @@ def _detail_text(detail: Json) -> str:
 
 
 def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
-    """Join a fragment to the last detail if it continues it: same type and index, and more text."""
+    """Join a fragment to the last detail, if both have the same type and index and the fragment adds text."""
     last = details[-1] if details else None
     same = isinstance(last, dict) and all(last.get(name) == fragment.get(name) for name in ("type", "index"))
     if not same or not isinstance(last, dict) or "data" in fragment:

@@ -267,11 +267,11 @@ def read_details(data: bytes, choice: Json) -> JsonObject:
         found = _DETAILS.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {}
-    said = _said(_OF_REPLY, _in_reply(found))
+    details = _said(_OF_REPLY, _in_reply(found))
     for each in found.choices or ():
         if each is not None and each.index == choice:
-            said |= _said(_OF_CHOICE, _in_choice(each))
-    return said
+            details |= _said(_OF_CHOICE, _in_choice(each))
+    return details
 
 
 def _said(names: Sequence[str], values: Sequence[Json]) -> JsonObject:
@@ -328,7 +328,7 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
     The prompt's count includes cache reads and writes. Tokens in the total beyond prompt and completion are
     reasoning. If no field names it, the figures are partial. Perplexity counts reasoning outside of all others.
     Gateways for Claude report cache reads and writes outside of the prompt's details, under Anthropic's names.
-    Mistral counts audio input outside of the prompt, and Grok on Azure cached tokens.
+    Mistral counts audio input outside of the prompt. Grok on Azure counts cached tokens outside of it.
     """
     try:
         wire = _USAGE.decode(raw)

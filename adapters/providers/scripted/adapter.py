@@ -157,7 +157,7 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def failure(self) -> Exception | None:
-        """The failure at its end."""
+        """The failure at the end of the reply; None if it ends regularly."""
         return self.raises or (self.fails.error() if self.fails is not None else None)
 
 
@@ -288,7 +288,9 @@ class ScriptedNormaliser:
 
 
 class ScriptedTransport:
-    """Answers each request with the reply from `choose` for its body, which is the request's id."""
+    """Answers each request with a reply from `choose`, which gets the request's body. The body is the request's
+    id.
+    """
 
     def __init__(self, choose: Callable[[str], ScriptedReply]) -> None:
         self._choose = choose
@@ -479,7 +481,7 @@ _WORDS = re.compile(r"\w+")
 
 
 def word_vector(given: EmbeddingInput, dimensions: int) -> Vector:
-    """A vector of length 1: each word or token changes one number, by its checksum."""
+    """Make a vector of length 1. Each word or token changes one number, which its checksum selects."""
     numbers = [0.0] * dimensions
     words = _WORDS.findall(given.lower()) if isinstance(given, str) else map(str, given)
     for word in words or [""]:

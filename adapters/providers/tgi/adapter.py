@@ -117,7 +117,7 @@ INFO_PATH = "/info"
 class WireToken(msgspec.Struct, gc=False):
     text: str | None = None
     special: bool | None = None
-    """Whether the token has no text, such as the end of the sequence."""
+    """Whether the token is a mark without text, such as the end of the sequence."""
 
 
 class WireDetails(msgspec.Struct, gc=False):
@@ -393,8 +393,8 @@ class ReplyReader:
     def _usage(self, details: WireDetails | None) -> TokenUsage | None:
         if details is None:
             details = WireDetails()
-        said = self.assembler.usage.input_tokens if self.assembler.usage is not None else None
-        prompt = reported_count(details.input_length) or len(details.prefill or ()) or said
+        earlier_count = self.assembler.usage.input_tokens if self.assembler.usage is not None else None
+        prompt = reported_count(details.input_length) or len(details.prefill or ()) or earlier_count
         generated = reported_count(details.generated_tokens) or None
         raw = msgspec.json.encode({"input_length": prompt, "generated_tokens": generated})
         return fill_usage(self.assembler, prompt, generated, self.rates, raw)
@@ -491,9 +491,9 @@ class GenerateWire(ChatWire):
         return ReplyReader(assembler, self.template, stops, self.token_rates(assembler.model))
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        said = headers.get("x-prompt-tokens", "")  # the details of a whole reply lack the prompt's tokens
-        if said.isascii() and said.isdigit() and 0 < len(said) < 10:
-            assembler.usage = TokenUsage(input_tokens=int(said), source=UsageSource.PARTIAL)
+        prompt_tokens = headers.get("x-prompt-tokens", "")  # the details of a whole reply lack the prompt's tokens
+        if prompt_tokens.isascii() and prompt_tokens.isdigit() and 0 < len(prompt_tokens) < 10:
+            assembler.usage = TokenUsage(input_tokens=int(prompt_tokens), source=UsageSource.PARTIAL)
         read_whole(body, self._reader(assembler))
 
     def normaliser(self, assembler: Assembler) -> TokenNormaliser:
