@@ -1,8 +1,8 @@
 """An adapter as a supervised actor, with a task for each call.
 
-It publishes no events. Each call reports to the code that started it. Starting a call is synchronous and sends no
-message, so a thousand calls started together do not fill the mailbox. An exception in a call fails only that call.
-A crash of the actor fails all its calls, and the next call uses a new adapter.
+The actor publishes no events. Each call reports to the code that started it. Starting a call is synchronous and
+sends no message, so a thousand calls started together do not fill the mailbox. An exception in a call fails only
+that call. A crash of the actor fails all its calls, and the next call uses a new adapter.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def start_call(
     """Start a call in an adapter's actor immediately.
 
     If the adapter's method is marked with `ends_when_cancelled`, the call runs in the task that waits for it.
-    Otherwise it gets a separate task, which can be abandoned if the adapter ignores the cancellation.
+    Otherwise the call gets a separate task, which can be abandoned if the adapter ignores the cancellation.
     """
 
     adapter = _adapter_of(ref, request.request_id)

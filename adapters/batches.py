@@ -59,7 +59,7 @@ class BatchRequest(CallRequest, frozen=True, kw_only=True):
     mark: str
     """A text that identifies the job in the provider's list; at most 200 characters."""
     items: tuple[BatchItem, ...]
-    """The requests. `BatchAdapter.split_batch` returns the number that fits into one job."""
+    """The requests of the job. `BatchAdapter.split_batch` returns the numbers of requests that fit into jobs."""
 
 
 class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,9 +149,9 @@ class BatchAdapter(Protocol):
         Args:
             model: The job's model.
             mark: The job's mark.
-            count: The number of its requests.
-            since: The start of its creation, in seconds since the epoch.
-            key: The name of the key that created it; None for the adapter's own.
+            count: The number of requests in the job.
+            since: The time of the creation request, in seconds since the epoch.
+            key: The name of the key that created the job; None for the adapter's own.
             known: The ids of jobs to exclude.
 
         Raises:
@@ -161,7 +161,7 @@ class BatchAdapter(Protocol):
         ...
 
     async def retrieve_batch(self, job_id: str, *, model: str, key: str | None = None) -> BatchJob:
-        """The current state of a job, by one request of at most 30 seconds.
+        """Request the current state of a job. The request takes at most 30 seconds.
 
         Raises:
             NotFoundError: The job does not exist.
@@ -177,8 +177,8 @@ class BatchAdapter(Protocol):
 
         Args:
             job: The job.
-            items: The job's requests. Their ids are enough. Without their messages, the inputs of tool calls are
-                not cleaned, and there are no warnings about the requests.
+            items: The job's requests. Requests with only their ids are enough. Without their messages, the inputs
+                of tool calls are not cleaned, and there are no warnings about the requests.
 
         Raises:
             OutcomeUnknownError: The results belong to other requests.

@@ -112,8 +112,8 @@ _SHORTEST_SECRET = 4
 class CassetteMiss(AdapterError):
     """No recording answers this request.
 
-    It is an AdapterError, because transports raise only those. Its class is ``other``. It is never retried,
-    because the cause is in the test.
+    The class is an AdapterError, because transports raise no other errors. Its `error_class` is ``other``. It is
+    never retried, because the cause is in the test.
     """
 
 

@@ -56,8 +56,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     raise_on_long_hint: bool = False
     """Whether the call fails immediately if the provider requests a wait above `max_delay`."""
     on_retry: OnRetry | None = None
-    """Called with each failed attempt that is followed by another: its error, its number from 1, and the seconds
-    until the next attempt. It must not block. Its exceptions are logged.
+    """A function that is called after each failed attempt that is followed by another. It gets the error, the
+    number of the failed attempt from 1, and the seconds until the next attempt. It must not block. Its exceptions
+    are logged.
     """
 
 
@@ -69,7 +70,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     base_url: str | None = None
     """The address, with or without its version suffix; defaults to the provider's own."""
     timeout_seconds: float = 600.0
-    """Seconds for a whole call, all attempts included."""
+    """Seconds for a whole call, including all its attempts."""
     max_retries: int = 2
     """The number of attempts after the first."""
     extra_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -96,7 +97,9 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     ConfigurationError.
     """
     keys: Mapping[str, str | KeySource] = msgspec.field(default_factory=dict)
-    """Further keys by names of the host, such as one for each tenant. A call with ``key=`` uses that key only."""
+    """Further keys by name, such as one for each tenant. The host chooses the names. A call with ``key=`` uses
+    only that key.
+    """
     key_pool: Sequence[str] = ()
     """The names of the `keys` to use for calls without ``key=``, in place of `api_key`."""
     requests_per_minute: int | None = None

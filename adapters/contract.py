@@ -95,8 +95,8 @@ class CallResponse(ShortRepr, frozen=True, kw_only=True):
 F = TypeVar("F", bound=Callable[..., Any])
 
 AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key", "taken_up", "continued"]
-"""The reason for an attempt: the first one, a retry, a repaired request, another key, a resumed background reply,
-or the continuation of a reply that broke off.
+"""The reason for an attempt: the call's first attempt, a retry, a repaired request, another key, a resumed
+background reply, or the continuation of a reply that broke off.
 """
 
 _NAME = attrgetter("name")
@@ -148,7 +148,7 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class WireRequest(ShortRepr, frozen=True, kw_only=True):
     """A request as a client wrote it, for an adapter of the same protocol.
 
-    Such an adapter sends `body` with its own model name and a few fields of its own, see `adapters.http.fidelity`.
+    The adapter sends `body` with its own name of the model and a few other changes, see `adapters.http.fidelity`.
     It ignores the canonical fields. An adapter of another protocol ignores this object and sends the canonical
     request. So do batches, and adapters that emulate the request's tools.
 
@@ -165,8 +165,9 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the request, such as ``anthropic-beta``."""
     refers_to: str = ""
-    """A field that names data at the provider, such as ``conversation``. No other protocol can serve the request.
-    Empty if there is none."""
+    """The name of a field that refers to data at the provider, such as ``conversation``. Adapters of other
+    protocols can't serve such a request. Empty if there is no such field.
+    """
     on_headers: Callable[[Mapping[str, str], RateLimitInfo | None], object] | None = None
     """Called with the headers of a reply and the limits that they state, when its first content has arrived. After
     a failed attempt, it is called with the headers of the failed reply, or with an empty mapping if there was no
@@ -204,9 +205,8 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     and the protocol allows it.
     """
     capabilities: AdapterCapabilities | None = None
-    """The capabilities of the model with the configuration's corrections; None uses the adapter's own.
-
-    The current turn and the history are checked against them.
+    """The capabilities of the model with the configuration's corrections; None uses the capabilities from the
+    adapter. The current turn and the history are checked against them.
     """
     tools: tuple[ToolDefinition, ...] = ()
     """The tools that the model may call."""
@@ -235,11 +235,13 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     """Whether one reply may call several tools."""
     reasoning_effort: str | None = None
-    """One of `settings.EFFORTS`, ``none`` to ``max``. A model with fewer uses the nearest, with a warning."""
+    """One of `settings.EFFORTS`, ``none`` to ``max``. A model without this effort uses its nearest effort, with a
+    warning.
+    """
     message_id: str = ""
     """The id of the reply, for its stream events; generated if empty."""
     session_id: str = ""
-    """The session, for logs and for the provider's prompt cache. Only a digest of it is sent."""
+    """The session's id, for logs and for the provider's prompt cache. Only a digest of the id is sent."""
     drain_for_usage: float | None = None
     """Replaces `AdapterConfig.drain_for_usage`."""
     stream: bool = False
@@ -318,7 +320,8 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 class AttemptResent(msgspec.Struct, frozen=True):
     """An attempt's request was sent again over another connection, within the same attempt.
 
-    The server had closed a kept-alive connection before the first byte of a reply. It may have read the request.
+    The server had closed a kept-alive connection before the first byte of a reply. The server may have read the
+    request.
     """
 
     attempt: int
@@ -392,7 +395,7 @@ class AdapterStream(Protocol):
 
 @runtime_checkable
 class PumpedStream(Protocol):
-    """An AdapterStream that can push its events. This costs less than iteration."""
+    """An AdapterStream that can push its events. Pushing costs less than iteration."""
 
     async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
         """Read to the end, and pass the events to `sink` in batches. Raises the same errors as iterating."""
@@ -423,7 +426,8 @@ class SendsClientRequests(Protocol):
 def ends_when_cancelled(method: F) -> F:
     """Mark `complete` or `stream` of an adapter: its call ends immediately if the waiting task is cancelled.
 
-    The engine then runs the call in the turn's own task. A subclass that overrides the method must mark it again.
+    The engine then runs the call in the turn's own task. A subclass that overrides the method must mark its own
+    method, too.
     """
     method.__dict__["ends_when_cancelled"] = True
     return method

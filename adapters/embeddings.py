@@ -177,7 +177,9 @@ def count_tokens(given: EmbeddingInput, estimate: Callable[[str], int]) -> int:
 
 
 class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
-    """The vectors of one request. If it was split into batches, the latency is the slowest batch's."""
+    """The vectors of one request. If the request was split into batches, the latency is the latency of the slowest
+    batch.
+    """
 
     vectors: tuple[Vector, ...]
     """The vectors, in the order of the inputs."""
@@ -204,7 +206,7 @@ class EmbeddingAdapter(Protocol):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        """Embed one request within the model's limits. `embed_all` splits larger ones.
+        """Embed one request within the model's limits. `embed_all` splits larger requests.
 
         Args:
             request: The texts and the options.
@@ -237,7 +239,7 @@ class EmbeddingAdapter(Protocol):
 class PartialEmbeddingError(AdapterError):
     """Some texts could not be embedded after all retries.
 
-    The error's cause is the first failure. It is `retryable` if all failures are temporary.
+    The error's cause is the first failure. The error is `retryable` if all failures are temporary.
     """
 
     def __init__(
@@ -431,7 +433,7 @@ def _first(error: Exception) -> Exception:
 
 
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
-    """Raise CapabilityError if the vectors have other dimensions than earlier ones, because they could not be
+    """Raise CapabilityError if the vectors have other dimensions than earlier vectors, because they could not be
     compared.
     """
     if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
@@ -460,8 +462,8 @@ async def embed_all(
 ) -> EmbeddingResponse:
     """Embed any number of texts, in order, without an engine.
 
-    Each batch is a separate request with its own retries. Its id is the request's id and the indexes of its texts
-    (``mine.0-100``). If the call is cancelled, finished batches are billed and their vectors are lost.
+    Each batch is a separate request with its own retries. The id of a batch is the request's id and the indexes of
+    the texts (``mine.0-100``). If the call is cancelled, finished batches are billed and their vectors are lost.
 
     Args:
         adapter: The adapter of the model's provider.

@@ -30,7 +30,9 @@ __all__ = [
 ]
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
-"""Generate by the prompt alone, edit one image, edit inside its mask, or compose several."""
+"""What to do: generate an image from the prompt alone, edit one image, edit inside its mask, or compose several
+images.
+"""
 
 
 class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +73,7 @@ class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageRequest(CallRequest, frozen=True, kw_only=True):
-    """One request to one model. It is not repeated if the provider may have run it.
+    """One request to one model. The request is not repeated if the provider may have run it.
 
     Raises:
         ValueError: `n` is below 1, there is a mask without an image, or an input has no bytes.
@@ -88,7 +90,7 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
     size: str | None = None
     """The size as ``WIDTHxHEIGHT``, or by the provider's name."""
     aspect_ratio: str | None = None
-    """The aspect ratio, such as ``16:9``, in place of a size or together with a named one."""
+    """The aspect ratio, such as ``16:9``. It replaces the size, or is combined with a named size."""
     quality: str | None = None
     """The model's name for the quality, such as ``high``."""
     background: str | None = None

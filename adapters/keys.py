@@ -35,7 +35,7 @@ class KnownKey(NamedTuple):
 
 
 class Key:
-    """A key: a fixed value, or one that is requested from a function at its first use."""
+    """A key: a fixed value, or a value that a function returns at the first use."""
 
     def __init__(
         self, adapter: str, name: str | None, given: str | KeySource | None, on_value: Callable[[str], object]
@@ -55,8 +55,8 @@ class Key:
         return self.known or await self._ask(None)
 
     async def replaced(self, refused: KnownKey) -> bool:
-        """Request a new value for a rejected one. Return whether it differs. Calls rejected with the same value
-        share one request.
+        """Request a new value for a rejected value. Return whether the values differ. Calls that were rejected
+        with the same value share one request.
         """
         if self.source is None:
             return False
@@ -101,11 +101,11 @@ async def _answer(source: KeySource) -> tuple[str, str | None]:
 # --- Pauses of keys after errors ---
 
 REFUSED_US = 600_000_000
-"""Microseconds of a pause after the provider rejected the key."""
+"""The length of the pause after the provider rejected a key, in microseconds."""
 PAUSE_US = 10_000_000
-"""Microseconds of a pause after a rate limit without a hint."""
+"""The length of the pause after a rate limit without a hint, in microseconds."""
 TRIAL_US = 30_000_000
-"""Microseconds for which a single call may try a key after its pause."""
+"""The time in microseconds for which only one call may try a key after its pause."""
 
 MAX_COOLDOWNS = 4096
 """The largest number of recorded pauses. The oldest is dropped first."""
@@ -187,7 +187,7 @@ MAX_SESSIONS = 4096
 
 
 class KeyPool:
-    """Keys that replace each other."""
+    """A pool of keys, any of which a call may use."""
 
     def __init__(self, names: Sequence[str], cooldowns: KeyCooldowns) -> None:
         self.names = tuple(names)
@@ -252,7 +252,7 @@ class Keyring:
         self.own = self._own(config)
         """The key of requests outside of calls."""
         self.unnamed = self.own if self.pool is None and (config.api_key is not None or not self._named) else None
-        """The key of calls that name no key; None if there is a pool, or if every call must name a key."""
+        """The key for calls that name no key; None if there is a pool, or if every call must name a key."""
         hide_in_logs(self, self.secrets)
 
     @property

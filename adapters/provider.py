@@ -72,12 +72,14 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str
     """The adapter's class, or a function that makes an adapter, as ``module:name``."""
     kinds: tuple[Kind, ...] = ("chat",)
-    """The interfaces of its adapter: those of `adapters.contract`, `embeddings`, `images` and `videos`."""
+    """The kinds of models that the provider's adapter supports, see `adapters.contract`, `embeddings`, `images`
+    and `videos`.
+    """
 
     # --- Environment ---
 
     key_variables: tuple[str, ...] = ()
-    """The environment variables of its key, the usual one first. Empty if there are none."""
+    """The environment variables of the provider's key, the usual variable first. Empty if there are none."""
     base_url_variable: str | None = None
     """The environment variable of an address that replaces the default. The vendor's own library reads it, too."""
     expected: bool = False
@@ -99,7 +101,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     # --- Models ---
 
     models: str | None = None
-    """The module with the table of its models as `TABLE`, and `find_model`. None if there is no table."""
+    """The module with the table of the provider's models as `TABLE`, and with `find_model`. None if there is no
+    table.
+    """
     rates: str | None = None
     """The file of rates for estimates of tokens; defaults to the common rates."""
     vocabulary: str | None = None
@@ -122,7 +126,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adapter_name(self) -> str:
-        """The name of the adapter's class, or of the function that makes one."""
+        """The name of the adapter's class, or of the function that makes an adapter."""
         return self.adapter.partition(":")[2]
 
     def load(self, place: str) -> object:
@@ -380,7 +384,7 @@ def adapter_types() -> tuple[str, ...]:
 
 
 def is_adapter_type(name: str) -> bool:
-    """Whether a type exists: a registered one, a plugin's, or ``package.module:Class``."""
+    """Whether a type exists: a registered type, a plugin's type, or ``package.module:Class``."""
     return ":" in name or provider_named(name) is not None or plugin_named("callboard.adapters", name) is not None
 
 

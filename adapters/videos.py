@@ -1,6 +1,6 @@
 """Videos: the contract of adapters, waiting for jobs, and downloads.
 
-A video takes minutes, so it is a job of the provider, which continues without this process. Creating it costs
+A video takes minutes, so it is a job of the provider, which continues without this process. Creating a job costs
 money. If the answer is lost, the request is not repeated: the provider's list is searched, and
 `OutcomeUnknownError` is raised if no job certainly matches. All other requests may be repeated. A download goes to
 a temporary file, which is checked and then renamed. The file must have the size and checksum that the server gave.
@@ -70,7 +70,7 @@ class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     first_frame: bool = True
     """Whether an image can be given as the first frame."""
     first_frame_media_types: tuple[str, ...] | None = ("image/jpeg", "image/png", "image/webp")
-    """The media types of such an image."""
+    """The supported media types of the first frame."""
     audio: Literal["always", "never", "choice"] = "choice"
     """Whether videos have sound. ``choice`` leaves it to the request."""
     variants: tuple[VideoVariant, ...] = ("video",)
@@ -183,7 +183,7 @@ class VideoContent(Protocol):
 
     @property
     def etag(self) -> str:
-        """The server's mark of this version of the file; empty if there is none."""
+        """The server's entity tag for this version of the file; empty if there is none."""
         ...
 
     @property
@@ -233,7 +233,7 @@ class VideoAdapter(Protocol):
         ...
 
     async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = UNKNOWN_TERMS) -> VideoJob:
-        """The current state of a job, by one request of at most 30 seconds.
+        """Request the current state of a job. The request takes at most 30 seconds.
 
         Args:
             job_id: The provider's id of the job.
@@ -267,7 +267,9 @@ class VideoAdapter(Protocol):
         ...
 
     async def delete_video(self, job_id: str, *, model: str) -> bool:
-        """Delete a job and its files. Returns False if there was none. Raises CapabilityError if unsupported."""
+        """Delete a job and its files. Returns False if the job does not exist. Raises CapabilityError if the
+        provider can't delete jobs.
+        """
         ...
 
     def get_video_capabilities(self, model: str) -> VideoCapabilities:
@@ -371,7 +373,7 @@ async def download_video_to(
 
 
 class _Download:
-    """One download, over all its connections, into an empty file."""
+    """One download into an empty file, with all its connections."""
 
     def __init__(
         self,
@@ -435,7 +437,7 @@ class _Download:
             await content.aclose()
 
     def _is_other(self, content: VideoContent) -> bool:
-        """Whether the server's file differs from the one that was started."""
+        """Whether the server's file has changed since the download started."""
         if not self._size:
             return False
         return (content.total, content.etag) != (self._total, self._etag)

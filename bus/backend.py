@@ -38,7 +38,7 @@ class LoopSignal:
     """A signal on asyncio.
 
     anyio's event costs 2 µs more for every wait. A call waits several times, and once per token. asyncio's event
-    contains a deque, which is larger than the rest of a waiting stream.
+    contains a deque, which is larger than all other data of a waiting stream.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiters")
@@ -146,9 +146,8 @@ class Scope(Protocol):
 
 
 class MovingDeadline:
-    """A deadline of a scope that moves whenever progress is made.
-
-    A scope would reset its timer each time. This timer checks the deadline only when it fires.
+    """A scope's deadline that moves whenever there is progress. A scope would reset its timer each time. This
+    class checks the deadline only when the timer fires.
     """
 
     def __init__(self, scope: Scope, at: float) -> None:

@@ -1,8 +1,8 @@
 """The bus: typed events in one order, and a publisher that never waits.
 
-`publish` numbers an event, puts it into the buffer of every matching subscription, and returns. It runs no code of
-a reader, so no reader can block it, recurse into it or raise through it. Each reader's policy decides what happens
-if it is slow (see `bus.subscription`).
+`publish` numbers an event, puts it into the buffer of every matching subscription, and returns. `publish` runs no
+code of a reader, so no reader can block it, call it recursively, or make it raise. A slow reader is handled by the
+policy of its subscription (see `bus.subscription`).
 
 `seq` counts the calls of `publish` from 1, without a gap. It strictly increases for every reader. Numbers of two
 buses can't be compared. A bus belongs to the thread that first used it. It has no lock, so other threads use
@@ -63,7 +63,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class Bus(ObservableBus):
-    """An in-process event bus. It needs no start and runs no task.
+    """An in-process event bus. A bus needs no start and runs no task.
 
     It belongs to the thread that first uses it.
 
@@ -121,9 +121,9 @@ class Bus(ObservableBus):
     ) -> int:
         """Publish an event under its type's topic.
 
-        It never waits, and never raises because of a subscriber. Its cost depends only on the number of matching
-        subscriptions. On a closed bus the event is counted and not delivered. The keywords are fields of the
-        `Envelope`, such as `attempt`, which counts from 1.
+        `publish` never waits, and never raises because of a subscriber. Its cost depends only on the number of
+        matching subscriptions. On a closed bus the event is counted and not delivered. The keywords are fields of
+        the `Envelope`, such as `attempt`, which counts from 1.
 
         Returns:
             The event's seq.
@@ -214,9 +214,8 @@ class Bus(ObservableBus):
             raise WrongLoop(f"publish_threadsafe: the event loop of this bus has ended ({error})") from error
 
     def dead_letter(self, recipient: str, message: object, reason: str) -> None:
-        """Record a message that can't be delivered to an actor. The last 1000 are kept, and all are counted.
-
-        Ten of them are logged, then none for five minutes, then the next ten.
+        """Record a message that can't be delivered to an actor. The last 1000 messages are kept, and all are
+        counted. After ten logged messages, none is logged for five minutes.
         """
         letter = DeadLetter(recipient, type(message).__name__, reason, self._now_us())
         self._dead_letters.append(letter)

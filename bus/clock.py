@@ -24,7 +24,9 @@ _CYCLE_BEGIN = date(2000, 1, 1)
 
 
 def to_us(moment: int | datetime) -> int:
-    """Microseconds since the epoch, from microseconds or an aware datetime. Raises ValueError for a naive one."""
+    """Convert microseconds or an aware datetime to microseconds since the epoch. Raises ValueError for a naive
+    datetime.
+    """
     if isinstance(moment, int):
         return moment
     if moment.tzinfo is None:
@@ -87,7 +89,7 @@ class Clock(Protocol):
     def new_id(self, prefix: str) -> str:
         """A new identifier ``<prefix>_<ulid>``.
 
-        It is unique and unguessable. Ids sort by the millisecond in which they were made.
+        An id is unique and unguessable. Ids sort by the millisecond in which they were made.
         """
         ...
 
@@ -128,7 +130,7 @@ def letters(number: int, count: int) -> str:
 class Ulids:
     """ULIDs as text, for any number of threads.
 
-    Each one has 80 random bits from the operating system, so ids can't be guessed and may be part of a URL. The
+    Each id has 80 random bits from the operating system, so ids can't be guessed and may be part of a URL. The
     random letters of 256 ids are made together to save system calls. Ids sort by the millisecond of their
     creation; within a millisecond their order is random.
     """
@@ -145,7 +147,7 @@ class Ulids:
         try:
             return (
                 written + _PAIRS[now & 1023] + self._random.pop()
-            )  # popped in one step, so that two threads never get the same one
+            )  # popped in one step, so that two threads never get the same value
         except IndexError:
             first, *others = _random_letters()
             self._random.extend(others)

@@ -80,7 +80,9 @@ class NoTurnRunning(CallboardError):
 
 
 class SessionTakenOver(CallboardError):
-    """Another engine has resumed this session and continues it. The text explains how to continue here."""
+    """Another engine has resumed this session and now owns it. The text explains how to continue in this
+    engine.
+    """
 
 
 class StoreError(CallboardError):
@@ -102,7 +104,7 @@ class StoreUnavailable(StoreError):
 
 
 class WrongLoop(CallboardError):
-    """An object was used from another thread or event loop than the one it belongs to."""
+    """An object was used in a thread or event loop that it does not belong to."""
 
 
 class ActorStopped(CallboardError):
@@ -269,8 +271,8 @@ class StreamError(NetworkError):
 class OutcomeUnknownError(NetworkError):
     """A request that must not run twice was sent, and its outcome is unknown.
 
-    The provider may have run and billed it. So it is not sent again, and no fallback model is tried. The
-    exception's cause is the failure itself.
+    The provider may have run and billed the request. So it is not sent again, and no fallback model is tried. The
+    exception's cause is the original failure.
     """
 
     default_retryable = False
@@ -319,7 +321,7 @@ class PromptTooLongError(CapabilityError):
 class NoModelAvailable(AdapterError):
     """All models for the call are unavailable. The text gives the reasons. `retryable` is True.
 
-    `retry_after_seconds` is the time until the first of them may be tried again, if known.
+    `retry_after_seconds` is the time until the first model may be tried again, if known.
     """
 
 
@@ -342,11 +344,11 @@ class ErrorRow(msgspec.Struct, frozen=True):
     kind: type[AdapterError]
     """The exception."""
     error_class: ErrorClass
-    """Its error class."""
+    """The `error_class` of the exception."""
     retried: Retried
-    """Whether an adapter retries it by itself."""
+    """Whether an adapter retries after the exception."""
     hint: Hint
-    """The part of the reply that gives the wait before a retry; ``none`` uses the retry schedule."""
+    """The part of the reply that contains the wait before a retry; ``none`` means the retry schedule."""
     counts: Counts
     """The part of the provider that is marked as failing: a key, a model or the whole provider."""
     seen: str

@@ -33,8 +33,8 @@ READ_BURST = 256
 class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
     """Events that this subscription dropped.
 
-    It is delivered before the next event, in an envelope with `last` as its `seq`. It is not published: only the
-    subscription that dropped the events gets it. Other events between `first` and `last` did not match the
+    A gap is delivered before the next event, in an envelope with `last` as its `seq`. It is not published: only
+    the subscription that dropped the events gets it. Other events between `first` and `last` did not match the
     subscription.
     """
 
@@ -101,7 +101,7 @@ class SubscriptionStatistics(msgspec.Struct, frozen=True):
     depth: int
     """The number of events that wait."""
     oldest_age_ms: float
-    """Milliseconds that the oldest of them has waited; 0.0 if none waits."""
+    """Milliseconds that the oldest event has waited; 0.0 if none waits."""
     delivered: int
     """The number of events delivered so far."""
     dropped: int
@@ -218,10 +218,10 @@ def _buffer(policy: Policy) -> _Buffer:
 class Subscription:
     """A reader's view of a bus, made by `Bus.subscribe`. Read it with ``async for``, or with `take` and `wait`.
 
-    As a context manager, ``with`` or ``async with``, it closes itself. Reading never fails. It loses no event
-    that the policy keeps, even if a waiting reader is cancelled. Several tasks may read one subscription; each
-    event then goes to one of them. Iteration ends when the subscription or the bus is closed and every waiting
-    event has been read.
+    As a context manager, ``with`` or ``async with``, the subscription closes itself. Reading never fails. It loses
+    no event that the policy keeps, even if a waiting reader is cancelled. Several tasks may read one subscription;
+    each event then goes to one of them. Iteration ends when the subscription or the bus is closed and every
+    waiting event has been read.
     """
 
     def __init__(
@@ -283,9 +283,8 @@ class Subscription:
         return taken
 
     async def wait(self) -> None:
-        """Wait until an event has arrived, or the subscription is closed. It does not take the event.
-
-        Another task may take the event first.
+        """Wait until an event has arrived, or the subscription is closed. The event is not taken, and another task
+        may take it first.
         """
         if self._buffer or self._closed:
             await anyio.lowlevel.checkpoint()
@@ -328,7 +327,7 @@ class Subscription:
             try:
                 waiter.set()
             except RuntimeError as error:
-                # The reader's event loop has ended while it waited, so there is no task to wake.
+                # The reader's event loop has ended while the reader waited, so there is no task to wake.
                 _log.warning(
                     "bus.reader_gone", subscription=self.name, created_at=self.created_at, error=str(error)
                 )

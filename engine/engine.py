@@ -29,8 +29,7 @@ from .operations.methods import OperationMethods
 from .routing.availability import AvailabilityTable
 from .runtime.lifecycle import EngineHost
 from .runtime.runtime import Limits, Runtime, Timeouts, take_over
-from .sessions.engine_methods import SessionMethods
-from .sessions.resuming import require_capture
+from .sessions.resuming import SessionMethods, require_capture
 from .stores import store_for
 from .watching.now import WatchingMethods
 from .watching.statistics import EngineStatistics, collect

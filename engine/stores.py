@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import anyio.to_thread
+import msgspec
 
 from callboard import tracestore
 from callboard.bus import Bus, ConfigurationError, StoreError
@@ -34,11 +34,10 @@ _UNREADABLE = (
 )
 
 
-@dataclass(frozen=True)
-class StoreAddress:
+class StoreAddress(msgspec.Struct, frozen=True):
     """A PostgreSQL database, as a URL that libpq reads. As text it has no password."""
 
-    dsn: str = field(repr=False)
+    dsn: str
 
     def __post_init__(self) -> None:
         """Refuse an address that libpq would read differently.
@@ -52,6 +51,9 @@ class StoreAddress:
         query_wrong = any("=" not in word for word in parts.query.split("&") if word)
         if "@" in access or "@" in rest or "#" in self.dsn or port_wrong or query_wrong:
             raise ConfigurationError(_UNREADABLE)
+
+    def __repr__(self) -> str:
+        return f"StoreAddress({self.name!r})"
 
     def __str__(self) -> str:
         parts = _parts(self.dsn)

@@ -25,6 +25,7 @@ import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
+from .support.depth import fewer
 from .support.postgres_server import PostgresServer, shared_server, why_not
 from .support.scripted import own_types
 from .support.virtual_time import FakeClock, runs_on
@@ -53,9 +54,6 @@ if hasattr(providers, "_get_local_constants"):
 
 HERE = Path(__file__).parent
 
-QUICK_PART, QUICK_LEAST = 10, 5
-"""A quick run tries a tenth of the examples that a property test asks for, and at least five."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -78,8 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for owner, name in {settings_of(item): None for item in items}:
             asked = getattr(owner, name, None)
             if asked is not None:
-                fewer = max(asked.max_examples // QUICK_PART, min(asked.max_examples, QUICK_LEAST))
-                setattr(owner, name, hypothesis.settings(asked, max_examples=fewer))
+                setattr(owner, name, hypothesis.settings(asked, max_examples=fewer(asked.max_examples)))
     if (seed := config.option.shuffle) is not None:
         items[:] = shuffled(items, random.Random(seed))
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 from tests.book.snippets import DOCS, blocks
 from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
+from tests.support.programs import started
 
 for library in ("fastapi", "mcp", "opentelemetry.sdk", "uvicorn"):
     pytest.importorskip(library)
@@ -37,7 +36,6 @@ class Host:
 
     def start(self) -> None:
         environment = {
-            **os.environ,
             "AGENT_FOLDER": str(self.folder),
             "AGENT_MODEL": "understudy:any",
             "AGENT_DAILY_USD": "0.02",
@@ -45,8 +43,7 @@ class Host:
             "AGENT_TENANTS": ",".join(f"key-of-{tenant}={tenant}" for tenant in TENANTS),
             "CALLBOARD_HOME": str(self.folder),
         }
-        command = [sys.executable, "-m", "examples.agent_host"]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        self._process = started("from examples.agent_host.__main__ import main; main()", **environment)
         assert self._process.stdout is not None
         self._address = self._process.stdout.readline().split("/ with")[0]
 

@@ -16,13 +16,18 @@ from benchmarks import actors, bus, fanout, figures, functions, paced
 from benchmarks.floors import HandClients, RawClients
 from benchmarks.table import Row, as_row, render, run
 from benchmarks.ways import body_of, question, streams, way
+from tests.support.depth import first_is_quick
 from tests.support.reply_models import PROTOCOLS
 from tests.support.reply_server import Chat, GenerateContent, Messages, Responses, reply_server
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("subject", [bus, actors, fanout, functions], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "subject",
+    first_is_quick([fanout, bus, actors, functions], "more subjects"),
+    ids=lambda module: module.__name__,
+)
 def test_a_subject_gives_rows_with_ratios(subject: object) -> None:
     gc.collect()
     gc.freeze()  # a subject collects garbage before each measurement, and needs not walk what other tests left
@@ -70,7 +75,7 @@ def test_an_unknown_subject_is_named() -> None:
     assert "no subject bsu" in done.stderr
 
 
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", first_is_quick(sorted(PROTOCOLS), "more protocols"))
 def test_the_floors_read_the_same_events_and_a_whole_reply(protocol: str) -> None:
     run(both_floors(protocol))
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ asyncio.run(main())
 """
 
 
+@cache
 def plain_modules() -> set[str]:
     """The top-level modules of the required packages, and of what those require."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,11 +1,11 @@
 """A call in a trace: the row of each attempt, its columns, and the filter that selects calls.
 
-`CallRow` is the one list of a call's columns. Storing, reading, exports, `callboard traces`, the live view and
-`callboard sql --schema` follow from it. To add a column:
+`CallRow` is the only list of a call's columns. Storing, reading, exports, `callboard traces`, the live view and
+`callboard sql --schema` are derived from it. To add a column:
 
-1. Give one event of the call the field, and fill it.
-2. Add the same field to `CallRow`, with a sentence below it. `SHOWN` shows it to people.
-3. Add a step to both ``steps.sql`` that adds the column to ``calls`` and makes the view ``call_rows`` again.
+1. Give one event of the call the field, and fill it. 2. Add the same field to `CallRow`, with a sentence below it.
+`SHOWN` shows it to people. 3. Add a step to both ``steps.sql`` that adds the column to ``calls`` and makes the
+view ``call_rows`` again.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _columns() -> dict[str, Column]:
 
 
 _SEVERAL_COLUMNS = frozenset(("call_id", "usage", "at_call_time", "cost"))
-"""The fields of `CallRow` that have no column of the same name."""
+"""The fields of `CallRow` that are stored in several columns or under another name."""
 
 COLUMNS: Mapping[str, Column] = _columns()
 """The columns by name, in the order of `CallRow`."""
@@ -207,7 +207,7 @@ SHOWN: Mapping[str, Shown] = {
     "origin_file": Shown("Imported file", in_lists=False),
     "origin_line": Shown("Imported line", in_lists=False),
 }
-"""Columns without a special place. They are shown unchanged."""
+"""The columns that the live view and `callboard traces` show unchanged, in a common list."""
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,7 +1,7 @@
 """Events as a trace stores them, and envelopes as lines of a spill file.
 
-Stored events have no content; spilled lines have the captured content. `bus.events.codec` reads and writes the
-JSON itself.
+Stored events have no content. Lines of a spill file have the captured content. `bus.events.codec` reads and writes
+the JSON itself.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def encode_line(envelope: Envelope) -> bytes:
 def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
     """A line for each envelope, with the format of `encode_line`.
 
-    Nearly all are encoded in one pass without changes, because a reply waits for this.
+    Nearly all events are encoded unchanged in one pass. This must be fast, because a reply waits for it.
     """
     plain = _STORED_AS_THEY_ARE
     try:
@@ -141,11 +141,11 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
                 [envelope if type(envelope.data) in plain else _line_of(envelope) for envelope in envelopes]
             )
         )
-        # Raw JSON of a provider may contain line breaks. `count` and `split` would look at each byte by itself.
+        # Raw JSON of a provider may contain line breaks. `replace` finds them faster than `count` and `split`.
         if len(lines) - len(lines.replace(b"\n", b"")) == len(envelopes):
             return lines
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
-        pass  # one event can't be encoded in one pass; each is encoded below
+        pass  # one event can't be encoded in this pass, so each event is encoded below
     return b"".join(map(encode_line, envelopes))
 
 
@@ -214,8 +214,8 @@ def decode_line(line: bytes) -> Envelope:
 
 # --- Erasing the content of events ---
 #
-# Names, tags, texts of errors and names of tools may quote content. So only numbers and the listed text fields
-# stay: ids, and names of models and providers. A new field is erased unless it is added to the list.
+# Names, tags, texts of errors and names of tools may quote content. So only numbers and the listed text fields are
+# kept: ids, and names of models and providers. A new field is erased unless it is added to the list.
 
 
 KEPT = frozenset(
@@ -258,12 +258,14 @@ KEPT = frozenset(
 """The text fields that are kept, at any depth."""
 
 _ERASED_HERE = frozenset(((LlmCallGuarded, "reason"),))
-"""Fields with a kept name that hold other text in one event: a guardrail's reason comes from the host."""
+"""Fields that are erased in one event although their name is in `KEPT`: a guardrail's reason is a text of the
+host.
+"""
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _BARE = (SessionMessageAppended, SessionConfigured)
-"""Events that are stored without content from the start."""
+"""Events that never have content in the trace."""
 
 
 def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:

@@ -1,7 +1,7 @@
 """The file of collections: vectors with their ids, the hashes of their texts, and metadata.
 
-It is separate from the trace, because a trace is derived from events and pruned by age. Only its owner can read
-the file. A collection has one model, since vectors of two models can't be compared.
+The file is separate from the trace, because a trace is derived from events and pruned by age. Only its owner can
+read the file. A collection has one model, since vectors of two models can't be compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Descriptions of a trace's tables, for files and servers: the output of `callboard sql --schema`.
 
-The view `call_rows` has the names of `CallRow`, as an export flattens them: ``usage.source`` is ``usage_source``.
-A column of the table `calls` has the same name, unless `Column.in_python` has another.
+The columns of the view `call_rows` have the names of fields of `CallRow`, flattened as in an export:
+``usage.source`` is ``usage_source``. A column of the table `calls` has the same name, unless `Column.in_python`
+has another.
 """
 
 from __future__ import annotations

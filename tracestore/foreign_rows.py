@@ -1,7 +1,7 @@
 """Rows of other programs' SQLite files, for imports. The files are only read.
 
 Such a database may be in use, damaged or of an unexpected version. A missing column is left out. A row that is too
-large is empty. Any other problem is an OSError, which an import reports and skips.
+large is returned empty. Any other problem is an OSError, which an import reports and skips.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def foreign_rows(
         order: The columns to sort by, if the table has them.
 
     Raises:
-        OSError: The file can't be read as a database, or lacks the table. The text quotes none of its content.
+        OSError: The file can't be read as a database, or lacks the table. The text quotes no content of the file.
     """
     import sqlite3
 

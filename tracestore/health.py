@@ -16,7 +16,7 @@ BESIDE = ("", "-wal", "-shm", ".lock")
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of the file system about a trace file at one moment."""
+    """Facts that the file system reports about a trace file at one time."""
 
     path: Path
     exists: bool

@@ -18,13 +18,13 @@ from .rows import SpendingQuery
 # --- Shared budgets ---
 #
 # An account belongs to one budget and one session, provider, model or value of a tag. In each slot of the budget's
-# window a node has a grant, its **slice**. It spends the slice without a request to the store. An account's total
-# is the sum of all slices, of living and dead nodes, plus the trace's amount for runs without a slice:
+# window, a node has a grant, its **slice**. The node spends the slice without a request to the store. An account's
+# total is the sum of all slices, of living and dead nodes, plus the trace's amount for runs without a slice:
 #
 #   spent, in the trace, by runs without a slice  +  slices of all nodes  <=  limit
 #
 # A slice is granted whole or not at all. The slice of a dead node counts in full until its calls are in the trace.
-# Then it is deleted and the trace is counted again, in one transaction.
+# Then the slice is deleted and the trace is counted again, in one transaction.
 
 
 Allotment: TypeAlias = tuple[int, int]
@@ -147,7 +147,7 @@ def granted(request: SliceRequest, balance: AccountBalance, own: Allotment) -> A
     """The size of a requested slice; None if the account has too little left.
 
     Room for fifteen more calls of this size is reserved for all nodes. Of the rest, a node gets at most a quarter
-    for its expected use. So an idle node holds only a small slice, and near the limit calls are admitted one by
+    for its expected use. So an idle node has only a small slice, and near the limit, calls are admitted one by
     one.
     """
     sizes = []
@@ -266,7 +266,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """The new epoch of the session."""
     previous: Owner | None = None
-    """The previous owner; None for a session without one."""
+    """The previous owner; None if the session had no owner."""
 
 
 class HeldSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,7 +277,7 @@ class HeldSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a turn, decided by another node than the one that ran it."""
+    """The end of a turn, as decided by a node that did not run the turn."""
 
     stream_id: str
     """The id of the turn and of its stream."""
@@ -325,7 +325,9 @@ class OwnershipTables(Protocol):
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
-        """Decide how a turn ended. This happens once, and only if the turn's owner can no longer end it."""
+        """Decide how a turn ended. There is one decision for each turn, and only if the turn's owner can no longer
+        end the turn.
+        """
         ...
 
     async def nodes(self) -> list[NodeRow]:

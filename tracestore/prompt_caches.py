@@ -18,7 +18,7 @@ class CacheSavings(msgspec.Struct, frozen=True, kw_only=True):
     """The savings of prompt caches in some calls."""
 
     calls: int = 0
-    """The calls that read from a cache, or wrote to one."""
+    """The number of calls that read from a cache or wrote to one."""
     cached_input_tokens: int = 0
     """The input tokens of these calls that were read from a cache."""
     saved_nano_usd: int = 0
@@ -64,7 +64,7 @@ def _saved(row: CallRow, usage: TokenUsage, prices: PriceTable) -> int | None:
 
 
 def without_cache(usage: TokenUsage) -> TokenUsage:
-    """The same usage as if no cache was read or written."""
+    """The usage with all cached tokens counted as uncached input."""
     details: dict[str, int] = {}
     for name, count in (usage.details or {}).items():
         plain = name.removesuffix(_CACHED) + _PLAIN if name.endswith(_CACHED) else name

@@ -20,7 +20,8 @@ from .store import Store
 
 # --- Replaying stored events ---
 #
-# async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus: ...
+#   async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus:
+#       ...
 #
 # Events are read in pages, so memory is limited to one page, and other users of the store can work between pages.
 
@@ -31,8 +32,8 @@ PAGE = 500
 class StoredEvents:
     """The events of a trace that were stored at the start of the iteration, in the order of storing.
 
-    Within a run this is the order of `seq`. An event must pass all filters. A filter that is None lets every event
-    pass. Each iteration reads the trace again, and raises StoreError if it can't be read.
+    Within a run, this is the order of `seq`. An event must match all filters. A filter that is None matches every
+    event. Each iteration reads the trace again, and raises StoreError if it can't be read.
 
     Args:
         store: The trace.
@@ -175,7 +176,7 @@ class SavedReplies:
         self._opening = anyio.Lock()
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply of a key; None if there is none, or if it has expired.
+        """Return the reply with a key; None if there is none, or if the reply has expired.
 
         Args:
             key: The key.

@@ -111,7 +111,7 @@ def after_failure(state: StoreState, failures: int, options: WriterOptions, *, m
         case "retrying" if failures >= options.spill_after:
             return "spilling"
         case "dropping" if may_spill:
-            return "spilling"  # there may be room again; otherwise the next write fails immediately
+            return "spilling"  # the spill file may have room again; otherwise the next write fails immediately
         case _:
             return state
 
@@ -124,7 +124,7 @@ are the ids of the turn and of the message.
 OnProgress: TypeAlias = Callable[[int, int], None]
 """A function that is called between chunks with the number of the last priced call, and of the last call.
 
-If it raises an error, the repricing stops as if it were killed, and can be resumed.
+If the function raises, the repricing is interrupted and can be resumed.
 """
 
 
@@ -154,8 +154,8 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
 class RepriceSums(_RepricedCalls, frozen=True, kw_only=True):
     """The effect of a repricing on some calls.
 
-    The two sums cover the same calls, those with a cost before and after, so their difference is meaningful. Calls
-    with a cost on one side only are counted separately.
+    The two sums cover the same calls, which have a cost before and after. So the difference of the sums is
+    meaningful. Calls with a cost on one side only are counted separately.
     """
 
     before_nano_usd: int
@@ -365,7 +365,7 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     living: int
     """The number of runs with living processes."""
     lost: int
-    """The number of runs with dead processes. The next start of a writer closes them."""
+    """The number of runs with dead processes. The next writer closes these runs when it starts."""
     open_calls: int
     """The number of calls in lost runs that have no end."""
     spilled: tuple[tuple[Path, int], ...]

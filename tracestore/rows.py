@@ -78,7 +78,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """The spread of some values. Each percentile is a value that occurred, and None if there are no values."""
+    """The spread of some values. Each percentile is one of the values; None if there are no values."""
 
     count: int = 0
     """The number of values."""
@@ -163,7 +163,7 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session, and the usage of all attempts of all its calls so far."""
+    """A session, and the usage of all its calls so far."""
 
     session_id: str
     """The id of the session."""
@@ -184,7 +184,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Output tokens."""
     cost_nano_usd: int
-    """The sum of the current costs, over the calls that have one."""
+    """The sum of the known current costs, in nano-USD."""
     unpriced: int
     """The number of calls with usage and without a cost."""
     estimated: int = 0
@@ -194,7 +194,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     messages: int = 0
     """The number of stored messages."""
     resumable: bool = False
-    """Whether the whole session is stored."""
+    """Whether the whole session is stored, so that an engine can resume it."""
     name: str | None = None
     """A name for people."""
 

@@ -1,7 +1,7 @@
 """The index of words in captured content. Only searches build and update it.
 
 A trace that is never searched has no index and no overhead. A search first indexes the content since the last
-search, in short transactions. Deleted content leaves the index in the same transaction.
+search, in short transactions. Deleting content also removes it from the index, in the same transaction.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class Term(NamedTuple):
 def words_of(text: str) -> list[str]:
     plain = unicodedata.normalize("NFKD", text)
     bare = "".join(sign for sign in plain if not unicodedata.combining(sign))
-    composed = unicodedata.normalize("NFC", bare).casefold()  # NFC joins Korean syllables to one character again
+    # NFC composes Korean syllables to single characters again
+    composed = unicodedata.normalize("NFC", bare).casefold()
     return [word[:_LONGEST] for word in _WORD.findall(composed)]
 
 

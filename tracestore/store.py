@@ -1,7 +1,8 @@
 """The interface of a store, by subject. Engine, writer and exports use a store only through it.
 
-`TraceStore`, the trace in a SQLite file, is one implementation. A moment is microseconds since the epoch, UTC, or
-an aware datetime; a naive datetime is a ValueError. Every method raises StoreError if the store can't be used.
+`TraceStore`, the trace in a SQLite file, is one implementation. A time is given in microseconds since the epoch,
+UTC, or as an aware datetime. A naive datetime raises ValueError. Every method raises StoreError if the store can't
+be used.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ class Opening(Protocol):
         ...
 
     async def open(self) -> None:
-        """Open the store, and create or upgrade it as needed. Does nothing if it is open.
+        """Open the store, and create or upgrade it as needed. Does nothing if the store is open.
 
         Raises:
-            StoreError: The store isn't Callboard's or is of a newer version. It is not changed.
+            StoreError: The store isn't Callboard's or has a newer version. The store is not changed.
             StoreUnavailable: The store can't be used now. Each `write` tries again until the store is closed.
         """
         ...
@@ -253,7 +254,7 @@ class Queries(Protocol):
 
         Args:
             run_id: The run.
-            after_seq: The number.
+            after_seq: The `seq` after which to start.
             limit: The largest number of events.
         """
         ...
@@ -375,7 +376,8 @@ class Sessions(Protocol):
         """Sessions with their sums, the latest event first.
 
         Args:
-            limit: The largest number of sessions; None means all. tags: Tags that every session must have.
+            limit: The largest number of sessions; None means all.
+            tags: Tags that every session must have.
         """
         ...
 
@@ -490,7 +492,7 @@ class Repricing(Protocol):
         """Continue an interrupted repricing. The report covers the whole repricing.
 
         Args:
-            run_id: The number of the repricing, see `reprice_runs`. None takes the latest.
+            run_id: The number of the repricing, see `reprice_runs`. None means the latest.
             progress: As in `reprice`.
 
         Raises:
@@ -601,7 +603,7 @@ class Upkeep(Protocol):
 class Store(Opening, Writing, Importing, Queries, Statistics, Sessions, Repricing, Upkeep, Protocol):
     """A trace: the events of calls and sessions, and the tables that are derived from them.
 
-    Events are the source of truth and append-only. Everything else is derived from them in the same transaction,
-    so both always agree. Events are stored without content: an appended message has only its position, role and
-    id. Captured content is stored in its own tables. A store belongs to one event loop.
+    Events are the source of truth and append-only. All other rows are derived from events in the same transaction,
+    so they always agree with the events. Events are stored without content: an appended message has only its
+    position, role and id. Captured content is stored in its own tables. A store belongs to one event loop.
     """

@@ -15,7 +15,9 @@ from . import CHECKS, Kit, checklist, run_check, table
 
 
 def find_kit(place: str) -> Kit:
-    """The kit of ``package.module:NAME``: a Kit, or a class of one. Raises ValueError with the reason."""
+    """Return the kit at ``package.module:NAME``, which is a Kit or a subclass of Kit. Raises ValueError with the
+    reason.
+    """
     module, colon, name = place.partition(":")
     if not colon:
         raise ValueError(f"{place!r} is not package.module:NAME")

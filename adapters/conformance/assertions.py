@@ -69,7 +69,9 @@ def check_stream(events: Sequence[StreamEvent]) -> MessageComplete:
 
 
 def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
-    """`message.start` is first, `message.complete` is last, each occurs once, and all belong to one message."""
+    """Check that `message.start` is first and `message.complete` last, that each occurs once, and that all events
+    have one id.
+    """
     require(events, "the stream has no events")
     first, *middle, last = events
     if not isinstance(first, MessageStart):
@@ -84,7 +86,7 @@ def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
 
 
 def check_indexes(events: Sequence[StreamEvent]) -> None:
-    """Indexes never decrease, and each belongs to a block of the final content."""
+    """Check that indexes never decrease, and that each index is of a block in the final content."""
     last = events[-1]
     if not isinstance(last, MessageComplete):
         raise AssertionError("the last event is not message.complete")
@@ -112,7 +114,7 @@ def check_blocks(events: Sequence[StreamEvent]) -> None:
 
 
 def check_usage(usage: TokenUsage) -> None:
-    """Require that no count is negative, and that no part exceeds its whole."""
+    """Check that no count is negative, and that no part exceeds its total."""
     counts = (
         usage.input_tokens,
         usage.output_tokens,
@@ -321,7 +323,7 @@ def with_one_id(events: Sequence[StreamEvent]) -> list[bytes]:
 
 
 def over_http(kit: Kit) -> HttpKit:
-    """The kit, if its adapter uses HTTP."""
+    """Return the kit, or skip the check if the adapter does not use HTTP."""
     if not isinstance(kit, HttpKit):
         raise NotShown("the adapter is not over HTTP")
     return kit
@@ -340,13 +342,13 @@ def keyed(kit: Kit) -> None:
 
 
 def waiting(kit: Kit) -> None:
-    """Skip the check if the kit runs in real time, because it would take minutes."""
+    """Skip the check if the kit runs in real time, because the check would take minutes."""
     if kit.real_time:
         raise NotShown("it waits for minutes and needs virtual time")
 
 
 def calling(at: Stage, calls: int = 1) -> None:
-    """Skip the check if the model makes fewer tool calls."""
+    """Skip the check if the model makes fewer than `calls` tool calls in one reply."""
     if not at.capabilities.supports_tools:
         raise NotShown("supports_tools is False")
     if calls > 1 and not at.capabilities.supports_parallel_tool_calls:

@@ -47,7 +47,7 @@ BY_STATUS = {
     502: ErrorClass.SERVER_ERROR,
     503: ErrorClass.SERVER_ERROR,
 }
-"""The error class of each status without a body."""
+"""The error class of each HTTP status, in a reply without a body."""
 
 
 @check("6.2", ERRORS)
@@ -103,7 +103,7 @@ async def a_prompt_too_long_is_a_context_overflow(kit: Kit) -> None:
 
 @check("6.3", ERRORS)
 async def an_error_event_has_its_class(kit: Kit) -> None:
-    """An error inside a stream is classified like one before it."""
+    """An error inside a stream is classified like an error before the stream."""
     streaming(kit)
     scene = Says("Hello, ☃!")
     async with kit.stage(Says(scene.text, after=kit.pieces(scene) // 2, then="error"), max_retries=0) as at:
@@ -232,7 +232,7 @@ async def a_retry_that_works_is_one_reply(kit: Kit) -> None:
 
 
 def same(one: float, other: float) -> bool:
-    """Whether two times are equal to a millisecond, because the loop's clock adds up floats."""
+    """Whether two times are equal within a millisecond. The loop's clock sums floats, so it is inexact."""
     return abs(one - other) < 0.001
 
 

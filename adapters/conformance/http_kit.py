@@ -117,7 +117,7 @@ def failing(status: int, body: bytes = b"", **headers: str) -> FakeReply:
 
 
 def pieces(body: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """A body cut at the given places."""
+    """Cut a body at the given positions."""
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
     return [body[start:end] for start, end in itertools.pairwise(edges)]
 
@@ -126,8 +126,8 @@ class HttpKit(Kit):
     """The kit of one protocol over HTTP. Every reply reports `usage`: 12 input tokens, 4 of them from a cache, and
     7 output tokens.
 
-    Implement the five abstract methods. The others have defaults. If one returns None, the checks that need it are
-    skipped.
+    Implement the five abstract methods. The other methods have defaults. If a method returns None, the checks that
+    need it are skipped.
     """
 
     adapter: Callable[..., ProviderAdapter]
@@ -151,8 +151,8 @@ class HttpKit(Kit):
 
     @abstractmethod
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
-        """The same reply as a stream of named events. A name may be empty. Text and arguments come in two pieces,
-        see `halves`.
+        """The reply of `body` as a stream of named events. A name may be empty. Text and arguments have two
+        pieces, see `halves`.
         """
 
     @abstractmethod

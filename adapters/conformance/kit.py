@@ -165,7 +165,7 @@ class _ClockHeldByThreads:
 class FakeClock:
     """A `bus.clock.Clock` for tests. Ids are counted.
 
-    Inside a virtual loop, or with trio's MockClock, it follows the loop's time. `advance` adds to it.
+    Inside a virtual loop, or with trio's MockClock, the clock follows the loop's time. `advance` adds to it.
 
     Args:
         randomness: The number that `random` gives, in [0, 1).
@@ -286,8 +286,8 @@ class Says(msgspec.Struct, frozen=True):
     after: int | None = None
     """The number of pieces before `then`; None for all of them. A piece is one event of the protocol."""
     then: Literal["end", "hang", "break", "error"] = "end"
-    """The event after the pieces. ``end``: the reply ends. ``hang``: nothing follows. ``break``: the connection
-    breaks. ``error``: the provider reports an overload.
+    """How the scene continues after the pieces. ``end``: the reply ends. ``hang``: nothing follows. ``break``: the
+    connection breaks. ``error``: the provider reports an overload.
     """
     pause: float = 0.0
     """The pause before each piece, in virtual seconds."""
@@ -384,7 +384,7 @@ class Kit(ABC):
     streams = True
     """Whether the provider streams.
 
-    False: `stream()` yields whole pieces, and `streamed` of a scene is ignored.
+    If False, `stream()` yields whole blocks, and `streamed` of a scene is ignored.
     """
     real_time = False
     """Whether the adapter uses real sockets. Checks that would take minutes are then skipped."""

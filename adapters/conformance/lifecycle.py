@@ -350,7 +350,7 @@ async def the_hosts_own_cancellation_passes_through(kit: Kit) -> None:
 
 @check("5.4", CANCELLING)
 async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
-    """Cancelling one call does nothing to the others."""
+    """Cancelling one call does not affect other calls."""
     streaming(kit)
     async with kit.stage(*[Says("Hello, ☃!", pause=2 * kit.moment)] * 4) as at:
         reasons: dict[str, StopReason] = {}

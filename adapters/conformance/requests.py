@@ -185,7 +185,7 @@ def _holds(value: object, wanted: JsonObject) -> bool:
 
 @check("10", MESSAGES)
 async def a_conversation_with_tools_goes_on(kit: Kit) -> None:
-    """In a history of several tool calls, one of them failed, every call is followed by its result."""
+    """In a history with several tool calls, one of which failed, every call is followed by its result."""
     async with kit.stage() as at:
         calling(at)
     call = Says("Let me look.", calls=1, stop="tools")
@@ -236,7 +236,7 @@ async def no_history_is_poison(kit: Kit) -> None:
 
 
 def _asks(at: Stage) -> dict[str, CanonicalRequest]:
-    """A request for each capability that requires it."""
+    """Make a request for each capability, which needs that capability."""
     audio = AudioBlock(data=b"RIFF\x24\x00\x00\x00WAVEfmt ", media_type="audio/wav")
     document = DocumentBlock(data=b"%PDF-1.4\n%%EOF", media_type=PDF, name="a.pdf")
     documents = at.capabilities.accepted_document_media_types
@@ -304,7 +304,7 @@ async def refusal(at: Stage, *, streamed: bool = False, **fields: object) -> Inv
     """The error of a refused request; None if the request was sent.
 
     Raises:
-        AssertionError: It was refused only after it had been sent.
+        AssertionError: The request was refused only after it had been sent.
     """
     try:
         if streamed:

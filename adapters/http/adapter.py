@@ -190,7 +190,7 @@ class HttpAdapter:
         self._background = other._background
 
     async def initialize(self) -> None:
-        """Request the data that the server's requests depend on. Most servers need none."""
+        """Request the data that is needed to write requests. Most servers need none."""
         await self.wire.initialize(self.client.look_up)
 
     async def health_check(self) -> AdapterHealth:

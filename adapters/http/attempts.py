@@ -62,24 +62,24 @@ _ESTIMATED = UsageSource.ESTIMATED
 class Limit(NamedTuple):
     seconds: float
     of: float
-    """Seconds of the whole limit, for the error text. `seconds` may be only its last part."""
+    """Seconds of the whole limit, for the error text. `seconds` may be only the last part of the limit."""
 
 
 class HttpAttempts:
-    """One request over all its attempts.
+    """One request with all its attempts.
 
     `cancel()` ends it. If no wait is in progress at that moment, `on_cancel` closes the reply.
     """
 
-    # Python stores up to thirty attributes of an instance compactly, so rarely used ones are class attributes at
-    # first.
+    # Python stores up to thirty attributes of an instance compactly. So a rarely used attribute is a class
+    # attribute until it is set.
     cancelled = False
     ended = False
     """Whether the request is over."""
     draining = False
     """Whether a cancelled reply is being read for its usage, within `drain_for_usage`."""
     repaired = 0
-    """The number of attempts that followed a repair or a new key. They don't count as retries."""
+    """The number of attempts that followed a repair or a new key. Such attempts don't count as retries."""
     rate_limit: RateLimitInfo | None = None
     """The limits in the headers of the current attempt's reply."""
     _first_event_reported = False
@@ -225,10 +225,8 @@ class HttpAttempts:
         return new_scope(ends)
 
     def move_on(self, now: float, limit: Limit) -> None:
-        """Restart the limit of the current `wait`, because a part has arrived.
-
-        Data that is already there needs no wait, so this also checks the call's own time. Raises the errors of
-        `wait`.
+        """Restart the limit of the current `wait`, because data has arrived. Data that was already received needs
+        no wait, so this method also checks the call's time limit. Raises the errors of `wait`.
         """
         if self._moving is not None and self._deadline is not None:
             if now >= self._deadline:
@@ -330,7 +328,7 @@ class HttpAttempts:
         return self._deadline is not None and anyio.current_time() + seconds >= self._deadline
 
     def identify(self, error: AdapterError) -> None:
-        """Add ids and usage to an error, and mask keys in it, because some providers repeat them."""
+        """Add ids and usage to an error, and mask keys in its text, because some providers repeat keys."""
         error.request_id = self._terms.request_id
         error.provider = self.client.name
         if error.usage is None:

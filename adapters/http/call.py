@@ -30,7 +30,7 @@ from .wire import ChatWire, HttpClient
 
 
 class HttpCall(HttpAttempts):
-    """One call over all its attempts.
+    """One call with all its attempts.
 
     `request` includes all repairs, which `repairs` lists. `written` is the next attempt's request; None before the
     first attempt and after a repair. `assembler` reads the current attempt's reply. `on_drain` is set while a
@@ -140,7 +140,7 @@ class HttpCall(HttpAttempts):
         raise client.error_of(body, reply)
 
     async def write(self) -> WireCall:
-        """Return the written request. It is written once and reused until a repair."""
+        """Return the request on the wire. It is written once and reused until a repair."""
         wire, model = self.wire, self.request.wire_model
         if wire.is_unknown(model):
             await self.wait(
@@ -240,7 +240,7 @@ class HttpCall(HttpAttempts):
 
     def _read_events(self, body: bytes) -> list[StreamEvent] | None:
         """Read a whole body of server-sent events; None if the protocol has none."""
-        if self.assembler.relay is not None:  # the client expects one body
+        if self.assembler.relay is not None:  # the client expects one body, not events
             self.assembler.relay.stop()
         normaliser = self.wire.normaliser(self.assembler)
         if not reads_server_sent_events(normaliser):

@@ -118,7 +118,7 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     "API_KEY_EXPIRED": AuthError,
     **LITELLM_CODES,
 }
-"""Codes and types that mean the same at every provider, in addition to those in `servers/words.json`."""
+"""Codes and types with the same meaning at every provider, in addition to those in `servers/words.json`."""
 
 _WEAK_CODES = frozenset(
     {"invalid_request_error", "api_error", "server_error", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
@@ -185,7 +185,7 @@ def find_error(body: bytes) -> ErrorBody | None:
 
 
 def is_foreign_error(data: bytes) -> bool:
-    """Whether the data of an event named `error` is the bare error, without the protocol's envelope.
+    """Whether the data of an event named `error` contains only the error, not the protocol's envelope around it.
 
     llama.cpp sends it in a field named `error`. Proxies send a text or nothing.
     """

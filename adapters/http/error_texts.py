@@ -74,7 +74,7 @@ class WordRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Words(NamedTuple):
-    """The table, ready for use."""
+    """The table of words, with compiled patterns."""
 
     codes: Mapping[str, type[AdapterError]]
     certain: tuple[tuple[Meaning, re.Pattern[str]], ...]

@@ -1,6 +1,6 @@
 """Repair of rejected requests, after an error and before any output. Pure.
 
-There are four kinds. Each happens at most once in a call:
+There are four kinds of repair. Each happens at most once in a call:
 
 - ``signature``: the provider rejects the reasoning in the history, for example its signature. It is removed.
 - ``parameter``: the error names one unsupported parameter. It is removed.
@@ -159,7 +159,7 @@ class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[str, ...] = ()
     """Patterns of messages about tool calls without results, or results without calls.
 
-    The group `ids` has the ids on the wire. A pattern without it applies to all calls.
+    The group `ids` has the ids on the wire. A pattern without this group applies to all calls.
     """
     essential: frozenset[str] = frozenset()
     """Dotted paths of parameters that are never removed, because the reply depends on them."""
@@ -249,7 +249,8 @@ def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRu
 def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
     """The request without the provider's own reasoning; None if it has none.
 
-    Reasoning of other providers stays, because it was not sent. A warning reports it.
+    Reasoning of other providers is kept in the request, because it is never sent to this provider. A warning
+    reports the repair.
     """
     bare = [without_reasoning(message, provider) for message in request.messages]
     count = sum(bared_blocks(before, after) for before, after in zip(request.messages, bare, strict=True))
@@ -303,7 +304,7 @@ def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> I
 
 
 def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> Edit | None:
-    """The edit of a parameter, by the provider's name for it; None if it is essential or missing."""
+    """The edit of a parameter, by the provider's name for it; None if the parameter is essential or missing."""
     keys = tuple(key for key in re.split(r"[^A-Za-z0-9_]+", name) if key)
     if not keys:
         return None

@@ -109,8 +109,8 @@ def log_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: flo
 def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:
     """The wait that the provider asks for, in seconds; None if it asks for none.
 
-    It is read from `retry-after-ms`, from `retry-after` (seconds, a duration or a date), or from the message.
-    Zero, a time in the past and invalid values are ignored, so that the policy's own wait applies.
+    The wait is read from `retry-after-ms`, from `retry-after` (seconds, a duration or a date), or from the
+    message. Zero, a time in the past and invalid values are ignored, so that the policy's own wait applies.
     """
     milliseconds = number_of(headers.get("retry-after-ms"))
     if milliseconds:
@@ -195,7 +195,7 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
 
 
 def _limit(text: str | None) -> int | None:
-    """A limit; None for -1, which some gateways send if there is no limit."""
+    """Parse a limit; None for -1, which some gateways send if there is no limit."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
@@ -218,7 +218,7 @@ def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 def seconds_until(text: str, now_us: int) -> float | None:
-    """Seconds until a reset, from a header; None for an invalid one."""
+    """Parse a header with the time of a reset, and return the seconds until then; None for an invalid header."""
     now = now_us / 1e6
     value = number_of(text)
     if value is None:

@@ -79,7 +79,7 @@ class EventWait:
 
 
 def with_long_timeouts(config: AdapterConfig) -> AdapterConfig:
-    """The configuration with longer waits for events, unless it sets its own."""
+    """Lengthen the waits for events, unless the configuration sets its own."""
     default = AdapterConfig()
     longer = {
         field: SLOW_MACHINE_SECONDS
@@ -144,7 +144,7 @@ class HttpStream:
         self._event_wait = EventWait(0.0)
         self._delivered = False
         self._response: CanonicalResponse | None = None
-        # The reply as it was when cancelled, while the rest is read for its usage.
+        # The assembler at the time of the cancellation, while the rest of the reply is read for its usage.
         self._kept: Assembler | None = None
         self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # the sink of the active pump
         self._drained: anyio.Event | None = None  # set while a task other than the reader's reads the rest
@@ -176,7 +176,7 @@ class HttpStream:
             sink(ready)
 
     async def _fill(self) -> bool:
-        """Read until there is an event; False at the end. Raises the call's error."""
+        """Read until there is an event. Return False at the end. Raises the call's error."""
         try:
             while not self._ready:
                 if self._drained is not None:
@@ -292,7 +292,7 @@ class HttpStream:
     def _explained(self, error: AdapterError) -> AdapterError:
         """The normaliser's error, or an error outside of events.
 
-        If no part of the body could be read, the error shows its start.
+        If no part of the body could be read, the error shows the start of the body.
         """
         reply, normaliser = self._reply, self._normaliser
         if type(error) is not StreamError:
@@ -420,7 +420,7 @@ class HttpStream:
     async def aclose(self) -> None:
         """Cancel the call if it is unfinished, and close the socket. Idempotent."""
         if not self._call.ended:
-            await self._call.cancel(at_once=True)  # also ends a read in another task
+            await self._call.cancel(at_once=True)  # this also ends a read in another task
             self._call.ended = True
         self._ready.clear()
         await self._close_reply()

@@ -112,7 +112,7 @@ class ChatWire(ABC):
         """The headers that carry a key; none if there is no key.
 
         Args:
-            key: The key of the attempt. It may differ from the last attempt's.
+            key: The key of the attempt. It may differ from the key of the last attempt.
         """
 
     @abstractmethod
@@ -125,7 +125,9 @@ class ChatWire(ABC):
         """
 
     def client_request(self, request: CanonicalRequest) -> WireRequest | None:
-        """The client's own request, if this wire sends it in place of the canonical one; else None."""
+        """Return the client's own request if this wire sends it in place of the canonical request, or else
+        None.
+        """
         sent = request.wire
         if sent is None or sent.protocol != self.client_protocol:
             return None
@@ -325,7 +327,9 @@ class HttpClient:
         )
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
-        """The exception for an error reply. Its text names the reply's origin if that isn't the provider."""
+        """The exception for an error reply. The text names the origin of the reply if the provider did not send
+        it.
+        """
         error = self.wire.error_of(body, reply)
         error.args = (f"{error}{origin(reply.status, reply.headers, body, self.wire.base_url)}",)
         return error

@@ -1,6 +1,6 @@
 """Background replies: one call that is sent once and resumed after every break.
 
-    asking      the request is sent; it is never repeated, because each one is billed
+    asking      the request is sent; it is never repeated, because each request is billed
     reading     the reply's id is known, and its stream is read
     broken      the connection is lost; the rest of the stream is requested after a wait
     looking     there is no stream: the reply is polled until it is complete, and read whole
@@ -62,7 +62,7 @@ _CANCEL_AGAIN = 0.25
 
 
 class BackgroundCall(HttpCall):
-    """One call over all its attempts and connections."""
+    """One call with all its attempts and connections."""
 
     def __init__(
         self,
@@ -261,7 +261,8 @@ class BackgroundCall(HttpCall):
         while self.streamed and not restarted:
             try:
                 reply = await self._open(self._wire.attach(self.response_id, normaliser.number))
-                if "json" in reply.headers.get("content-type", ""):  # the reply itself, for polling
+                # the server has sent the reply itself, as for polling
+                if "json" in reply.headers.get("content-type", ""):
                     await close_reply(reply)
                 else:
                     self._reply = reply

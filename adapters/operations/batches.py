@@ -119,9 +119,9 @@ class HttpBatches(HttpJobs):
     async def _listed(
         self, attempts: HttpAttempts, mark: str, count: int, since: int, known: set[str]
     ) -> BatchJob | None:
-        """The job in the provider's list that may be the caller's.
+        """Find the job in the provider's list that may be the caller's.
 
-        Raises OutcomeUnknownError if there are several.
+        Raises OutcomeUnknownError if there are several such jobs.
         """
         wire, provider = self.wire, self._client.name
         question: WireCall | None = wire.latest(mark, since - CLOCKS_APART)
@@ -220,7 +220,7 @@ class HttpBatches(HttpJobs):
 
 
 class _Outcomes(Sequence[BatchOutcome]):
-    """A sequence that parses an outcome at each access, so that none stays in memory."""
+    """A sequence that parses an outcome at each access, so that no outcome stays in memory."""
 
     def __init__(self, items: Sequence[BatchItem], read: Callable[[BatchItem], BatchOutcome]) -> None:
         self._items, self._read = items, read

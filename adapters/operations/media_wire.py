@@ -87,7 +87,9 @@ class ImageWire(Protocol):
         ...
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
-        """The images. Raises AdapterError for a refusal, StreamError, or msgspec's decoding errors."""
+        """Read the images in a reply. Raises AdapterError for a refusal, StreamError, or msgspec's decoding
+        errors.
+        """
         ...
 
 
@@ -239,7 +241,7 @@ class VideoWire(Protocol):
         ...
 
     def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
-        """The job. Raises msgspec's decoding errors."""
+        """Read the job in a reply. Raises msgspec's decoding errors."""
         ...
 
     def content(self, job: VideoJob, variant: VideoVariant) -> str:

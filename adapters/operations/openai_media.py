@@ -113,7 +113,7 @@ class OpenAIImages(msgspec.Struct, frozen=True):
             value: str | None = getattr(request, name)
             if value is not None:
                 fields[name] = value
-        if request.aspect_ratio is not None:  # only unlisted models get here; OpenAI's own have only sizes
+        if request.aspect_ratio is not None:  # only unlisted models get here; OpenAI's own models have only sizes
             fields["aspect_ratio"] = request.aspect_ratio
         merge_unpriced_options(fields, request, self.protocol, provider, {"n": "use n="})
         if not request.images:
@@ -195,8 +195,8 @@ def _object(value: Json) -> Mapping[str, Json]:
 
 
 def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:
-    """A request with a form: its fields as text or JSON, then the files. It is never sent twice, because it is
-    billed.
+    """A request with a form: its fields as text or JSON, then the files. The request is never sent twice, because
+    it is billed.
     """
     parts = [FormPart(name, _text(value).encode("utf-8", "replace")) for name, value in fields.items()]
     body, media_type = write_form([*parts, *files])

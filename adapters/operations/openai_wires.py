@@ -199,8 +199,8 @@ def cohere_capabilities(model: str) -> EmbeddingCapabilities:
 
 
 def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarning, ...]]:
-    """The fields that are the same at all providers of these models. The models require an input type. The default
-    is ``document``, with a warning.
+    """The request fields that all providers of Cohere's models share. The models require an input type. The
+    default is ``document``, with a warning.
     """
     warnings: tuple[CallWarning, ...] = ()
     if request.input_type is None:
@@ -255,7 +255,7 @@ class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
     in_lines: bool = True
 
     def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
-        """The upload of a file with the purpose ``batch``. It is free and may be repeated."""
+        """The upload of a file with the purpose ``batch``. An upload is free and may be repeated."""
         file = FormPart("file", json_lines(lines), "batch.jsonl", "application/jsonl")
         body, media_type = write_form([FormPart("purpose", b"batch"), file])
         return WireCall(f"{self.path}/files", body, headers={"content-type": media_type})

@@ -145,7 +145,7 @@ class HttpVideos(HttpJobs):
         return content
 
     async def _open_with_key(self, url: str, headers: Mapping[str, str], key: Key) -> HttpReply:
-        """The reply to a download, repeated once with a new key if there is one."""
+        """Start a download, and repeat it once if the key was rejected and there is a new key."""
         known = await self._within(key.get())
         try:
             try:

@@ -97,7 +97,7 @@ class BatchWire(Protocol):
         ...
 
     def read(self, body: bytes, provider: str) -> BatchJob:
-        """The job. Raises msgspec's decoding errors."""
+        """Read the job in a reply. Raises msgspec's decoding errors."""
         ...
 
     def latest(self, mark: str, since: int) -> WireCall:
@@ -241,7 +241,7 @@ class BackgroundWire(Protocol):
         ...
 
     def status(self, body: bytes) -> BackgroundStatus:
-        """The state of a reply. Raises msgspec's decoding errors."""
+        """Read the state of a reply. Raises msgspec's decoding errors."""
         ...
 
     def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
@@ -272,7 +272,9 @@ class EmbeddingWire(Protocol):
     """One provider's protocol for embeddings."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
-        """The capabilities of a model, by its name on the wire; for an unknown model, the common ones."""
+        """The capabilities of a model, by its name on the wire. For an unknown model, the capabilities that all
+        models share.
+        """
         ...
 
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
@@ -347,7 +349,7 @@ not checked.
 """
 
 _LEAST, _MOST = 1e-15, 1e12
-"""The plausible range of nonzero values. Other bytes, read as floats, are far outside."""
+"""The plausible range of nonzero values. Other data that is read as floats has values far outside."""
 
 
 def read_vector(value: str | Sequence[float]) -> Vector:
@@ -364,7 +366,8 @@ def read_vector(value: str | Sequence[float]) -> Vector:
 def from_bytes(raw: bytes) -> Vector:
     """A vector from little-endian float32 values.
 
-    Some servers send int8 values under the same label. They would decode to nonsense, so they raise StreamError.
+    Some servers send int8 values under the same label. Such values would decode to nonsense, so they raise
+    StreamError.
     """
     if not raw or len(raw) % _BYTES:
         raise StreamError(f"a vector of {len(raw)} bytes does not consist of float32 numbers")

@@ -1,11 +1,11 @@
 """The assembler: canonical events from a provider's fragments.
 
 - One block is open at a time. Its events are contiguous, and indexes only grow.
-- The first fragment of a later block closes the open block, if that one may be complete. Text and reasoning opened
-  with `implicit_end` may be complete. So may a tool call whose arguments are a whole JSON object.
+- The first fragment of a later block closes the open block, if the open block may be complete. Text and reasoning
+  opened with `implicit_end` may be complete. So may a tool call whose arguments are a whole JSON object.
 - Otherwise the later fragments are held until the open block ends. `finish` emits the rest in the blocks' order.
 - `message.start` and the provider's other data are held until the first content, so an attempt that fails before
-  it emits nothing.
+  any content emits nothing.
 - Text for a closed block opens a new block. Arguments for a closed tool call are reported in `warnings`.
 """
 
@@ -168,8 +168,8 @@ class Assembler:
     ) -> None:
         """Start a tool call.
 
-        A call with the id and name of an earlier one is held until the end. It is dropped if its arguments are the
-        same, and emitted otherwise.
+        A call with the id and name of an earlier call is held until the end. It is dropped if the arguments are
+        the same, and emitted otherwise.
         """
         name = self._plain_name(name)
         block = ReplyBlock(
@@ -288,7 +288,7 @@ class Assembler:
         return len(self._done) + (self._open is not None) + len(self._held) if block is None else block.index
 
     def provider_event(self, kind: str, raw: Json) -> None:
-        """Add the provider's other data. They are held until the reply starts."""
+        """Add other data of the provider. The data is held until the reply starts."""
         if not self.complete:
             reported = ProviderEvent(kind, raw, self.message_id)
             (self._ready if self.started else self._early).append(reported)
@@ -335,7 +335,7 @@ class Assembler:
         self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
 
     def usage_so_far(self) -> TokenUsage:
-        """The usage of the reply as if it ended now."""
+        """The usage of the reply, as if the reply ended now."""
         if self.complete and self.usage is not None:
             return self.usage
         return usage_until_now(self.usage, self._estimate_usage(self.partial_text()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -40,7 +39,7 @@ class GrowingArguments:
         """The text that is certain, in pieces."""
         self._meaning: Meaning = meaning
         self._size = 0
-        self._doubtful = ""  # either a piece, or all arguments so far
+        self._doubtful = ""  # the fragment that is either a piece, or all arguments so far
 
     def copy(self) -> GrowingArguments:
         twin = GrowingArguments(self._meaning)
@@ -49,7 +48,7 @@ class GrowingArguments:
 
     @property
     def text(self) -> str:
-        """The arguments as if they ended now."""
+        """The text of the arguments, as if no more fragments followed."""
         return "".join(self.parts) + self._best_guess()
 
     @property
@@ -125,22 +124,21 @@ CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
 """Converts the arguments that a model sent for a tool."""
 
 
-@dataclass(slots=True)
-class ReplyBlock:
+class ReplyBlock(msgspec.Struct):
     message_id: str
     kind: Literal["text", "thinking", "tool", "whole"]
     implicit_end: bool
     """Whether the block may end without an end from the provider."""
     index: int = -1  # assigned when the block opens
     """The place of the block in the message; -1 until it is open."""
-    parts: list[str] = field(default_factory=list)
+    parts: list[str] = msgspec.field(default_factory=list)
     """The fragments in their order, emitted and held."""
     signature: str | None = None
     raw: JsonObject | None = None  # becomes provider_raw
     tool_id: str = ""
     tool_name: str = ""
     arguments: GrowingArguments | None = None
-    """The arguments of a tool call. Their certain pieces are in `parts`."""
+    """The arguments of a tool call. `parts` contains the pieces that are certain."""
     unwrapped: bool = False
     """Whether the arguments were a JSON string that contains the object."""
     final_input: JsonObject | None = None
@@ -151,7 +149,7 @@ class ReplyBlock:
     incomplete: bool = False  # reported by the provider: the call must not be executed
     closed: bool = False
     content: ContentBlock | None = None  # set when closed
-    """The content of a closed block; None before, and for a block without content."""
+    """The content of the block after its close. None before, and for a block without content."""
 
     def __post_init__(self) -> None:
         if self.arguments is not None:
@@ -159,7 +157,7 @@ class ReplyBlock:
 
     def copy(self) -> ReplyBlock:
         arguments = None if self.arguments is None else self.arguments.copy()
-        return replace(self, parts=list(self.parts), arguments=arguments)
+        return msgspec.structs.replace(self, parts=list(self.parts), arguments=arguments)
 
     @property
     def text(self) -> str:
@@ -173,7 +171,7 @@ class ReplyBlock:
         return [msgspec.json.encode(self.final_input).decode()]
 
     def may_be_complete(self) -> bool:
-        """Whether the protocol lets a later block end this one."""
+        """Whether a later block may end this block."""
         if not self.implicit_end:
             return False
         return self.kind != "tool" or parse_arguments(self.text).value is not None
@@ -247,7 +245,7 @@ MAX_RAW_BYTES = 16 * 1024 * 1024
 
 
 class RawKept:
-    """Collects the raw data of one reply, over all its connections."""
+    """Collects the raw data of one reply, from all its connections."""
 
     def __init__(self) -> None:
         self._body: bytes | None = None
@@ -303,7 +301,7 @@ class _RecordingDecoder:
 
     def _noted(self, events: list[SseEvent]) -> list[SseEvent]:
         for _, data in events:
-            if data != b"[DONE]":  # left out, because even a complete reply may lack it
+            if data != b"[DONE]":  # `[DONE]` is not recorded, because even a complete reply may lack it
                 self._kept.event(data)
         return events
 

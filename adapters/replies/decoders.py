@@ -1,9 +1,10 @@
 """Decoders for server-sent events, newline-delimited JSON and JSON text, from raw bytes.
 
-They do no I/O and never fail because of content. They follow the WHATWG rules, except where providers break them.
-The last event counts even if no blank line follows it. Events without data are skipped, except for errors. A field
-`error` (llama.cpp) is an event of that name. The data of `event: error` may be a line without a field name, or
-missing. A field `data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
+Decoders do no I/O and never fail because of content. They follow the WHATWG rules, except where providers break
+these rules. The last event counts even if no blank line follows it. Events without data are skipped, except for
+errors. A field `error` (llama.cpp) is an event of that name. The data of `event: error` may be a line without a
+field name, or missing. A field `data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur
+inside JSON text.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def is_whole(text: str) -> bool:
 def may_become_json(text: str) -> bool:
     """Whether a text is a JSON value or a prefix of one."""
     expected, closers = "value", ""
-    at = 0
+    at, token_at = 0, re.compile(_TOKEN, re.DOTALL).match
     while at < len(text):
-        found = _TOKEN.match(text, at)
+        found = token_at(text, at)
         if found is None:
             return _may_become_token(text[at:], expected)
         at = found.end()
@@ -79,18 +80,16 @@ def may_become_json(text: str) -> bool:
 
 
 _VALUES = ("value", "value or end")
-_TOKEN = re.compile(
-    r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]',
-    re.DOTALL,
-)
-_CUT_STRING = re.compile(r'"(?:[^"\\]|\\.)*\\?\Z', re.DOTALL)
-_CUT_NUMBER = re.compile(r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z")
+# Patterns of broken JSON are texts, because an import would compile them, and few processes use them.
+_TOKEN = r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]'
+_CUT_STRING = r'"(?:[^"\\]|\\.)*\\?\Z'
+_CUT_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z"
 
 
 def _may_become_token(rest: str, expected: str) -> bool:
-    if _CUT_STRING.match(rest):
+    if re.match(_CUT_STRING, rest, re.DOTALL):
         return expected in (*_VALUES, "key", "key or end")
-    cut = any(word.startswith(rest) for word in ("true", "false", "null")) or _CUT_NUMBER.match(rest)
+    cut = any(word.startswith(rest) for word in ("true", "false", "null")) or re.match(_CUT_NUMBER, rest)
     return bool(cut) and expected in _VALUES
 
 
@@ -106,7 +105,7 @@ def _no_json(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL)
+_NO_NUMBER = rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)'
 """A string, which is not changed, or a number that JSON doesn't have."""
 
 
@@ -139,7 +138,7 @@ def _as_utf8(text: bytes) -> bytes:
 
 
 def _without_constants(text: bytes) -> bytes:
-    return _NO_NUMBER.sub(lambda found: b"null" if found[1] else found[0], text)
+    return re.sub(_NO_NUMBER, lambda found: b"null" if found[1] else found[0], text, flags=re.DOTALL)
 
 
 MAX_EVENT_BYTES = MAX_REPLY_BYTES
@@ -168,14 +167,16 @@ def looks_like_events(body: bytes) -> bool:
 
 
 def without_done_mark(body: bytes) -> bytes:
-    """A whole JSON body. The end mark of a stream, which some gateways append, is removed."""
+    """Remove the end mark of a stream from a whole JSON body, because some gateways append it."""
     if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
         return body
     return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
 
 
 class SseDecoder:
-    """Takes bytes with `feed(bytes)`, and `close()` at the end of the body. Both return the complete events."""
+    """Decodes bytes to events. Call `feed` for each piece of the body, and `close` at the end. Both return the
+    complete events.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # pieces of the unfinished line, joined at its end
@@ -320,7 +321,8 @@ MAX_LINE_BYTES = MAX_REPLY_BYTES
 
 
 class NdjsonDecoder:
-    """Takes bytes with `feed(bytes)`, and `close()` at the end of the body. Both return the complete lines.
+    """Decodes bytes to lines. Call `feed` for each piece of the body, and `close` at the end. Both return the
+    complete lines.
 
     A line is an event without a name, so the same code can read lines and server-sent events.
     """

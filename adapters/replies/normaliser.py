@@ -21,7 +21,9 @@ from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent, repair_b
 
 
 class StreamNormaliser(Protocol):
-    """Reads a body as it arrives. It never raises. At a failure it returns the earlier events and sets `error`."""
+    """Reads a body as it arrives. Its methods never raise. After a failure, they return the earlier events and set
+    `error`.
+    """
 
     error: AdapterError | None
     finished: bool

@@ -17,7 +17,7 @@ from ..requests.estimate import at_most
 
 
 def reported_count(value: object) -> int | None:
-    """A reported count; None if missing or no finite number.
+    """Read a reported count; None if it is missing or not a finite number.
 
     Some proxies send floats. A negative number counts as 0, and `source_of` makes such a usage partial.
     """
@@ -116,7 +116,7 @@ class StatedCost(NamedTuple):
     """The cost that a server reports, in nano-USD."""
 
     total: int | None = None
-    """The cost of the call; None without a valid one."""
+    """The cost of the call; None if no valid cost was reported."""
     upstream: int | None = None
     """The part that is paid to another provider; None if not reported."""
 
@@ -163,7 +163,8 @@ def _of_ticks(ticks: Json) -> int | None:
 def _dollars(value: Json) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_DOLLARS:
         return None
-    return int((Decimal(repr(value)) * 10**9).to_integral_value(ROUND_HALF_EVEN))  # repr: the digits as sent
+    # repr gives the digits as the server sent them
+    return int((Decimal(repr(value)) * 10**9).to_integral_value(ROUND_HALF_EVEN))
 
 
 def only_written(cached: int, written: int, prompt: int) -> int:

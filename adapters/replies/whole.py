@@ -152,7 +152,7 @@ def spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
 
 
 class ContinuedAssembler(Assembler):
-    """Reads the rest of a broken reply. Its usage covers only this rest. Made by `continued`."""
+    """Reads the rest of a broken reply. Its usage covers only the rest. `continued` makes it."""
 
     _before: str
     _echo: str
@@ -166,7 +166,7 @@ class ContinuedAssembler(Assembler):
         super().text(key, fragment, implicit_end=implicit_end, raw=raw)
 
     def _without_overlap(self, fragment: str) -> str:
-        """The part of a fragment that is new; empty as long as it may repeat earlier text."""
+        """Return the new part of a fragment; empty while the fragment may repeat earlier text."""
         if self._echo:
             fragment, self._shown = self._shown + fragment, ""
             if self._echo.startswith(fragment) and fragment != self._echo:

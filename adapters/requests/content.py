@@ -36,24 +36,25 @@ from callboard.bus.values.messages import Message, Role
 
 B = TypeVar("B", bound=ContentBlock)
 
-_ESCAPE = re.compile(
+_ESCAPE = (
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of a pair
-    rb"|.)",  # any other escape, matched so that an escaped backslash does not start a pair
-    re.DOTALL,
+    rb"|.)"  # any other escape, matched so that an escaped backslash does not start a pair
 )
 
 
 def repair_json(text: bytes) -> bytes:
-    """JSON text without half pairs in its escapes; the same object if there are none."""
+    """Remove halves of surrogate pairs from the escapes of JSON text. Text without them is returned unchanged."""
     if b"\\u" not in text:
         return text
-    repaired = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+    repaired = re.sub(_ESCAPE, lambda found: b"\\ufffd" if found[1] else found[0], text, flags=re.DOTALL)
     return text if repaired == text else repaired
 
 
 def repair_text(text: str) -> str:
-    """Text that UTF-8 can encode: pairs joined, halves replaced; the same object if already valid."""
+    """Make a text encodable as UTF-8: join surrogate pairs, and replace halves. A valid text is returned
+    unchanged.
+    """
     if text.isascii():
         return text
     try:
@@ -64,7 +65,7 @@ def repair_text(text: str) -> str:
 
 
 def repair_object(value: JsonObject) -> JsonObject:
-    """A JSON object with valid texts; the same object if already valid."""
+    """Repair all texts in a JSON object. A valid object is returned unchanged."""
     try:
         msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -75,7 +76,7 @@ def repair_object(value: JsonObject) -> JsonObject:
 
 
 def repair_json_value(value: Json) -> Json:
-    """A JSON value with valid texts."""
+    """Repair all texts in a JSON value."""
     match value:
         case str():
             return repair_text(value)
@@ -88,7 +89,7 @@ def repair_json_value(value: Json) -> Json:
 
 
 def encode_json(value: Json) -> bytes:
-    """JSON text, repaired if UTF-8 can't encode it."""
+    """Encode a value as JSON. Text that UTF-8 can't encode is repaired."""
     try:
         try:
             return msgspec.json.encode(value)
@@ -99,7 +100,7 @@ def encode_json(value: Json) -> bytes:
 
 
 def as_text(value: Json) -> str:
-    """Text unchanged, anything else as JSON."""
+    """Return text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -146,7 +147,7 @@ _IMAGES = {
 _STANDARD = bytes.maketrans(b"-_", b"+/")
 """The translation from the URL alphabet of base64 to the standard one.
 
-Without it, decoding would silently drop these two characters.
+Without this translation, decoding would silently drop the two characters.
 """
 
 
@@ -429,7 +430,7 @@ def _of_provider(block: B, known_as: str, name: str) -> B:
 def tools_as_text(
     messages: Iterable[Message], calls: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
 ) -> Iterator[Message]:
-    """The messages with these calls and their results as text."""
+    """Yield the messages, with these calls and their results converted to text."""
     for message in messages:
         match message.role:
             case Role.ASSISTANT:

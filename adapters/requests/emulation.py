@@ -35,7 +35,7 @@ WARNING = CallWarning(
 
 
 class Emulation(msgspec.Struct, frozen=True):
-    """A request without tools that replaces one with tools."""
+    """A request without tools, which replaces a request with tools."""
 
     request: CanonicalRequest
     constrained: bool
@@ -43,7 +43,7 @@ class Emulation(msgspec.Struct, frozen=True):
 
 
 def emulate(request: CanonicalRequest) -> Emulation | None:
-    """The request to send instead of one with tools; None if the request has no tools."""
+    """Return the request to send in place of a request with tools; None if the request has no tools."""
     names = {block.id: block.name for message in request.messages for block in message.tool_uses}
     if not request.tools and not names:
         return None

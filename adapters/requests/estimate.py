@@ -58,7 +58,7 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     property: float = 2.0
     """Tokens of a property in a tool's schema."""
     text: float = 1.0
-    """The factor from the estimate of a text to the tokens of this vocabulary."""
+    """The factor on the estimated tokens of a text."""
     json: float = 1.0
     """The factor for text in a call's arguments."""
     schema: float = 0.7
@@ -128,7 +128,7 @@ _Measured: TypeAlias = tuple[object, int, float, float]
 _measured: dict[str, dict[int, _Measured]] = {}
 """The measurements by vocabulary and identity.
 
-Each entry holds a reference to the measured object, so that its id is not reused.
+Each entry contains a reference to the measured object, so that the object's id is not reused.
 """
 
 

@@ -25,7 +25,7 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message, beginning_of
+from callboard.bus.values.messages import Beginning, CallWarning, Message
 
 from ..contract import AdapterCapabilities
 from .content import WEB, encode_json, is_empty, is_unowned, media_type_of
@@ -73,11 +73,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """
     tool_ids: ToolIdRule = ToolIdRule()
     accepts_images: bool = True
-    """Whether user messages may hold images."""
+    """Whether user messages may contain images."""
     accepts_audio: bool = False
-    """Whether user messages may hold audio."""
+    """Whether user messages may contain audio."""
     accepts_documents: bool = False
-    """Whether user messages may hold documents."""
+    """Whether user messages may contain documents."""
     image_types: tuple[str, ...] | None = None
     """The media types of images; None means any. An image of unknown type is accepted."""
     audio_types: tuple[str, ...] | None = None
@@ -127,7 +127,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The media types in both; None means any."""
+    """The media types that both lists contain; None means any."""
     if own is None or others is None or own == others:
         return others if own is None else own
     return tuple(media_type for media_type in own if media_type in others)
@@ -142,7 +142,7 @@ class Loss(msgspec.Struct, frozen=True):
     adapter: str
     reason: str
     block: ContentBlock | None = None
-    """The block itself, to find its place. It is never logged."""
+    """The lost block, to find its place in the history. It is never logged."""
 
 
 Home = Message | tuple[str, tuple[ContentBlock, ...]]
@@ -166,6 +166,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
     """
     plain: tuple[str, ...] = ()
     """The texts of the first messages, while they alternate between plain user and assistant text."""
+    beginning: Beginning | None = None
+    """The first of these messages, with cached values; None for a short history."""
     may_lose: bool = True
     system_parts: tuple[TextBlock, ...] = ()
     """The system text in parts, if the host gave one of them fields for the target; otherwise empty."""
@@ -229,10 +231,9 @@ def encoded(history: FittedHistory, name: str, make: Callable[[str, int], JsonOb
             starting with the user.
     """
     most = len(history.plain) - RECENT
-    beginning = beginning_of(history.messages) if most > 0 else None
-    if beginning is None:
+    if most <= 0 or history.beginning is None:
         return [], 0
-    joined, count = beginning.json(name, most, lambda text, place: encode_json(make(text, place)))
+    joined, count = history.beginning.json(name, most, lambda text, place: encode_json(make(text, place)))
     return ([cast("Json", joined)] if count else []), count
 
 
@@ -241,8 +242,8 @@ def block_type(block: ContentBlock) -> str:
 
 
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
-    """A text in place of the blocks, for a message that lost all of them. Without it the message would be missing,
-    and the reply would answer nothing.
+    """Return a text for a message that lost all its blocks. Without this text, the message would be missing, and
+    the reply would not have a question.
     """
     return [TextBlock(f"({block_type(block)} left out: not supported here)") for block in refused]
 

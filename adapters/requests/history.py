@@ -23,7 +23,7 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, plain_beginning
+from callboard.bus.values.messages import Message, Role, beginning_of, plain_beginning
 
 from ..contract import CanonicalRequest
 from .content import repair_object, repair_text, tools_as_text
@@ -208,7 +208,8 @@ class _Fitter:
         self.homes: list[Home] = []
         self.shown: list[ContentBlock] = []  # images of the assistant message that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_as_text()
-        self.plain = plain_beginning(self.messages)
+        self.beginning = beginning_of(self.messages)
+        self.plain = plain_beginning(self.messages, self.beginning)
         self.rest = self.messages[len(self.plain) :]
         self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
 
@@ -253,6 +254,7 @@ class _Fitter:
             adapter=self.target.provider,
             homes=tuple(self.homes),
             plain=plain,
+            beginning=self.beginning,
             may_lose=self.options.get("on_loss") != "error",
         )
 

@@ -116,7 +116,7 @@ def _each(value: Json, change: Callable[[JsonObject], JsonObject]) -> Json:
 
 
 def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]) -> JsonObject:
-    """A schema without the keywords that the target refuses. Its description has them as text. Pure.
+    """Remove the keywords that the target refuses, and add them as text to the schema's description. Pure.
 
     Inner schemas are unchanged.
     """
@@ -163,7 +163,7 @@ def merge_all_of(schema: JsonObject) -> JsonObject:
 
 
 def _join(merged: JsonObject, part: JsonObject) -> bool:
-    """Add a schema's constraints. Returns False without a change if they contradict the others."""
+    """Add a schema's constraints. Return False without a change if they contradict the earlier constraints."""
     joined: JsonObject = {}
     for name, value in part.items():
         before = merged.get(name)
@@ -236,7 +236,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict:
 
 @remembered
 def moonshot_schema(schema: JsonObject) -> JsonObject:
-    """The schema in Moonshot's form. It is shared, so it must not be changed."""
+    """Convert a schema to Moonshot's form. The result is shared, so it must not be changed."""
     return _typed(without_booleans(normalise_schema(schema)))
 
 

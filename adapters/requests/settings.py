@@ -205,7 +205,9 @@ def _stated() -> tuple[re.Pattern[str], ...]:
 
 
 def stated_limit(messages: Iterable[str], asked: int) -> int | None:
-    """The stated limit on reply tokens. None if there is none, or it is not below the requested number."""
+    """Find the limit of reply tokens in an error message. None if there is none, or if it is not below the
+    requested number.
+    """
     for message in messages:
         for pattern in _stated():
             match = pattern.fullmatch(message.strip())

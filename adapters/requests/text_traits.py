@@ -71,9 +71,8 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     long_word: float = 1.5
     """Eight small letters in a row."""
     foreign: float = 3.0
-    """A short word of another language in Latin letters, with less common long words than English.
-
-    It is counted only in texts with characters beyond ASCII.
+    """A short word of a language other than English in Latin letters. Such languages have fewer common long words.
+    The word is counted only in texts with characters beyond ASCII.
     """
     latin: float = 0.6
     """A character of western Europe beyond ASCII."""
@@ -252,7 +251,7 @@ VOCABULARIES: dict[str, TextRates] = {
 _OF_MODELS: tuple[tuple[str, str], ...] = (
     (r"claude", "claude"),
     (r"gemini|gemma", "gemma"),
-    (r"llama-?4", "o200k"),  # unpublished, but of the same size
+    (r"llama-?4", "o200k"),  # this vocabulary is unpublished, but has the same size
     (r"(?<!o)llama", "llama"),  # a provider's name may precede the model's, and Ollama contains "llama"
     (r"qwen|qwq|glm", "qwen"),
     (r"deepseek", "deepseek"),

@@ -32,14 +32,14 @@ _REFUSED = frozenset((*UNIONS, *_OTHERS, "$ref"))
 
 _DEFINITIONS = "#/$defs/"
 _MOST_REFERENCES = 16
-"""The longest chain of references and nested unions that is followed. A longer one is probably circular."""
+"""The longest chain of references and nested unions that is followed. A longer chain is probably circular."""
 
 
 class FoldedSchema(msgspec.Struct, frozen=True):
     schema: JsonObject
-    """The schema. It is shared, so it must not be changed."""
+    """The schema, which is shared and must not be changed."""
     folded: tuple[str, ...]
-    """The keywords that were folded; empty if the meaning is the same."""
+    """The keywords that were folded; empty if the schema's meaning did not change."""
 
     def warnings(self, what: str) -> list[CallWarning]:
         if not self.folded:
@@ -138,7 +138,7 @@ def _joint(one: Json, other: Json) -> Json:
 
 
 def _any_of(parts: list[JsonObject]) -> JsonObject:
-    """Combine object schemas: the result allows everything that any of them allows."""
+    """Combine object schemas. The result allows every value that one of them allows."""
     merged: JsonObject = {"type": "object"}
     forms: dict[str, list[Json]] = {}
     for part in parts:
@@ -157,7 +157,7 @@ def _any_of(parts: list[JsonObject]) -> JsonObject:
 
 
 def _any(schemas: list[Json]) -> Json:
-    """Combine schemas: the result allows everything that any of them allows."""
+    """Combine schemas. The result allows every value that one of them allows."""
     if len(schemas) == 1:
         return schemas[0]
     values: list[Json] = []
@@ -292,7 +292,7 @@ def strict_reply(schema: JsonObject) -> JsonObject:
 def input_cleaner(
     tools: Iterable[ToolDefinition], *, by_default: bool
 ) -> Callable[[str, JsonObject], JsonObject] | None:
-    """A function that removes added nulls from a call's arguments. None if there are none."""
+    """Return a function that removes added nulls from a call's arguments. None if no tool has added nulls."""
     schemas: dict[str, JsonObject] = {}
     for tool in [tool for tool in tools if (by_default if tool.strict is None else tool.strict)]:
         strict = _strict(tool.input_schema)

@@ -107,7 +107,7 @@ OTHER_WORDS = frozenset({
 
 
 def check_key_goes_home(name: str, variable: str | None, address: str, *, of_many: bool) -> None:
-    """Raise ConfigurationError for a key that may belong to another vendor than the address."""
+    """Raise ConfigurationError if a key may belong to another vendor than the address."""
     host = host_of(address)
     words_of = _words()
     own = words_of.get(host)
@@ -173,7 +173,9 @@ def is_public(address: str) -> bool:
 
 
 def _innermost(ip: IPAddress) -> IPAddress:
-    """The IPv4 address inside an IPv6 one: mapped, 6to4, Teredo or NAT64."""
+    """Return the IPv4 address inside an IPv6 address: mapped, 6to4, Teredo or NAT64. Any other address is
+    unchanged.
+    """
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     if ip.ipv4_mapped is not None:
@@ -209,7 +211,7 @@ def kind_of(url: str) -> UrlKind:
 def has_proxy(kind: UrlKind) -> bool:
     """Whether the environment or the system has a proxy for URLs of this kind.
 
-    Some hosts may be exempt. httpx checks that.
+    Some hosts may be exempt from the proxy. httpx checks this.
     """
     if kind.loopback:
         return False

@@ -61,7 +61,7 @@ async def connect(
 
 
 async def _connected(host: str, port: int) -> socket.socket:
-    """A connected socket.
+    """Open a connected socket.
 
     If a host has several addresses, anyio tries them concurrently: asyncio leaks sockets if such a race is
     cancelled, and uvloop tries one address after the other. For a single address anyio is not used, because its
@@ -264,7 +264,7 @@ class Http1Transport:
             pass
         if request.on_resend is not None:
             request.on_resend()
-        # A new connection, because other idle ones may be closed, too.
+        # A new connection, because other idle connections may be closed, too.
         fresh = await self._pool(target).open(request.connect_timeout)
         return await fresh.exchange(request.method, head, request.body)
 

@@ -38,7 +38,7 @@ class Line(Protocol):
 
 
 class Reply(ClosableReply):
-    """One reply. One task at a time reads it; another may close it."""
+    """One reply. One task at a time reads a reply; another task may close it."""
 
     def __init__(self, line: Line, pieces: list[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
@@ -126,6 +126,9 @@ HIGH_WATER_BYTES = 256 * 1024
 PIECE_BYTES = 64 * 1024
 """The number of bytes of a request's body that are passed to the event loop together."""
 
+_COPIED_BYTES = 32 * 1024
+"""The size of a body up to which it is copied behind its head. For a larger one, a second write costs no more."""
+
 KEPT_SECONDS = 5.0
 """Seconds for which an idle connection is kept."""
 
@@ -182,7 +185,7 @@ class Connection(asyncio.Protocol):
         self._parser.begin(method)
         self._received = False
         try:
-            if len(body) <= PIECE_BYTES:
+            if len(body) <= _COPIED_BYTES:
                 self._transport.write(head + body)
             else:
                 await self._send(head, body)
@@ -349,7 +352,7 @@ _MOST_KEPT = 64
 
 
 class WaitScope:
-    """The scope of one wait at a time. It is entered by `WaitScopes.until`."""
+    """The scope of one wait at a time. `WaitScopes.until` enters it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, kept: list[WaitScope]) -> None:
         self.loop = loop
@@ -363,7 +366,7 @@ class WaitScope:
 
     @property
     def deadline(self) -> float:
-        """The event loop's time of the cancellation."""
+        """The time of the cancellation, on the event loop's clock."""
         return self._deadline
 
     @deadline.setter

@@ -89,7 +89,7 @@ class ReplyParser:
         return headers
 
     def close(self) -> None:
-        """Release httptools' parser, which references this one. Nothing can be parsed after this."""
+        """Release httptools' parser, which references this object. Nothing can be parsed afterwards."""
         del self._parser, self.on_body
 
     # --- Callbacks of httptools ---
@@ -150,7 +150,7 @@ class ReplyParser:
         if len(self.pieces) > self._ends_at:
             del self.pieces[self._ends_at :]
             self.keeps_open = False
-        if self._is_head:  # httptools has no option for a reply without a body, and waits for one
+        if self._is_head:  # httptools can't parse a reply without a body: it would wait for the body
             self._parser = httptools.HttpResponseParser(self)
 
     def _fail(self, said: str) -> None:
@@ -200,7 +200,8 @@ def target_of(url: str) -> Target:
         return _parsed(url)
     except (ValueError, KeyError) as error:  # UnicodeError is a ValueError, and idna's errors are UnicodeErrors
         said = type(error).__name__
-    raise unsendable(said)  # raised here, because the original would be its context and may quote a key
+    # raised outside of `except`: the original error would become the context, and may quote a key
+    raise unsendable(said)
 
 
 def write_head(method: str, target: Target, headers: Mapping[str, str], length: int) -> bytes:

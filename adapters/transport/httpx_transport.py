@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def translate(error: Exception, url: str = "") -> AdapterError:
-    """The most specific AdapterError for a transport's exception. Its text never contains request headers."""
+    """The most specific AdapterError for a transport's exception. The text never contains request headers."""
     import httpcore
     import httpx
 
@@ -161,7 +161,7 @@ class HttpxTransport:
     async def _send_or_resend(self, kind: UrlKind, request: HttpRequest) -> HttpReply:
         """Send a request, and send it again if the server had closed a kept-alive connection.
 
-        It is sent again over a new connection, because other kept connections may be closed, too.
+        The second attempt uses a new connection, because other kept connections may be closed, too.
         """
         try:
             return await self._send_on(self._pick(kind), request)

@@ -1,7 +1,7 @@
 """The protocol of transports: HTTP requests, replies, their bodies and failures.
 
-A transport is not bound to a server. It limits only the time to connect; the caller limits each read. `client`
-makes transports.
+A transport is not bound to a server. A transport limits only the time to connect; the caller limits each read.
+`client` makes transports.
 
 Three kilobytes may unpack to gigabytes. So no piece of a body is larger than `PIECE_BYTES`, the reader counts the
 bytes, and other tasks run between two pieces.
@@ -123,7 +123,7 @@ def _each(inflater: _Inflater, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class FormPart(NamedTuple):
-    """A field of a form, or a file."""
+    """A field or a file of a form."""
 
     name: str
     """The name of the field, in plain ASCII without quotes."""
@@ -162,7 +162,9 @@ MAX_REPLY_BYTES = 128 * 1024 * 1024
 
 
 def too_large(limit: int = MAX_REPLY_BYTES, what: str = "the reply") -> StreamError:
-    """The error for a reply beyond a limit. It is not retried, because the next reply would be the same."""
+    """The error for a reply beyond a limit. The request is not retried, because the next reply would be as
+    large.
+    """
     return StreamError(f"{what} is larger than {limit} bytes, and was not read further", retryable=False)
 
 
@@ -187,7 +189,7 @@ def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
 
 
 def check_sendable(headers: Mapping[str, str]) -> None:
-    """Raise InvalidRequestError for a header that can't be sent. It names the header without its value."""
+    """Raise InvalidRequestError for a header that can't be sent. The error names the header without its value."""
     for name, value in headers.items():
         if not (value.isascii() and value.isprintable()) and fault_of(value) is not None:
             raise InvalidRequestError(f"the header {name!r} has {fault_of(value)}, which can't be sent")
@@ -252,7 +254,7 @@ def with_secret(hidden: tuple[str, ...], value: str) -> tuple[str, ...]:
 
 
 def masked(text: str, hidden: Sequence[str]) -> str:
-    """The text without the secrets in it."""
+    """Mask all secrets in a text."""
     for secret in hidden:
         if secret in text:
             text = text.replace(secret, MASK)
@@ -272,7 +274,7 @@ def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
 
 
 def masked_headers(headers: Mapping[str, str], hidden: Sequence[str]) -> Mapping[str, str]:
-    """A reply's headers without secrets; the same object if there are none."""
+    """Mask all secrets in a reply's headers. Headers without secrets are returned unchanged."""
     for secret in hidden:
         if any(secret in value for value in headers.values()):
             headers = {name: value.replace(secret, MASK) for name, value in headers.items()}
@@ -311,7 +313,7 @@ _LONG_READ_BYTES = 1024 * 1024
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """An HTTP request. Its headers may hold keys, so it is never logged."""
+    """An HTTP request. Its headers may contain keys, so a request is never logged."""
 
     method: str
     url: str
@@ -321,7 +323,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     """Seconds for the connection."""
     once: bool = False
-    """Whether the request must not arrive twice. It then gets a new connection, because a request over a kept
+    """Whether the request must not arrive twice. If so, it gets a new connection, because a request over a kept
     connection may have to be sent again.
     """
     on_resend: Callable[[], object] | None = None

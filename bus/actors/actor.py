@@ -93,7 +93,7 @@ Phase: TypeAlias = Literal["starting", "running", "closing", "ended"]
 
 
 class Actor:
-    """Base class of actors. Give a supervisor a function that makes one: every restart makes a new instance."""
+    """Base class of actors. A supervisor makes a new instance for every start and restart."""
 
     async def started(self, context: ActorContext) -> None:
         """Called once, before the first message. If it raises, the start has failed."""
@@ -112,7 +112,7 @@ class Actor:
     async def stopping(self) -> None:
         """Called once after all the actor's tasks have ended, also after a crash. Not called if the start failed.
 
-        Cancellation does not interrupt it. After one second it is aborted. Its exceptions are logged.
+        Cancellation does not interrupt the method. After one second it is aborted. Its exceptions are logged.
         """
 
 
@@ -182,9 +182,9 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     capacity: int
     """The largest number of messages that may wait."""
     received: int
-    """The number of messages received in all lives together."""
+    """The number of messages that were received in all lives."""
     rejected: int
-    """The number of messages, in all lives, that were rejected because the actor had stopped or its mailbox was
+    """The number of messages that were rejected in all lives, because the actor had stopped or its mailbox was
     full.
     """
     tasks: int
@@ -210,7 +210,7 @@ class ActorRef:
 
     @property
     def actor(self) -> Actor | None:
-        """The current instance; None while there is none."""
+        """The current instance; None if there is none now."""
         life = self._life
         return life.actor if life is not None and life.phase == "running" else None
 
@@ -228,9 +228,9 @@ class ActorRef:
         """Send a message without waiting for an answer.
 
         Returns:
-            True if the message is in the mailbox, which holds 256 messages. The actor may stop before it handles
-                the message. False
-            if the actor has stopped or its mailbox is full. The message is then recorded as a dead letter.
+            True if the message is in the mailbox, which holds 256 messages. The actor may still stop before it
+            handles the message. False if the actor has stopped or its mailbox is full. The message is then a dead
+            letter.
 
         Raises:
             WrongLoop: The bus belongs to another thread.

@@ -29,10 +29,14 @@ none.
 """
 
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
-"""The children that restart after a failure: the failed one, all, or the failed one and those started after it."""
+"""The children that are restarted after a failure. ``one_for_one``: the failed child. ``one_for_all``: all
+children. ``rest_for_one``: the failed child and all children that were started after it.
+"""
 
 OnLimit: TypeAlias = Literal["escalate", "stop"]
-"""The reaction to too many failures in a row: the supervisor gives up, or the child stays stopped."""
+"""The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child stays
+stopped.
+"""
 
 Verdict: TypeAlias = Literal["stay", "restart", "limit"]
 
@@ -81,11 +85,11 @@ def verdict(restart: RestartType, policy: RestartPolicy, *, crashed: bool, failu
 
 
 def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[str, ...]:
-    """The children to restart when one has ended, in their order of starting.
+    """The children to restart when one child has ended, in the order in which they were started.
 
     Args:
         strategy: The supervisor's strategy.
-        children: The names of all children, in their order of starting.
+        children: The names of all children, in the order in which they were started.
         failed: The name of the child that has ended.
 
     Raises:
@@ -140,9 +144,9 @@ class ChildStatistics(msgspec.Struct, frozen=True):
     restarts: int
     """The total number of restarts."""
     failures: int
-    """The number of failures in a row, so far."""
+    """The present number of failures in a row."""
     uptime_seconds: float
-    """The age of the current life in seconds; 0.0 if there is none."""
+    """The seconds since the start of the current life; 0.0 if there is none."""
     actor: ActorStatistics | None
     """The actor's snapshot; None for a supervisor."""
     supervisor: SupervisorStatistics | None

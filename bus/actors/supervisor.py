@@ -63,8 +63,8 @@ _log = Log("bus.supervisor")
 
 
 class Supervisor:
-    """Starts children and restarts them according to a strategy and a policy. It works on asyncio and trio, in one
-    thread.
+    """Starts children and restarts them according to a strategy and a policy. A supervisor runs on asyncio or
+    trio, in one thread.
 
     Run it in a task group of your own: ``await group.start(supervisor.run)``. All other methods may then be called
     from any task of the same loop.
@@ -100,8 +100,8 @@ class Supervisor:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Supervise until `stop` or a cancellation. Children of an earlier run are started first, in order.
 
-        It returns when all children have ended. If a child of an earlier run does not start, its exception is
-        raised here.
+        `run` returns when all children have ended. If a child of an earlier run does not start, `run` raises the
+        child's exception.
 
         Raises:
             SupervisorEscalated: The supervisor gave up.
@@ -138,7 +138,7 @@ class Supervisor:
     async def stop(self, *, budget: float = 15.0) -> ShutdownReport:
         """Stop all children, last first, and then the supervisor.
 
-        It returns when everything has ended or is reported as stuck.
+        `stop` returns when every task has ended or is reported as stuck.
 
         Args:
             budget: Seconds for all children together. Afterwards, the remaining children are cancelled
@@ -194,13 +194,13 @@ class Supervisor:
     async def stop_child(self, name: str) -> None:
         """Stop a child until `restart_child`. Return when the child has ended or was reported as stuck."""
         child = self._child(name)
-        # This takes a bounded time; an interrupted stop would leave the child half stopped.
+        # Stopping takes a limited time. If it were interrupted, the child would be half stopped.
         with anyio.CancelScope(shield=True):
             await self._end(child, "stopped")
         self._close(child)
 
     async def remove_child(self, name: str) -> None:
-        """Stop a child and remove it. Its name is free again."""
+        """Stop a child and remove it. Afterwards its name may be used again."""
         await self.stop_child(name)
         del self._children[name]
 
@@ -383,9 +383,8 @@ class Supervisor:
                 self._recoveries.discard(scope)
 
     async def _restart(self, failed: Child) -> None:
-        """Stop the affected children, wait, and start them in order.
-
-        Repeat this while one of them fails to start.
+        """Stop the affected children, wait, and start them in order. Try again while one of them fails to
+        start.
         """
         while True:
             names = affected(self.strategy, tuple(self._children), failed.name)
@@ -406,7 +405,7 @@ class Supervisor:
         """Start stopped children that should run, in order. Return a child that failed and must be retried."""
         for child in members:
             if child.life is not None and child.life.stop_reason is not None:
-                await child.life.ended.wait()  # a stuck life: two lives must not overlap
+                await child.life.ended.wait()  # wait for a stuck life, because two lives must not overlap
             if self._stopping:  # the cancellation has not arrived yet
                 return None
             if not child.wanted or child.active:

@@ -36,7 +36,7 @@ class LeakedCancellation(RuntimeError):
 
 
 def really_cancelled() -> bool:
-    """Whether the running task has been cancelled, by a scope around it or as a whole."""
+    """Whether a scope around the running task was cancelled, or the task itself."""
     if anyio.current_effective_deadline() == -math.inf:
         return True
     try:
@@ -134,12 +134,12 @@ class TaskHandle(Generic[T]):
         return self._done
 
     def cancel(self) -> None:
-        """Cancel the task without waiting. It has no effect on a task that is cancelled or done."""
+        """Cancel the task without waiting. A task that is cancelled or done is not changed."""
         self._cancelled = True
         self._scope.cancel()
 
     def abandon(self) -> None:
-        """Raise TaskCancelled in all waiters now. The task itself runs until it is cancelled."""
+        """Make all waiters raise TaskCancelled now. The task itself runs until it is cancelled."""
         if not self._done:
             self._error = TaskCancelled(f"task {self.name} was cancelled")
             self._done = True
@@ -197,7 +197,7 @@ class TaskHandle(Generic[T]):
                 self._signal.set()
 
     async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
-        """The task's whole body. It raises only the cancellation of a scope around it."""
+        """The body of the task. It raises only the cancellation of a scope around it."""
         self._coroutine, self._body = self._body, None
         error: Exception | None = None
         returned = False
@@ -234,9 +234,9 @@ class TaskHandle(Generic[T]):
 class Tasks:
     """The tasks of one life. Leaving the context cancels them and waits until all have ended.
 
-    On trio they are in an anyio task group. On asyncio they are plain asyncio tasks: a group would add a handle, a
-    scope and an event to each, which costs 15 µs. A group isn't needed, because a task raises nothing and has a
-    cancel scope in its handle.
+    On trio, the tasks are in an anyio task group. On asyncio, they are plain asyncio tasks: a group would add a
+    handle, a scope and an event to each, which costs 15 µs. A group isn't needed, because a task raises nothing
+    and has a cancel scope in its handle.
     """
 
     def __init__(self) -> None:
@@ -256,12 +256,12 @@ class Tasks:
         if self._group is not None:
             self._group.start_soon(lambda: body, name=name)
         else:
-            # Not `create_task`: with an eager task factory it would run the task before it returns.
+            # Not `create_task`: with an eager task factory, `create_task` would run the task before it returns.
             handle._task = asyncio.Task(body, loop=asyncio.get_running_loop(), name=name)
         return handle
 
     def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        """A handle whose `run_here` runs the call inside the awaiting task.
+        """Return a handle for a call that runs inside another task, the task that awaits `run_here`.
 
         The call is cancelled when this life ends.
         """
@@ -300,7 +300,8 @@ class Tasks:
                         await asyncio.wait(tasks)
                     elif not await self._held_are_over():
                         break
-                except asyncio.CancelledError as cancelled:  # the event loop ends and has cancelled them as well
+                # the event loop is closing and has cancelled the tasks as well
+                except asyncio.CancelledError as cancelled:
                     interrupted = cancelled
         if interrupted is not None:
             raise interrupted

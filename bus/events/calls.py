@@ -99,8 +99,8 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
 class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accepted"):
     """The provider has accepted the call and generates the reply in the background.
 
-    If the process ends before the call does, `response_id` lets another process resume the reply. The call then
-    has a second start event, with the same request and attempt.
+    If the process ends before the call, another process can resume the reply by `response_id`. The call then has a
+    second start event, with the same request and attempt.
     """
 
     response_id: str
@@ -110,7 +110,7 @@ class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accep
 class LlmCallGuarded(_CallEvent, frozen=True, kw_only=True, tag="llm.call_guarded"):
     """A guardrail of the host changed or stopped a piece of the reply.
 
-    The event contains neither the held text nor its replacement.
+    The event contains neither the text of the piece nor its replacement.
     """
 
     guardrail: str
@@ -146,7 +146,8 @@ class _EndOfCall(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True):
 class LlmCallCompleted(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_completed"):
     """The attempt and its call succeeded.
 
-    Both times start with the call, so they include earlier attempts and the wait for a slot.
+    `latency_ms` and `first_token_ms` are measured from the start of the call, so they include earlier attempts and
+    the wait for a slot.
     """
 
     served_model: str
@@ -216,7 +217,7 @@ class LlmCallFailed(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, t
 class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_imported"):
     """A call that another program made and recorded, as it was read from that program's files.
 
-    The event has the time of the call, not that of the import. If a file corrects a call, another event of the
+    The event has the time of the call, not the time of the import. If a file corrects a call, another event of the
     same request follows. Only the event with the largest `revision` counts.
     """
 
@@ -227,8 +228,8 @@ class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_impor
     origin_line: int
     """The line in the file, from 1; 0 in a file without lines."""
     revision: int
-    """A number that grows with the tokens of the call. An event with a smaller revision than a stored one is
-    ignored.
+    """A number that increases with the tokens of the call. An event with a smaller revision than the stored event
+    is ignored.
     """
     stop_reason: StopReason | None = None
     """How the reply ended; None if the file does not state it."""

@@ -152,8 +152,7 @@ class ProviderEvent(msgspec.Struct, frozen=True, gc=False, tag="provider.event")
     """Data outside the content: the progress of the provider's tools, a partial image, an event of an unknown
     kind.
 
-    It belongs to no block and may occur anywhere in a message. Only live readers get it, because folding a stream
-    drops it.
+    The event may occur anywhere in a message. Only live readers get it, because folding a stream drops it.
     """
 
     kind: str
@@ -163,10 +162,8 @@ class ProviderEvent(msgspec.Struct, frozen=True, gc=False, tag="provider.event")
     message_id: str = ""
     """The id of the reply's message."""
     content_block_index: int | None = None
-    """The index of the content block that the event belongs to, from 0, in the view of `stream()`; None if it
-    belongs to none.
-
-    Adapters report whole blocks as `ProviderBlock`.
+    """The index of the event's content block, from 0. An adapter's stream has None, because it reports whole
+    blocks as `ProviderBlock`. A view of `stream()` may have an index.
     """
     type: ClassVar[str] = "provider.event"
 
@@ -214,7 +211,7 @@ class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
 
 
 class UserMessage(msgspec.Struct, frozen=True, gc=False, tag="user.message"):
-    """A user message that steers a turn in progress. The next reply of the model takes it into account."""
+    """A user message that steers a turn in progress. The model gets it before its next reply."""
 
     content: tuple[ContentBlock, ...]
     """The content of the message."""
@@ -282,7 +279,7 @@ def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], li
 
 
 def fold(events: Iterable[object]) -> tuple[object, ...]:
-    """Fold events into the fewest with the same content.
+    """Merge events into the smallest number of events with the same content.
 
     A finished message becomes its MessageStart and its MessageComplete. In an unfinished message, the deltas of
     each block are joined. `ProviderEvent` values are dropped.

@@ -67,7 +67,7 @@ class ReaderStatistics(msgspec.Struct, frozen=True):
 
 
 class StreamLog(Generic[T]):
-    """The log of one stream: a single message or a whole turn. It is for one thread.
+    """The log of one stream: a single message or a whole turn. Use a log in one thread only.
 
     Args:
         stream_id: The id of the stream; the prefix of each frame's id.
@@ -102,7 +102,7 @@ class StreamLog(Generic[T]):
         self._look_at = 8
 
     def append(self, event: T) -> int:
-        """Add an event. It never waits.
+        """Add an event without waiting.
 
         Returns:
             The seq of the event.
@@ -315,8 +315,8 @@ class StreamLog(Generic[T]):
 class StreamReader(Generic[T]):
     """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
 
-    It ends when the log is closed and read to its end. A slow reader delays no other reader. A cancelled reader
-    loses no event.
+    The iteration ends when the log is closed and all its events are read. A slow reader delays no other reader. A
+    cancelled reader loses no event.
 
     Args:
         log: The log to read.
@@ -371,7 +371,7 @@ class StreamReader(Generic[T]):
         """Wait for events, and return up to one batch.
 
         Returns:
-            At least one event; an empty list when the log is closed and read to its end.
+            At least one event; an empty list when the log is closed and all events are read.
         """
         if self._index >= len(self._batch):
             try:

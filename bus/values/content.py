@@ -139,7 +139,7 @@ class DocumentBlock(ShortRepr, frozen=True, gc=False, tag="document"):
 
     @classmethod
     def from_path(cls, path: str | Path) -> DocumentBlock:
-        """Read a document file now. Its name is the file name.
+        """Read a document file now. The document's name is the file name.
 
         Raises:
             OSError: The file can't be read.
@@ -188,7 +188,7 @@ class OpaqueBlock(ShortRepr, frozen=True, gc=False, tag="opaque"):
     kind: str
     """The provider's name for the kind of content."""
     provider_raw: ProviderRaw
-    """The content itself."""
+    """The content, unchanged."""
 
 
 class ToolUseBlock(ShortRepr, frozen=True, gc=False, tag="tool_use"):

@@ -78,7 +78,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     rejected: str | None = None
     """The reason why it was rejected; None for the chosen model."""
     fallback_of: str | None = None
-    """The model whose fallback chain contains this one."""
+    """The model whose fallback chain contains `model`; None for a requested model."""
 
 
 class RoutingDecision(ShortRepr, frozen=True, gc=False):
@@ -115,7 +115,7 @@ class MessageMetadata(ShortRepr, frozen=True, kw_only=True, gc=False):
     usage: TokenUsage
     """All tokens of the call."""
     cost: Cost
-    """The cost of the call, under the current prices."""
+    """The cost of the call, at the prices of the call's time."""
     stop_reason: StopReason
     """How the reply ended."""
     raw_stop_reason: str | None = None
@@ -151,7 +151,7 @@ class Message(ShortRepr, frozen=True, dict=True):
     """One entry of a conversation. Two messages are equal if their roles and contents are equal.
 
     Raises:
-        ValueError: A message of that role may not contain a block. The text names the block.
+        ValueError: The content has a block that is not allowed for the role. The text names the block.
     """
 
     role: Role
@@ -215,8 +215,8 @@ class Message(ShortRepr, frozen=True, dict=True):
     def plain_text(self) -> str | None:
         """The text of a message with a single text block; None for any other.
 
-        It is also None for a blank text, a text that UTF-8 can't encode, and a block with provider data. The
-        result is cached, because every send checks the whole history.
+        The result is also None for a blank text, a text that UTF-8 can't encode, and a block with provider data.
+        The result is cached, because every send checks the whole history.
         """
         block = self.content[0] if len(self.content) == 1 else None
         if type(block) is not TextBlock or block.provider_raw is not None or not block.text.strip():
@@ -252,13 +252,12 @@ def plain_texts(messages: Iterable[Message]) -> list[str | None]:
     return list(map(_PLAIN_TEXT, messages))
 
 
-def plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
+def plain_beginning(messages: Sequence[Message], beginning: Beginning | None) -> tuple[str, ...]:
     """The texts of the first messages, while they alternate between plain user and assistant text.
 
     Every call checks its whole history, which usually consists of such messages, so this function avoids a Python
-    loop.
+    loop. `beginning` is the result of `beginning_of`.
     """
-    beginning = beginning_of(messages)
     if beginning is None:
         return _texts_in_turn(messages)
     return beginning.texts + _texts_in_turn(messages[len(beginning.texts) :])
@@ -357,7 +356,7 @@ def as_blocks(content: str | Sequence[ContentBlock]) -> tuple[ContentBlock, ...]
     return (TextBlock(content),) if isinstance(content, str) else tuple(content)
 
 
-# The strictest rule of all providers, so that a tool works with each of them.
+# The strictest rule of all providers, so that a tool works with every provider.
 _TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -394,7 +393,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
     description: str = ""
     """The description for the model."""
     input_schema: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
-    """A JSON Schema with an object at its root, or a union or a reference to one."""
+    """A JSON Schema with an object at its root, or with a union of objects or a reference to an object."""
     strict: bool | None = None
     """Whether to ask the provider to enforce the schema; None lets the adapter decide."""
     annotations: ToolAnnotations | None = None
@@ -402,7 +401,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
     provider_options: JsonObject = msgspec.field(default_factory=dict)
     """Fields that are merged into the tool on the wire, by the name of a protocol or an adapter.
 
-    For example ``{"anthropic": {"defer_loading": True}}``. They are not sent to other providers.
+    For example ``{"anthropic": {"defer_loading": True}}``. The fields are not sent to other providers.
     """
 
     def __post_init__(self) -> None:
@@ -432,7 +431,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
 
 
 class SessionSetup(ShortRepr, frozen=True, kw_only=True):
-    """The settings of a session. They count as content, like its messages."""
+    """The settings of a session. Settings count as content, like messages."""
 
     model: Json
     """A name, several names in order, or an object that describes how to choose."""

@@ -147,8 +147,8 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
     def __add__(self, other: TokenUsage) -> TokenUsage:
         """The sum of two usages.
 
-        Its source is the less reliable of the two, and `raw` is dropped. It has a reported cost if both have one,
-        and a service tier if both have the same.
+        The source is the less reliable of the two sources, and `raw` is dropped. The sum has a reported cost if
+        both usages have one, and a service tier if both usages have the same.
         """
         if not isinstance(other, TokenUsage):
             return NotImplemented
@@ -201,7 +201,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     source: CostSource
     """The origin of the figure."""
     pricing_version: str | None = None
-    """The price table of the figure, or of `computed_nano_usd` if set (12 hex digits); None if no table gave one.
+    """The version of the price table that gave `computed_nano_usd` or else `nano_usd`, as 12 hex digits. None if
+    no table gave a figure.
     """
     reason: str | None = None
     """The reason why there is no figure, or a remark about it.
@@ -219,8 +220,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     def __add__(self, other: Cost) -> Cost:
         """The sum of two costs.
 
-        It is unknown if either cost is unknown. Its source is the provider only if both sources are. It has a
-        price version only if both have the same. The table's figure for a reported cost is dropped.
+        The sum is unknown if either cost is unknown. Its source is the provider only if both sources are. It has a
+        price version only if both costs have the same. `computed_nano_usd` is dropped.
         """
         if not isinstance(other, Cost):
             return NotImplemented
@@ -244,7 +245,7 @@ UNCLEAR = frozenset({"server_error", "other"})
 def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:
     """Whether a failed call may have used tokens that are unknown.
 
-    This is the case if no answer arrived: the call was cancelled, timed out, was dropped, or was lost with its
+    The usage is unknown if no answer arrived: the call was cancelled, timed out, was dropped, or was lost with its
     process. A provider bills neither an error response nor a request that was not sent.
     """
     return error_class in UNANSWERED or (error_class in UNCLEAR and provider_status is None)

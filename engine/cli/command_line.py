@@ -70,7 +70,7 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         "serve": CommandEntry("serve:add_command", "Serve models to any client, as a gateway"),
         "web": CommandEntry("web:add_command", "Serve the live view to a browser"),
         "clients": CommandEntry("clients:add_command", "Manage the clients of a gateway: keys, budgets, models"),
-        "serve-mcp": CommandEntry("mcp:add_command", "Serve tools or a model as an MCP server"),
+        "serve-mcp": CommandEntry("serve_mcp:add_command", "Serve tools or a model as an MCP server"),
     },
     "Set up": {
         "demo": CommandEntry("demo:add_command", "Run a demo on a local model, without a key"),

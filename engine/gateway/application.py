@@ -22,7 +22,7 @@ from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from . import gemini_embeddings, openai_extras, operations
+from . import gemini_requests, openai_extras, operations
 from .addresses import OPEN, Address, Purpose, check_media, find, key_of, named_media, wire_of
 from .clients import KEY_PREFIX, Clients
 from .conversations import Conversations, EarlierConversation
@@ -396,7 +396,7 @@ class Gateway:
 
     async def _embed_gemini(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
-        client_request = gemini_embeddings.read_embeddings(
+        client_request = gemini_requests.read_embeddings(
             body, model=call.address.name, single=call.address.action == "embedContent"
         )
         sent = _tokens_of(client_request.requests)

@@ -25,7 +25,7 @@ from ..imports.importer import Importer
 from ..imports.source import ImportedCall, Item, UnreadablePart
 from ..imports.sources.otlp import read_otlp
 from ..operations.embeddings import EmbeddingResult, ImageOptions, space_of
-from . import gemini_embeddings, openai_extras
+from . import gemini_requests, openai_extras
 from .exchange import models_of
 from .wire import BadRequest
 
@@ -57,7 +57,7 @@ async def openai_embeddings(
 
 
 async def gemini_vectors(
-    engine: Engine, client_request: gemini_embeddings.ClientEmbeddingRequest, tags: Tags
+    engine: Engine, client_request: gemini_requests.ClientEmbeddingRequest, tags: Tags
 ) -> OperationResult:
     """Run ``:embedContent`` and ``:batchEmbedContents``."""
     results = [await _embed(engine, client_request.model, request, tags) for request in client_request.requests]
@@ -67,7 +67,7 @@ async def gemini_vectors(
         )
         for result in results
     ]
-    return _made(gemini_embeddings.write_embeddings(client_request, responses), results, client_request.losses)
+    return _made(gemini_requests.write_embeddings(client_request, responses), results, client_request.losses)
 
 
 async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Tags) -> EmbeddingResult:

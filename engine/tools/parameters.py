@@ -240,9 +240,9 @@ _SECTIONS = (
     *("attributes", "example", "examples", "note", "notes", "raises", "references", "return", "returns"),
     *("see also", "todo", "warning", "warnings", "warns", "yield", "yields"),
 )
-_GOOGLE_ITEM = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
-_NUMPY_ITEM = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
-_FIELD = re.compile(r":(\w+)(?:\s+([^:]*?))?\s*:\s*(.*)")
+_GOOGLE_ITEM = r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)"
+_NUMPY_ITEM = r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?"
+_FIELD = r":(\w+)(?:\s+([^:]*?))?\s*:\s*(.*)"
 _SPHINX_PARAMETERS = ("param", "parameter", "arg", "argument", "key", "keyword")
 
 
@@ -268,7 +268,7 @@ def read_docstring(text: str | None) -> Documented:
 
 def _begins(lines: Sequence[str], number: int) -> bool:
     """Whether a section or a field in Sphinx style starts on a line."""
-    return _heading(lines, number) is not None or _FIELD.match(lines[number]) is not None
+    return _heading(lines, number) is not None or re.match(_FIELD, lines[number]) is not None
 
 
 def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
@@ -286,7 +286,7 @@ def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str])
     """Read a field in Sphinx style (``:param name:``), if there is one. Return the line where the next part may
     start.
     """
-    field = _FIELD.match(lines[position])
+    field = re.match(_FIELD, lines[position])
     end = position + 1
     while end < len(lines) and lines[end].startswith(" "):
         end += 1
@@ -314,13 +314,13 @@ def _items(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _google_items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     for head, below in _items(lines):
-        if match := _GOOGLE_ITEM.fullmatch(head):
+        if match := re.fullmatch(_GOOGLE_ITEM, head):
             yield match[1], _joined([match[2], *below])
 
 
 def _numpy_items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     for head, below in _items(lines):
-        if match := _NUMPY_ITEM.fullmatch(head):
+        if match := re.fullmatch(_NUMPY_ITEM, head):
             for name in match[1].split(","):
                 yield name.strip().lstrip("*"), _joined(below)
 

@@ -334,7 +334,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("words", ROWS, ids=in_words)
+@pytest.mark.parametrize("words", one_of_each(ROWS), ids=in_words)
 def test_a_file_and_a_server_have_the_same_rows(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path, day: Path
 ) -> None:
@@ -385,12 +385,18 @@ def check(
 
 
 WIDTHS = (20, 60, 100, 400)
+SHOWING = sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video", "export"})
 
 
 @pytest.mark.more("more examples of each command")
 @pytest.mark.parametrize("width", first_is_quick(WIDTHS, "more widths"))
 @pytest.mark.parametrize(
-    "name", sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video", "export"})
+    "name",
+    first_is_quick(
+        sorted(SHOWING, key=lambda name: not PARSERS[name].get_default("draws")),
+        "the others only print lines",
+        quick=sum(bool(PARSERS[name].get_default("draws")) for name in SHOWING),
+    ),
 )
 def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
     """In colour, and with nothing in it but the styles that are ours."""

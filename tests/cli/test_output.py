@@ -26,6 +26,7 @@ from callboard.engine.cli.sanitize import one_line, sanitize, sanitize_json
 from callboard.engine.cli.screen import Flow
 from callboard.engine.cli.table import Column, FittingTable, cost_text, difference, figure, percent, usd
 from callboard.engine.cli.traces import _stdout
+from tests.support.depth import first_is_quick
 from tests.support.engines import keeping, registry
 from tests.support.scripted import Say
 
@@ -34,14 +35,26 @@ from .running import CHECKOUT, call, call_into, environment
 FULL = Path("/dev/full")
 
 COMMANDS = (
-    *(("traces",), ("traces", "--json"), ("traces", "--csv"), ("traces", "--help"), ("--help",), ("--version",)),
-    *(("logs",), ("logs", "--json"), ("logs", "-q", "one"), ("sessions",), ("sessions", "ses_captured")),
+    *(
+        ("traces",),
+        ("traces", "--json"),
+        ("traces", "--csv"),
+        ("--help",),
+        ("logs",),
+        ("sessions", "ses_captured"),
+    ),
+    *(("sql", "--csv", "select * from events"), ("export", "--format", "jsonl", "-"), ("replay",), ("models",)),
+    *(("completion", "bash"), ("keys", "path")),
+)
+OTHERS = (
+    *(("traces", "--help"), ("--version",), ("logs", "--json"), ("logs", "-q", "one"), ("sessions",)),
     *(("cost",), ("cost", "--by", "day", "--csv"), ("budget",), ("budget", "--json")),
-    *(("stats",), ("errors",), ("sql", "select * from events"), ("sql", "--csv", "select * from events")),
-    *(("export", "--format", "csv", "-"), ("export", "--format", "jsonl", "-")),
-    *(("replay",), ("replay", "--json")),
-    *(("models",), ("models", "--all"), ("prices", "list"), ("prices", "show", "openai:gpt-5")),
-    *(("doctor", "--offline"), ("plugins",), ("completion", "bash"), ("keys", "path")),
+    *(("stats",), ("errors",), ("sql", "select * from events"), ("export", "--format", "csv", "-")),
+    *(("replay", "--json"), ("models", "--all"), ("prices", "list"), ("prices", "show", "openai:gpt-5")),
+    *(("doctor", "--offline"), ("plugins",)),
+)
+each_command = pytest.mark.parametrize(
+    "commands", first_is_quick([COMMANDS, OTHERS], "commands that print in the same ways"), ids=["usual", "others"]
 )
 
 
@@ -59,9 +72,12 @@ def captured(home: Path) -> Path:
     return home
 
 
-def test_a_command_whose_reader_has_gone_ends_with_141(captured: Path) -> None:
+@each_command
+def test_a_command_whose_reader_has_gone_ends_with_141(
+    captured: Path, commands: tuple[tuple[str, ...], ...]
+) -> None:
     """It writes nothing on stderr."""
-    for words in COMMANDS:
+    for words in commands:
         reads, writes = os.pipe()
         os.close(reads)
         try:
@@ -71,16 +87,19 @@ def test_a_command_whose_reader_has_gone_ends_with_141(captured: Path) -> None:
         assert (done.returncode, done.stderr) == (141, ""), words
 
 
+@each_command
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
-def test_a_command_on_a_full_disk_ends_with_one_line(captured: Path) -> None:
+def test_a_command_on_a_full_disk_ends_with_one_line(
+    captured: Path, commands: tuple[tuple[str, ...], ...]
+) -> None:
     """The line names stdout and the reason, and the exit code is 1."""
-    for words in COMMANDS:
+    for words in commands:
         with FULL.open("w") as full:
             done = call_into(full.fileno(), *words, home=captured)
         assert (done.returncode, done.stderr) == (1, "callboard: stdout: No space left on device\n"), words
 
 
-@pytest.mark.parametrize("words", [("traces",), ("traces", "--json")], ids=" ".join)
+@pytest.mark.parametrize("words", first_is_quick([("traces",), ("traces", "--json")], "rows"), ids=" ".join)
 def test_a_pipe_to_a_program_that_reads_no_more_ends_with_141(captured: Path, words: tuple[str, ...]) -> None:
     """A new interpreter writes nothing about the pipe at its end either."""
     reads, writes = os.pipe()

@@ -40,6 +40,7 @@ from callboard.bus.values.usage import StopReason
 from callboard.engine.watching.preview import Reader, RequestLoss, report
 
 from ..support.conversations import PROVIDERS, conversations, item_bodies, read_content
+from ..support.depth import examples
 from ..support.fake_http import FakeReply, FakeTransport, ask
 from ..support.invariants import check_stream
 from ..support.virtual_time import FakeClock, run_virtual
@@ -168,10 +169,11 @@ def test_each_kind_of_content_goes_abroad_with_its_loss_report_and_is_at_home_as
     assert swap(home, answered(content)) == len(SIDES)
 
 
+@pytest.mark.more("more examples")
 @pytest.mark.parametrize("home", PROVIDERS)
 def test_any_conversation_of_several_providers_is_accounted_for_and_at_home_as_it_was(home: str) -> None:
     @given(conversations({name: [model] for name, model in MODELS.items()}))
-    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
     def check(history: tuple[Message, ...]) -> None:
         swap(home, history)
 

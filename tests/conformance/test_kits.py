@@ -36,6 +36,7 @@ from callboard.engine.tools.running import run_in_thread
 from examples.adding_a_provider.kit import ParleyKit
 from examples.adding_a_provider.parley import ParleyAdapter, ParleyNormaliser, ParleyWire
 
+from ..support.depth import first_is_quick
 from ..support.virtual_time import backend, run_virtual
 from ..support.wires import KITS, QUIRKY, ChatWire
 from .local_kits import LOCAL
@@ -66,7 +67,11 @@ def test_an_adapter_over_http_passes(wire: Kit, check: Check) -> None:
 
 
 @pytest.mark.parametrize("check", ON_TRIO, ids=lambda check: check.name)
-@pytest.mark.parametrize("wire", [*KITS, SCRIPTED], ids=lambda wire: wire.name)
+@pytest.mark.parametrize(
+    "wire",
+    first_is_quick([KITS[0], SCRIPTED, *KITS[1:]], "the loop is below the wires", quick=2),
+    ids=lambda wire: wire.name,
+)
 def test_an_adapter_passes_on_trio(wire: Kit, check: Check) -> None:
     passes(wire, check, "virtual-trio")
 
@@ -109,7 +114,9 @@ def test_nobody_pays_for_the_kit_who_does_not_use_it() -> None:
 
 
 @each_check
-@pytest.mark.parametrize("wire", LOCAL, ids=lambda wire: wire.name)
+@pytest.mark.parametrize(
+    "wire", first_is_quick(LOCAL, "its other protocols are wires that pass above"), ids=lambda wire: wire.name
+)
 def test_the_local_model_passes(wire: Kit, check: Check) -> None:
     """By each of its protocols, over a server that is a script."""
     passes(wire, check, "virtual-asyncio")

@@ -240,9 +240,10 @@ def described(case: object) -> str:
 
 
 def is_tried_quickly(case: Case) -> bool:
-    """Each word ends a stream with a call and a whole reply without; the first words, replies of each kind."""
-    first = case.word in [*ENDINGS[case.wire]][:2]
-    return first or case.calls == (case.streamed and BY_NAME[case.wire].calls_tools)
+    """Each word ends a stream with a call. The second also ends a whole reply, the first each kind of reply."""
+    place = [*ENDINGS[case.wire]].index(case.word)
+    usual = case.calls == (case.streamed and BY_NAME[case.wire].calls_tools)
+    return place == 0 or (usual and (case.streamed or place == 1))
 
 
 def in_depth(cases: Iterable[Case]) -> list[Any]:

@@ -30,6 +30,7 @@ from ..adapters.operations.making import form, image_request, image_wire, video_
 from ..definition_of_done.rows import row
 from ..support.canonical_requests import canonical_requests
 from ..support.conversations import conversations
+from ..support.depth import examples
 from ..support.judges import (
     chat_faults,
     contents_faults,
@@ -69,7 +70,7 @@ MODELS = {
 
 Judge = Callable[[bytes], list[str]]
 
-examples = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def body_of(adapter: HttpAdapter, asked: CanonicalRequest, *, stream: bool) -> JsonObject | None:
@@ -100,6 +101,7 @@ JUDGES: dict[str, tuple[HttpAdapter, Callable[[JsonObject], list[str]]]] = {
 }
 
 
+@pytest.mark.more("more examples")
 @row("8.2.1")
 @pytest.mark.parametrize("provider", [name for name in JUDGES if name != "interactions"])
 def test_every_request_is_of_the_vendors_type(provider: str) -> None:
@@ -107,7 +109,7 @@ def test_every_request_is_of_the_vendors_type(provider: str) -> None:
     models = MODELS.get(provider, ["of-tomorrow"])
 
     @given(canonical_requests([f"{provider}:{name}" for name in models]), st.booleans())
-    @examples
+    @settings(PATIENT, max_examples=examples(120))
     def check(asked: CanonicalRequest, stream: bool) -> None:
         body = body_of(adapter, asked, stream=stream)
         assert body is None or judge(body) == []
@@ -115,6 +117,7 @@ def test_every_request_is_of_the_vendors_type(provider: str) -> None:
     check()
 
 
+@pytest.mark.more("more examples")
 @pytest.mark.parametrize("provider", [name for name in JUDGES if name != "ollama"])
 def test_what_any_provider_replied_is_of_the_next_ones_type(provider: str) -> None:
     """Conversations of replies of all the vendors' types, with the vendors' own kinds of content between them.
@@ -128,7 +131,7 @@ def test_what_any_provider_replied_is_of_the_next_ones_type(provider: str) -> No
         canonical_requests([f"{provider}:{name}" for name in MODELS[provider]]),
         st.booleans(),
     )
-    @settings(examples, max_examples=40)
+    @settings(PATIENT, max_examples=examples(40))
     def check(history: tuple[Message, ...], asked: CanonicalRequest, stream: bool) -> None:
         body = body_of(adapter, msgspec.structs.replace(asked, messages=history), stream=stream)
         if body is not None:
@@ -144,7 +147,7 @@ def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAd
     sent = 0
 
     @given(canonical_requests([f"{adapter.name}:of-tomorrow"]))
-    @settings(examples, max_examples=100, database=None, derandomize=True)
+    @settings(PATIENT, max_examples=100, database=None, derandomize=True)
     def count(asked: CanonicalRequest) -> None:
         nonlocal sent
         sent += body_of(adapter, asked, stream=False) is not None

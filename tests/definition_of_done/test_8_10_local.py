@@ -77,6 +77,7 @@ async def test_it_fills_a_schema(engine: Engine) -> None:
     assert isinstance(result.output["age"], int)
 
 
+@pytest.mark.deep("a long session on the local model")
 @pytest.mark.parametrize(
     "protocol", first_is_quick(["chat", "messages", "responses"], "the same cache by another protocol")
 )

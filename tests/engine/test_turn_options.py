@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.operations.embeddings import EmbeddingOptions, ImageOptions
 from callboard.engine.operations.videos import VideoOptions
 from callboard.tracestore import CallFilter, PriceRow, PriceTable
+from tests.support.depth import quick_if
 
 from ..support.continuing_server import TextProvider
 from ..support.engines import entry, keeping, requests_of, talking
@@ -128,8 +130,18 @@ async def test_a_turn_ends_when_its_timeout_is_over() -> None:
             await session.send("Hi", timeout_seconds=0)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-@pytest.mark.parametrize("name", ["max_output_tokens", "max_tool_rounds", "retry_empty", "max_retries"])
+LIMITS = ("max_output_tokens", "max_tool_rounds", "retry_empty", "max_retries")
+
+
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    quick_if(
+        itertools.product([*SIMPLE, *WAITING], LIMITS),
+        lambda n: n < len(LIMITS) or n % len(LIMITS) == 0,
+        "each limit at each entry point",
+        rows=True,
+    ),
+)
 async def test_a_negative_limit_is_refused(ask: Ask, name: str, tmp_path: Path) -> None:
     """Some servers read -1 as no limit, and then a budget would reserve nothing."""
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:

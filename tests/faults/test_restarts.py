@@ -40,6 +40,7 @@ from callboard.bus import (
     TurnEvent,
 )
 from callboard.engine import Engine, Session, Tool
+from tests.support.depth import first_is_quick
 
 from ..support.engines import running, said, serving
 from ..support.invariants import check_stream
@@ -196,7 +197,7 @@ async def once(steps: int, streamed: bool, end: Ending) -> bool:
     return finished
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("streamed", first_is_quick([True, False], "whole replies"), ids=["streamed", "whole"])
 @pytest.mark.parametrize(
     "end", [host_cancelled, session_cancelled, adapter_crashed, manager_crashed, engine_closed]
 )

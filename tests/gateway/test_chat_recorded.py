@@ -17,6 +17,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ThinkingBlock
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.chat_replies import WIRE
+from tests.support.depth import each_nth_is_quick
 
 from ..support.recordings import FOLDER, needs_recordings
 from .chat_kit import INFO, Reply, adapters_body, in_general, new_assembler, read_body, read_stream, response_of
@@ -89,7 +90,7 @@ def _same_text(one: Json, other: Json) -> bool:
     return len(texts) == len(one) and other == "\n\n".join(str(text) for text in texts)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+@pytest.mark.parametrize("case", each_nth_is_quick(CASES, 5, "each recording"), ids=[case["id"] for case in CASES])
 def test_a_recorded_request_is_written_again_as_it_was(case: dict[str, Any]) -> None:
     body = case["request_body"]
     quirks = choose_quirks({}, f"https://{case['provider_host']}")
@@ -142,7 +143,11 @@ def check(read: CanonicalResponse, reply: CanonicalResponse) -> None:
     assert counts(read.usage) == counts(reply.usage)
 
 
-@pytest.mark.parametrize(("case", "reply"), REPLIES, ids=[case["id"] for case, _ in REPLIES])
+@pytest.mark.parametrize(
+    ("case", "reply"),
+    each_nth_is_quick(REPLIES, 5, "each recording", rows=True),
+    ids=[case["id"] for case, _ in REPLIES],
+)
 def test_a_recorded_reply_goes_through_the_gateway_unchanged(case: dict[str, Any], reply: Reply) -> None:
     options: JsonObject = {"stream_options": {"include_usage": True}}
     client = WIRE.read_request({**case["request_body"], **options}, {})

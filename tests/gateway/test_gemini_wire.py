@@ -31,8 +31,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
-from callboard.engine.gateway.gemini_embeddings import read_embeddings, write_embeddings
 from callboard.engine.gateway.gemini_replies import WIRE
+from callboard.engine.gateway.gemini_requests import read_embeddings, write_embeddings
 from callboard.engine.gateway.wire import (
     ClientRequest,
     Failure,

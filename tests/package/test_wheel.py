@@ -149,6 +149,7 @@ def test_the_example_of_an_adapter_is_typed_by_the_wheel(installed: WheelEnviron
     run(installed, tmp_path, *strict_mypy(installed), "adding_a_provider")
 
 
+@pytest.mark.deep("a package install")
 def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
     """`callboard`, `python -m callboard`, and the conformance kit by its own name."""
     script = installed.python.with_name("callboard")

@@ -30,6 +30,7 @@ from callboard.bus.values.messages import Message, Role, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
 from callboard.engine.generation.objects import read_json
 from labs.servers.rules import RULES, Asked
+from tests.support.depth import is_quick
 
 from ..support.fake_http import FakeReply
 from ..support.virtual_time import FakeClock, run_virtual
@@ -62,11 +63,12 @@ def bodies(note: Note, wire: Wire) -> Iterator[tuple[str, bytes]]:
 
 
 def readings(note: Note) -> Iterator[Reading]:
-    """Every way to read a note: whole and streamed, in one piece and byte by byte."""
+    """Every way to read a note: whole and streamed, in one piece and in many, in a deep run byte by byte."""
     wire = wire_of(note)
     for label, body in bodies(note, wire):
         for streamed in (False, True):
-            for steps in ([body], [body[at : at + 1] for at in range(len(body))] if streamed else []):
+            size = 40 if is_quick() else 1
+            for steps in ([body], [body[at : at + size] for at in range(0, len(body), size)] if streamed else []):
                 if steps:
                     reply = FakeReply(*steps, headers={"content-type": label})
                     yield read_reply(wire, reply, streamed=streamed)
@@ -115,9 +117,10 @@ def compare(found: dict[str, Any], expect: dict[str, Any]) -> None:
             assert found.get(name) == value, name
 
 
+@pytest.mark.more("byte by byte")
 @pytest.mark.parametrize("note", [note for note in NOTES if note.wire != "embeddings"], ids=lambda note: note.id)
 def test_a_reply_is_read_as_its_note_says(note: Note) -> None:
-    """Whole, streamed, byte by byte, and under the other content type."""
+    """Whole, streamed, in pieces, and under the other content type."""
     for reading in readings(note):
         compare(found_in(reading), note.expect)
         if reading.events and reading.error is None:

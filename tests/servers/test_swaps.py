@@ -17,6 +17,7 @@ from callboard.bus.clock import Clock
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from labs.servers.rules import RULES, Asked
+from tests.support.depth import first_is_quick
 
 from ..conformance.test_swap_matrix import TOOLS, work
 from ..support.fake_http import FakeReply
@@ -175,7 +176,9 @@ OTHER_PAIRS = [
 """A quick run swaps from each server to the next one."""
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "streamed", first_is_quick([True, False], "the same over whole replies"), ids=["streamed", "whole"]
+)
 @pytest.mark.parametrize(
     ("home", "abroad"),
     [*itertools.pairwise([*SERVERS, SERVERS[0]]), *OTHER_PAIRS],

@@ -20,6 +20,7 @@ from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
 from tests.support.depth import first_is_quick
 from tests.support.engines import keeping, registry
 from tests.support.scripted import ADD, Say
+from tests.support.virtual_time import runs_on
 
 from .serving import served, subscriptions
 
@@ -35,14 +36,24 @@ DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_00
 SCREENS = ("now", "streams", "calls", "sessions", "costs", "providers", "supervision", "events")
 
 
+anyio_backend = runs_on("asyncio", scope="module")
+
+
+@pytest.fixture(scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    """One browser for all tests: a page has a context of its own."""
+    async with browser() as found:
+        yield found
+
+
 @asynccontextmanager
 async def looked_at(
-    engine: Engine, *, view: WebView | None = None, **page: Any
+    engine: Engine, chromium: Browser, *, view: WebView | None = None, **page: Any
 ) -> AsyncIterator[tuple[Page, str]]:
     """A page that is signed in, and the address. At the end it must have had no error, and asked nobody else."""
     view = view or web(engine)
-    async with served(view) as address, browser() as found:
-        opened = await open_page(found, view, address, **page)
+    async with served(view) as address:
+        opened = await open_page(chromium, view, address, **page)
         yield opened, address
         assert opened.errors == []
         assert opened.strangers(address.removeprefix("http://")) == []
@@ -79,7 +90,7 @@ async def a_hostile_engine(folder: Path, go_on: Callable[[], Awaitable[object]])
     return engine
 
 
-async def test_every_screen_shows_what_is_there_and_markup_only_as_text(tmp_path: Path) -> None:
+async def test_every_screen_shows_what_is_there_and_markup_only_as_text(tmp_path: Path, chromium: Browser) -> None:
     """With scripts, handlers and marks of direction in every field; none runs, none turns the page around."""
     end = anyio.Event()
     asked = 0
@@ -91,7 +102,7 @@ async def test_every_screen_shows_what_is_there_and_markup_only_as_text(tmp_path
             await end.wait()
 
     engine = await a_hostile_engine(tmp_path, pause)
-    async with engine, looked_at(engine) as (page, _):
+    async with engine, looked_at(engine, chromium) as (page, _):
         session = engine.session("s:m", name=HOSTILE)
         turn = asyncio.create_task(session.stream("Hi").message())
         await page.until("document.querySelector('main tbody')?.innerText.includes('replying')")
@@ -133,7 +144,7 @@ async def check_text(page: Page, *, shows: bool) -> None:
 
 
 @pytest.mark.deep("a load of a hundred thousand deltas")
-async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path) -> None:
+async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path, chromium: Browser) -> None:
     """All of the text is there in the end; meanwhile a click is answered; the page's memory stays small."""
     count = 100_000
     words = [f"{number} word{'.' if number % 9 else chr(10)}" for number in range(count)]
@@ -142,7 +153,7 @@ async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path) -> None:
         await asyncio.sleep(0)
 
     async with keeping(tmp_path / "t.db", Say(*words, pause=breathe)) as engine:
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             stream = engine.session("s:m").stream("Hi")
             async with stream as turn:
                 await go(page, f"streams/{stream.stream_id}")
@@ -159,7 +170,7 @@ async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path) -> None:
 
 
 async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothing(
-    tmp_path: Path,
+    tmp_path: Path, chromium: Browser
 ) -> None:
     """The browser comes back by itself, with the place up to which it has read."""
     steps = [anyio.Event() for _ in range(60)]
@@ -182,8 +193,8 @@ async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothin
             if broken.is_set():
                 raise ConnectionResetError("cut")
 
-        async with served(breaking) as address, browser() as found:
-            page = await open_page(found, view, address)
+        async with served(breaking) as address:
+            page = await open_page(chromium, view, address)
             stream = engine.session("s:m").stream("Hi")
             async with stream as turn:
                 await go(page, f"streams/{stream.stream_id}")
@@ -200,14 +211,14 @@ async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothin
             assert [each for each in page.errors if "ERR_" not in each] == []
 
 
-async def test_the_past_of_a_stream_is_gone_back_to(tmp_path: Path) -> None:
+async def test_the_past_of_a_stream_is_gone_back_to(tmp_path: Path, chromium: Browser) -> None:
     """By the slider, to any lot, and forward again to what is now."""
     steps = [anyio.Event() for _ in range(4)]
     waits = iter(steps)
     async with keeping(
         tmp_path / "t.db", Say("one ", "two ", "three ", pause=lambda: next(waits).wait())
     ) as engine:
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             stream = engine.session("s:m").stream("Hi")
             async with stream as turn:
                 await go(page, f"streams/{stream.stream_id}")
@@ -228,7 +239,7 @@ async def test_the_past_of_a_stream_is_gone_back_to(tmp_path: Path) -> None:
             await page.until("document.querySelector('.said').textContent.includes('three')")
 
 
-async def test_a_repricing_goes_from_a_click_to_changed_sums(tmp_path: Path) -> None:
+async def test_a_repricing_goes_from_a_click_to_changed_sums(tmp_path: Path, chromium: Browser) -> None:
     """Tried first, then done, then taken back; the sums beside follow by themselves."""
     usage = TokenUsage(1_000_000, 0)
     async with keeping(tmp_path / "t.db", *[Say("Hello", usage=usage)] * 3, prices=CHEAP) as engine:
@@ -236,7 +247,7 @@ async def test_a_repricing_goes_from_a_click_to_changed_sums(tmp_path: Path) -> 
             await engine.session("s:m").send("Hi")
         await engine.reprice(DEAR)
         await engine.undo_reprice()
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             await go(page, "costs")
             await page.until("document.querySelector('tfoot')?.innerText.includes('$3.00')")
             await page.run(
@@ -267,7 +278,7 @@ async def press_button(page: Page, text: str) -> None:
 
 
 @pytest.mark.parametrize("dark", first_is_quick([False, True], "the same in the dark"))
-async def test_it_fits_on_a_phone(tmp_path: Path, dark: bool) -> None:
+async def test_it_fits_on_a_phone(tmp_path: Path, chromium: Browser, dark: bool) -> None:
     """No screen is wider than the phone, in light and in dark, and every screen can be reached by a thumb."""
     end = anyio.Event()
     asked = 0
@@ -279,7 +290,7 @@ async def test_it_fits_on_a_phone(tmp_path: Path, dark: bool) -> None:
             await end.wait()
 
     engine = await a_hostile_engine(tmp_path, pause)
-    async with engine, looked_at(engine, width=375, height=700, phone=True, dark=dark) as (page, _):
+    async with engine, looked_at(engine, chromium, width=375, height=700, phone=True, dark=dark) as (page, _):
         turn = asyncio.create_task(engine.session("s:m", name=HOSTILE).send("Hi"))
         for screen in SCREENS:
             await page.click(f"nav a[href='#/{screen}']")
@@ -292,11 +303,11 @@ async def test_it_fits_on_a_phone(tmp_path: Path, dark: bool) -> None:
         await turn
 
 
-async def test_it_is_used_by_keyboard_alone(tmp_path: Path) -> None:
+async def test_it_is_used_by_keyboard_alone(tmp_path: Path, chromium: Browser) -> None:
     """From screen to screen by numbers, to a button by the tabulator, and a turn is cancelled by Enter, twice."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("Hello", pause=end.wait)) as engine:
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             turn = asyncio.create_task(engine.session("s:m").send("Hi"))
             for number, screen in [*enumerate(SCREENS, 1)][1:]:
                 await page.press(str(number))
@@ -318,19 +329,19 @@ async def test_it_is_used_by_keyboard_alone(tmp_path: Path) -> None:
             await page.until("document.querySelector('main').innerText.includes('Nothing is in progress')")
 
 
-async def test_the_door_says_what_to_do(tmp_path: Path) -> None:
+async def test_the_door_says_what_to_do(tmp_path: Path, chromium: Browser) -> None:
     """Without a token, and with one that was used; the address keeps none."""
     async with keeping(tmp_path / "t.db") as engine:
         view = web(engine)
-        async with served(view) as address, browser() as found:
+        async with served(view) as address:
             url = view.sign_in_url(address)
-            page = await found.page()
+            page = await chromium.page()
             await page.open(url)
             await page.until("document.querySelector('nav')")
             assert "token" not in await page.run("location.href")
             await page.open(f"{address}/?again")
             await page.until("document.querySelector('nav')")
-            stranger = await found.page()
+            stranger = await chromium.page()
             await stranger.open(f"{address}/")
             await stranger.until("document.querySelector('.door')?.innerText.includes('printed')")
             await stranger.open("about:blank")
@@ -338,7 +349,7 @@ async def test_the_door_says_what_to_do(tmp_path: Path) -> None:
             await stranger.until("document.querySelector('.problem')?.innerText.includes('already used')")
 
 
-async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path) -> None:
+async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path, chromium: Browser) -> None:
     """A tab in the background listens to nothing; looked at again, it goes on."""
     async with keeping(tmp_path / "t.db", Say("Hello")) as engine:
         view = web(engine)
@@ -350,7 +361,7 @@ async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path) -> None
                 while (subscriptions(engine) != before) is not wanted:  # noqa: ASYNC110 (nobody tells)
                     await asyncio.sleep(0.01)
 
-        async with looked_at(engine, view=view) as (page, _):
+        async with looked_at(engine, chromium, view=view) as (page, _):
             hide = """(hidden) => {
                 Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
                 document.dispatchEvent(new Event("visibilitychange")); }"""
@@ -376,9 +387,9 @@ def contrast(text: str, ground: str) -> float:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_muted_text_can_be_read(tmp_path: Path, dark: bool) -> None:
+async def test_muted_text_can_be_read(tmp_path: Path, chromium: Browser, dark: bool) -> None:
     """WCAG AA wants a contrast of 4.5 for text, on a card and on the ground of the page."""
-    async with keeping(tmp_path / "t.db") as engine, looked_at(engine, dark=dark) as (page, _):
+    async with keeping(tmp_path / "t.db") as engine, looked_at(engine, chromium, dark=dark) as (page, _):
         for name in ("soft", "faint"):
             for ground in ("card", "ground"):
                 pair = await page.run(
@@ -390,10 +401,10 @@ async def test_muted_text_can_be_read(tmp_path: Path, dark: bool) -> None:
                 assert contrast(*pair) >= 4.5, (name, ground)
 
 
-async def test_a_phone_shows_all_tabs_without_scrolling(tmp_path: Path) -> None:
+async def test_a_phone_shows_all_tabs_without_scrolling(tmp_path: Path, chromium: Browser) -> None:
     """Each tab of the bar is within the screen from the start."""
     async with keeping(tmp_path / "t.db") as engine:
-        async with looked_at(engine, width=375, height=700, phone=True) as (page, _):
+        async with looked_at(engine, chromium, width=375, height=700, phone=True) as (page, _):
             outside = """[...document.querySelectorAll("nav a")].filter((tab) => {
                 const box = tab.getBoundingClientRect();
                 return box.left < 0 || box.right > innerWidth || box.bottom > innerHeight; }).length"""
@@ -401,11 +412,11 @@ async def test_a_phone_shows_all_tabs_without_scrolling(tmp_path: Path) -> None:
             assert await page.run(outside) == 0
 
 
-async def test_the_details_of_an_event_have_the_width_of_the_page(tmp_path: Path) -> None:
+async def test_the_details_of_an_event_have_the_width_of_the_page(tmp_path: Path, chromium: Browser) -> None:
     """They were as narrow as the time of the event."""
     async with keeping(tmp_path / "t.db", Say("Hello")) as engine:
         await engine.session("s:m").send("Hi")
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             await go(page, "events")
             await page.click(".log .line button")
             await page.until("document.querySelector('.log .json')")
@@ -414,7 +425,7 @@ async def test_the_details_of_an_event_have_the_width_of_the_page(tmp_path: Path
             assert details > 0.95 * log
 
 
-async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path: Path) -> None:
+async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path: Path, chromium: Browser) -> None:
     """Calls and tools in the order of their starts, each call a link; the system text, the question, the reply."""
     replies = [Say("Adding.", calls=[("add", {"a": 1, "b": 2})]), Say("Three.")]
     async with keeping(tmp_path / "t.db", *replies) as engine:
@@ -423,7 +434,7 @@ async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path
         assert engine.store is not None
         await engine.flush()
         first = (await engine.store.calls())[-1]
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             await go(page, f"calls/{first.request_id}")
             await page.until("document.querySelectorAll('.waterfall li').length === 3")
             kinds = "[...document.querySelectorAll('.waterfall li')].map((each) => each.classList[0]).join()"
@@ -434,7 +445,7 @@ async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path
             await page.until("document.querySelector('main').innerText.includes('Three.')")
 
 
-async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Path) -> None:
+async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Path, chromium: Browser) -> None:
     """On Now, on the page of a call and on its session's: children below their parent, each with its cost."""
     go_on = anyio.Event()
     agents = [agent_tool(name, model=f"{name}:m") for name in ("a", "b")]
@@ -446,7 +457,7 @@ async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Pa
     models = registry(Say(calls=asked), Say("Done."), **script)
     async with keeping(tmp_path / "t.db", models=models, prices=prices) as engine:
         session = engine.session("s:m", tools=agents)
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             sending = asyncio.create_task(session.send("Go.", max_tool_rounds=2))
             await go(page, "now")
             table = "table[aria-label='Turns and calls in progress'] tbody tr"
@@ -472,12 +483,12 @@ async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Pa
                 assert whole[1:] == own[1:] != [0, 0]
 
 
-async def test_filters_are_kept_in_the_link(tmp_path: Path) -> None:
+async def test_filters_are_kept_in_the_link(tmp_path: Path, chromium: Browser) -> None:
     """A link with filters opens the screen filtered, and a filter that changes changes the link."""
     async with keeping(tmp_path / "t.db", Say("One"), Say("Two")) as engine:
         await engine.session("s:m", tags={"team": "search"}).send("Hi")
         await engine.session("s:m", tags={"team": "ads"}).send("Hi")
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             await go(page, "calls?tag=team%3Dsearch")
             await page.until("document.querySelectorAll('main tbody tr').length === 1")
             await page.run(
@@ -491,13 +502,13 @@ async def test_filters_are_kept_in_the_link(tmp_path: Path) -> None:
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
 
 
-async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
+async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: Path, chromium: Browser) -> None:
     """Its model, its session and its times are in the list, too."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("One"), Say("Two", pause=end.wait)) as engine:
         await engine.session("s:m", session_id="first").send("Hi")
         turn = asyncio.create_task(engine.session("s:m", session_id="second").send("Hi"))
-        async with looked_at(engine) as (page, _):
+        async with looked_at(engine, chromium) as (page, _):
             await go(page, "streams")
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
             await page.until("document.querySelector('main tbody tr:last-child').innerText.includes('ended')")
@@ -512,7 +523,7 @@ async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: P
         await turn
 
 
-async def test_a_server_that_is_gone_is_shown_across_the_page(tmp_path: Path) -> None:
+async def test_a_server_that_is_gone_is_shown_across_the_page(tmp_path: Path, chromium: Browser) -> None:
     """A banner says since when the page is out of date, and goes when the server answers again."""
     async with keeping(tmp_path / "t.db") as engine:
         view = web(engine)
@@ -525,8 +536,8 @@ async def test_a_server_that_is_gone_is_shown_across_the_page(tmp_path: Path) ->
                 return
             await view(scope, receive, send)
 
-        async with served(may_be_gone) as address, browser() as found:
-            page = await open_page(found, view, address)
+        async with served(may_be_gone) as address:
+            page = await open_page(chromium, view, address)
             assert await page.run("document.querySelector('.banner')") is None
             gone = True
             view.close()

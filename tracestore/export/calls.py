@@ -1,11 +1,11 @@
 """Calls as a table for other programs: CSV, JSON lines or Parquet, with one row for each attempt.
 
 Calls are read in pages and each page is written before the next is read. So an export of millions of calls takes
-no more memory than one page. New columns are always added at the end. Each time has two columns: microseconds
-UTC, and a moment. Each cost has two columns: a whole number of nano-USD, and an exact decimal of US dollars.
-Money is never a float. In CSV and JSON lines a moment is ISO text, and US dollars are decimal text. In Parquet
-they are `timestamp(us, UTC)` and `decimal128(28, 9)`, so that a query can compare and add them. An unknown value
-is empty, never zero.
+no more memory than one page. New columns are always added at the end. Each time has two columns: microseconds UTC,
+and a date with time. Each cost has two columns: a whole number of nano-USD, and an exact decimal of US dollars.
+Money is never a float. In CSV and JSON lines, a date with time is ISO text, and US dollars are decimal text. In
+Parquet they are `timestamp(us, UTC)` and `decimal128(28, 9)`, so that a query can compare and add them. An unknown
+value is empty, never zero.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _column(name: str) -> Column:
 
 
 def _at(path: str) -> Callable[[CallRow], Cell]:
-    """A function that reads a value from a row by its path. It returns None if a part of the path is missing."""
+    """Return a function that reads a value from a row by its path, or None if a part of the path is missing."""
     outer, _, inner = path.partition(".")
     if not inner:
         return attrgetter(outer)
@@ -180,7 +180,7 @@ def _writer(format: Format, file: IO[bytes]) -> AbstractContextManager[_Writer]:
 
 
 def _as_text(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-    """The rows with moments and US dollars as text, for the formats that have no type for them."""
+    """Convert times and US dollars to text, for formats without a type for them."""
     writers = [_TEXT_OF.get(kind) for _, kind, _ in COLUMNS]
     return [
         [
@@ -259,7 +259,7 @@ def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
         "seconds": pyarrow.float64(),
         "bool": pyarrow.bool_(),
         "moment": pyarrow.timestamp("us", tz="UTC"),
-        # Room for any 64-bit number of nano-USD, and for sums of a billion of them.
+        # This type fits any 64-bit number of nano-USD, and sums of a billion such numbers.
         "usd": pyarrow.decimal128(28, 9),
     }
     schema = pyarrow.schema([(name, types[kind]) for name, kind, _ in COLUMNS])

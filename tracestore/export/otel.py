@@ -321,7 +321,7 @@ class OtelExporter:
         if turn is None and below is not None and below.parent_turn_id is not None:
             tool = ("tool", below.parent_turn_id, below.parent_tool_use_id or "")
             turn = self._open.get(tool) or self._open.get(("turn", below.parent_turn_id))
-        # An empty context: the current one belongs to the exporter's task, not to the event.
+        # An empty context, because the current context belongs to the exporter's task, not to the event.
         context = _host_context(parent) if turn is None else set_span_in_context(turn.span, Context())
         return self._tracer.start_span(
             name if is_turn else f"{name} {subject}",

@@ -51,11 +51,11 @@ SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
 
 CHAT, EMBEDDINGS, INVOKE_AGENT, EXECUTE_TOOL = "chat", "embeddings", "invoke_agent", "execute_tool"
 CONVERSATIONS = (CHAT, "generate_content")
-"""The operations with a reply that ends for a reason."""
+"""The operations whose replies have a stop reason."""
 
 
 def provider_names() -> dict[str, str]:
-    """The conventions' names of providers by Callboard's names, if the two differ. Other names are not changed."""
+    """The names of providers in the conventions, by Callboard's names. Only names that differ are listed."""
     known = [(vendor.name, vendor) for vendor in vendors()]
     known += [(provider.name, provider.vendor) for provider in providers() if provider.vendor is not None]
     return {name: vendor.telemetry for name, vendor in known if vendor.telemetry is not None}
@@ -307,7 +307,7 @@ def _part(block: object) -> Json:
 
 
 def _medium(block: ImageBlock | AudioBlock | DocumentBlock) -> JsonObject:
-    """Describe a medium by its address, or else by its kind and size. Its bytes must not be in a span."""
+    """Describe a medium by its address, or else by its kind and size. The medium's bytes must not be in a span."""
     modality = type(block).__name__.removesuffix("Block").lower()
     about: JsonObject = {"modality": modality, "mime_type": block.media_type}
     if block.url is not None:

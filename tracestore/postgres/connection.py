@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 #
 # An address may have two parameters of Callboard's own, the schema of the tables and a pooler:
 #
-#   postgresql://user@host/database?schema=team_a postgresql://user@pooler:6432/database?pooler=transaction
+#   postgresql://user@host/database?schema=team_a
+#   postgresql://user@pooler:6432/database?pooler=transaction
 #
-# libpq rejects both, so they are removed first. They may also be in libpq's key-value form: ``host=… dbname=…
-# schema=team_a``. Every integer is sent as a bigint, and flags as 0 or 1, so that a statement is prepared only
-# once. A sum of bigints is a numeric. It is read as an int if it is whole, otherwise as a float.
+# libpq rejects both parameters, so they are removed first. An address may also have libpq's key-value form:
+# ``host=… dbname=… schema=team_a``.
+#
+# Every integer is sent as a bigint, and flags as 0 or 1, so that a statement is prepared only once. A sum of
+# bigints is a numeric. It is read as an int if it is whole, and otherwise as a float.
 
 
 _IN_URL = re.compile(r"(?<=[?&])(schema|pooler)=([^&#]*)&?")
@@ -202,8 +205,8 @@ def _adapters() -> AdaptersMap:
 _MAY_PASS = ("08", "25006", "40", "53", "55P03", "57P", "58")
 """The first characters of the SQLSTATEs of temporary errors.
 
-They mean: connection errors, a read-only server (a standby), a transaction conflict, no disk space or memory, an
-unavailable lock, a stopping server, a disk error.
+In their order, they mean: connection errors, a read-only server (a standby), a transaction conflict, no disk space
+or memory, an unavailable lock, a stopping server, a disk error.
 """
 
 
@@ -222,7 +225,7 @@ def translated_errors(name: str) -> Iterator[None]:
 
 
 def may_pass(error: psycopg.Error) -> bool:
-    """Whether the same work may succeed later."""
+    """Whether the work may succeed if it is retried later."""
     import psycopg
 
     state = error.sqlstate
@@ -253,9 +256,9 @@ def unstorable() -> Iterator[None]:
 
 # --- The thread of a connection ---
 #
-# It runs one function after the other, in order of arrival. It is a daemon, so an open database does not keep the
-# interpreter alive; the server rolls back the work in progress. A thread of an executor is not used: at exit it
-# would refuse work while the host's threads still close their engines.
+# The thread runs one function after the other, in order of arrival. It is a daemon, so an open database does not
+# keep the interpreter alive; the server rolls back the work in progress. A thread of an executor is not used: at
+# exit it would refuse work while the host's threads still close their engines.
 
 
 _T = TypeVar("_T")

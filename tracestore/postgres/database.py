@@ -2,9 +2,10 @@
 
 - **One transaction writes at a time**, among all processes, under an advisory lock. So rows are numbered in commit
   order, a reader that continues from a number misses nothing, and there are no deadlocks.
-- **A transaction happens as a whole or not at all.** A thread runs it, and a cancelled caller waits for its end.
+- **A transaction happens as a whole or not at all.** A thread runs the transaction, and a cancelled caller waits
+  for its end.
 - **A hanging server blocks no caller forever.** Work of a cancelled caller gets a few more seconds, and other work
-  may have a time limit. After that, its connection is cut.
+  may have a time limit. After that, the connection is cut.
 - **A broken connection is replaced.** Reading, and work that has just started, is repeated. A transaction in
   progress raises StoreUnavailable. If the connection broke during COMMIT, the transaction may be committed, so
   writing the same rows twice must be harmless.
@@ -99,7 +100,9 @@ class Database:
         self.is_open = True
 
     async def close(self) -> None:
-        """Finish work that takes a few seconds at most, and close the connections. Closing twice is harmless."""
+        """Finish work in progress that takes at most a few seconds, and close the connections. Closing twice is
+        harmless.
+        """
         self.is_open = False
         for link in {id(link): link for link in (self._writer, *self._readers)}.values():
             await shielded(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
@@ -187,11 +190,11 @@ def _named(dsn: str, schema: str | None) -> str:
 
 # --- One connection ---
 #
-# It has its own thread. It is opened when needed, replaced if it breaks, and cut if it hangs.
+# A connection has its own thread. It is opened when needed, replaced if it breaks, and cut if it hangs.
 
 
 WRITERS_LOCK = 0x43414C42_57524954
-"""The advisory lock (``CALBWRIT``) of the writer. It is held to the end of the transaction."""
+"""The advisory lock (``CALBWRIT``) of writers. A writer holds it to the end of the transaction."""
 
 _SLOW_SECONDS = 1.0
 """If a failed connection took at least this long, the server did not answer. A refused connection fails faster."""
@@ -304,7 +307,7 @@ class Link:
         return await self._run(lambda: self._twice(work))
 
     async def close(self) -> None:
-        """Close the connection after the waiting work. It may be used again, and then reconnects."""
+        """Close the connection after the waiting work. The next work connects again."""
         if self._connection is not None or self.waiting:
             await self._run(self._close)
         self._thread.stop()
@@ -313,7 +316,7 @@ class Link:
         """Make the work in progress fail. Call this in the event loop.
 
         A hanging server answers no statement and no request to cancel it. So the connection is shut down beneath
-        the statement. An attempt to connect ends by its own time limit.
+        the statement. An attempt to connect has its own time limit.
         """
         with self._changing:
             self._is_cut = True

@@ -80,8 +80,8 @@ SLICES = f"""
      GROUP BY 1, 2, 3, 4, 5
      ORDER BY 1, 2, 5 DESC, 6 DESC, 7 DESC, 3
 """
-"""All slices that count. For each account, slices of running nodes are first, and larger ones before smaller
-ones.
+"""The query for all slices that count. For each account, slices of running nodes are first, and larger slices
+before smaller ones.
 """
 
 

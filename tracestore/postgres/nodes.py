@@ -14,7 +14,6 @@ from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from ..gateway import GatewayTables
 from ..nodes import Claimed, HeldSession, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
 from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
-from ..sql.gateway import SqlGateway
 from .connection import translated_errors
 from .database import SCHEMA, Database, Link, ServerReachability
 from .schema import migrate
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
 
 # --- Owners of sessions ---
 #
-# This is `tracestore.nodes.OwnershipTables`. A decision about a node's lease and the node's renewal both lock the
-# node's row. If the renewal is first, the node keeps its sessions. Otherwise the renewal reports the loss. All
-# transactions lock a session before a node, and a renewal locks no session, so there are no deadlocks.
+# This section implements `tracestore.nodes.OwnershipTables`. A decision about a node's lease and the node's
+# renewal both lock the node's row. If the renewal is first, the node keeps its sessions. Otherwise the renewal
+# reports the loss. All transactions lock a session before a node, and a renewal locks no session, so there are no
+# deadlocks.
 #
 # After a start of the server, no lease expires before its node has had time to renew it. Unneeded rows are
 # deleted: a node after a day without renewal, and a cluster's rows of a session with the session.
@@ -48,7 +48,7 @@ _RENEW = """
         lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
     RETURNING lease, CASE WHEN xmax = 0 THEN 1 ELSE 0 END
 """
-"""An expired lease gets a new number.
+"""Renews a lease. An expired lease gets a new number.
 
 The extra time after a restart of the server is ignored here, because sessions may have been taken over before the
 restart. The second column is True for an unknown node.
@@ -89,7 +89,7 @@ NODES = f"""
            (SELECT count(*) FROM session_owners AS s WHERE s.node = n.node AND s.released = 0)
       FROM nodes AS n ORDER BY 4 DESC, n.node
 """
-"""All nodes, the living ones first."""
+"""The query for all nodes, running nodes first."""
 
 
 class PostgresOwnership:
@@ -184,7 +184,7 @@ def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
 
 
 def _seconds_left(statements: Statements, node: str) -> float | None:
-    """Seconds until the end of a node's lease, with its row locked; None for a node without one."""
+    """Lock a node's row, and return the seconds until the end of its lease; None for an unknown node."""
     rows = statements.run(f"SELECT {SECONDS_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (node,))
     return float(rows[0][0]) if rows else None
 
@@ -241,7 +241,7 @@ def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> b
 
 # --- A shared database ---
 #
-# A node uses it for short transactions, if it is reachable.
+# A node uses the shared database for short transactions, if the database is reachable.
 
 
 _T = TypeVar("_T")
@@ -272,7 +272,8 @@ class SharedDatabase:
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` in one short transaction, READ COMMITTED.
 
-        It doesn't wait for writers of the trace. It locks the rows on which its decision depends.
+        The transaction doesn't wait for writers of the trace. `work` must lock the rows on which its decision
+        depends.
         """
         await self._open()
         return await self._database.brief(work)
@@ -280,7 +281,7 @@ class SharedDatabase:
     @property
     def gateway(self) -> GatewayTables:
         """The rows of gateways in this database."""
-        return SqlGateway(self.brief, self.brief)
+        return GatewayTables(self.brief, self.brief)
 
     async def close(self) -> None:
         """Close the connection. The next work connects again."""

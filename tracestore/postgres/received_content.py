@@ -8,6 +8,7 @@ import msgspec
 
 from callboard.bus.events.sessions import SessionCreated
 
+from ..gateway import forget_kept_before
 from ..shipping.shipment import SESSION, TOPIC, TS_US, Origin, SessionContent, Shipment
 from ..sql.connection import Row, placeholders
 from ..sql.events import branch, is_anothers, is_recorded
@@ -20,18 +21,17 @@ from ..sql.expiry import (
     references_in,
     sweep_bodies,
 )
-from ..sql.gateway import forget_kept_before
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 
 # --- Erasing received content ---
 #
-# Deletions in a trace file are repeated here, and later shipments don't bring the content back.
+# Deletions in a trace file are repeated in the shared store, and later shipments don't restore the content.
 #
-# - A file sends its deletions before later events. Each is executed once, even if it is sent again or the file was
-#   renamed. It affects only content from that file. A session of the same name from another file stays.
-# - A session that was deleted here is rejected until a session of that name starts again. From then on the session
-#   is accepted again. So are messages of other runs (``SESSION.RUN``) that are later than the deletion.
+# - A file sends its deletions before later events. Each deletion is executed once, even if it is sent again or the
+#   file was renamed. It affects only content from that file. A session of the same name from another file is kept.
+# - A session that was deleted here is rejected until a session of that name starts again. From then on, the
+#   session is accepted again, and so are messages of other runs (``SESSION.RUN``) after the deletion.
 # - If a shipment was read before a deletion in its file and arrives after it, the deleted content is left out.
 
 
@@ -81,7 +81,8 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
             while after := erase_old_words(statements, erasure.before_us, after, origin.name):
                 pass
             forget_names(statements, erasure.before_us, origin.name)
-            forget_kept_before(statements, erasure.before_us)  # a cluster's gateways store this content here
+            # a cluster's gateways store this content in this database
+            forget_kept_before(statements, erasure.before_us)
             for table in ("session_messages", "session_setups"):
                 statements.run(
                     f"DELETE FROM {table} WHERE ts_us < ? AND run IN (SELECT id FROM runs WHERE shipped_from = ?)",
@@ -91,7 +92,7 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
 
 
 def _delete_session(statements: Statements, origin: Origin, session_id: str, runs_here: Collection[str]) -> None:
-    """Delete a session of a file, under its name here."""
+    """Delete a session of a file, under the session's name in this store."""
     runs = [clean_text(run) for run in runs_here]
     names = [session_id, *(f"{session_id}.{run}" for run in runs)]
     owners: dict[str, bool] = dict(
@@ -115,7 +116,7 @@ def _delete_session(statements: Statements, origin: Origin, session_id: str, run
     erase_words(statements, session_id, origin.name)
     if owners.get(session_id, True):
         delete_sessions(statements, [session_id])
-    else:  # the name here belongs to another file's session
+    else:  # in this store, the name belongs to another file's session
         delete_sessions(statements, [name for name, is_ours in owners.items() if is_ours])
         statements.run(
             "DELETE FROM session_messages WHERE session_id = ?"
@@ -203,9 +204,8 @@ def _starts_of(shipment: Shipment) -> Mapping[str, int]:
     return started
 
 
-# --- Content of a shipment ---
-# It is stored as it is in its file. Messages from nodes of a cluster follow the claims of their session (see
-# `tracestore.sql.events`), from any file.
+# --- Content of a shipment --- Content is stored unchanged. Messages from nodes of a cluster follow the claims of
+# their session (see `tracestore.sql.events`), from any file.
 
 
 _ENTER_BODY = """

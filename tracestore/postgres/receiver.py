@@ -126,7 +126,7 @@ def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Val
 def enter_sessions(
     statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
 ) -> None:
-    """Insert sessions from events, except sessions that were deleted here."""
+    """Insert sessions from events, except sessions that were deleted in this store."""
     here = {name: between for name, between in times.items() if name not in barrier.sessions}
     statements.insert(UPSERT_SESSION, projection.sessions(here))
 
@@ -163,8 +163,8 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
 #
 # The direct way writes straight into the tables, because events after the file's position are usually new. They
 # are not new if the file is a copy, was renamed, or its events were stored in another way. Then a unique index
-# fails, and the transaction is rolled back. The staged way writes to a temporary table and copies each row from
-# there that is new by (run, seq).
+# fails, and the transaction is rolled back. The staged way writes to a temporary table, and copies from it the
+# rows whose (run, seq) is new.
 
 
 _NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
@@ -234,16 +234,17 @@ def _array(numbers: Iterable[int]) -> str:
 # --- The target of shippers ---
 #
 # A shipment is one transaction: its events, the rows that follow from them, and its end position in the file. The
-# direct way is tried first, and then the staged way. If some events were here before, the next shipments of the
-# file are staged, too, until one is completely new. Costs of repricings are not shipped: the shared store has its
-# own.
+# direct way is tried first, and then the staged way. If some events were already stored, the next shipments of the
+# file are staged, too, until a shipment is completely new. Costs of repricings are not shipped: the shared store
+# has its own.
 
 
 _Store: TypeAlias = Callable[[Statements, Origin, Shipment, ExistingRows], Stored]
 _Stage: TypeAlias = Callable[[Statements, Shipment], None]
 
 PATIENCE = Patience(work=60.0, cancelled=2.0)
-"""Seconds for a transaction. A longer one means that the server hangs. A shipper that ends does not wait for it.
+"""Seconds for a transaction. If a transaction takes longer, the server hangs. A shipper that ends does not wait
+for it.
 """
 
 

@@ -1,11 +1,11 @@
-"""The runs of a trace in PostgreSQL: their leases, and the end of lost ones.
+"""The runs of a trace in PostgreSQL: their leases, and the end of lost runs.
 
-A run in progress has a lease, a row in `run_leases`. It is inserted with the run's first events and renewed by the
-run's process. All times are of the database's clock. A run without an end and with an expired lease is lost. The
-next writer ends it as in `tracestore.sql.batches`. Writers look for lost runs at their start, and then every
-minute.
+A run in progress has a lease, a row in `run_leases`. The lease is inserted with the run's first events and renewed
+by the run's process. All times are of the database's clock. A run without an end and with an expired lease is
+lost. The next writer ends the run as in `tracestore.sql.batches`. Writers look for lost runs at their start, and
+then every minute.
 
-After a start of the server, each process has time to renew its lease before it expires. If a process is
+After a start of the server, each process has time to renew its lease before the lease expires. If a process is
 disconnected for longer, its runs are ended. Its next events reopen them, and the calls get their real end later. A
 run from a shipper (`shipped_from`) is ended in its own file, never here.
 """

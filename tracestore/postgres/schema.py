@@ -105,7 +105,7 @@ def _found(connection: psycopg.Connection, schema: str) -> Row:
 
 
 def found_version(connection: psycopg.Connection, schema: str) -> int:
-    """The version of the tables in a schema; 0 if Callboard has none there."""
+    """The version of the tables in a schema; 0 if the schema has no tables of Callboard."""
     return int(_found(connection, schema)[0] or 0)
 
 
@@ -130,10 +130,10 @@ def _text(sql: str) -> Any:
 
 # --- Partitions of events ---
 #
-# There is one for each month (UTC), made before its first event. It is made as a separate table and attached,
-# which waits for no reader. Writers need no permission for that: a function of the tables' owner does it. Moments
-# before the year 2000 and after 2099, from wrong clocks, have one partition on either side. There is no DEFAULT
-# partition, because creating a month would have to scan it.
+# There is one partition for each month (UTC), made before the month's first event. It is made as a separate table
+# and attached, which waits for no reader. Writers need no permission for that: a function of the tables' owner
+# does it. Moments before the year 2000 and after 2099, from wrong clocks, have one partition on either side. There
+# is no DEFAULT partition, because creating a month would have to scan it.
 
 
 FIRST_US = to_us(datetime(2000, 1, 1, tzinfo=UTC))

@@ -32,7 +32,9 @@ def clean_text(text: str) -> str:
 
 
 def clean_envelope(envelope: Envelope) -> Envelope:
-    """The envelope with clean names and tags. Its event is not changed, because its JSON has no NUL."""
+    """Clean the names and tags of an envelope. The event is not changed, because an event's JSON contains no
+    NUL.
+    """
     changes: dict[str, object] = {
         name: clean_text(value)
         for name in envelope.__struct_fields__
@@ -130,7 +132,9 @@ def _statement(insert: Insert, types: tuple[str, ...]) -> str:
 
 
 def _array(values: list[SqlValue], type_: str) -> str:
-    """An array in PostgreSQL's text form. This is several times as fast as psycopg's own conversion."""
+    """Convert values to an array in PostgreSQL's text form. This is several times as fast as psycopg's own
+    conversion.
+    """
     if type_ == "text":
         parts = ["NULL" if value is None else _quoted(value) for value in values]
     else:
@@ -166,7 +170,7 @@ WITH_SESSIONS = (
 )
 """Statements that delete a cluster's rows of sessions, except those of living nodes.
 
-They skip locked rows, which are in use.
+The statements skip locked rows, which are in use.
 """
 
 
@@ -205,7 +209,7 @@ class PostgresPricing:
         return f"TRUNCATE pg_temp.{table}"
 
     def surveyed(self, table: str) -> tuple[str, ...]:
-        """A statement that collects statistics. PostgreSQL doesn't do so itself for temporary tables."""
+        """A statement that collects statistics, because PostgreSQL doesn't collect them for temporary tables."""
         return (f"ANALYZE pg_temp.{table}",)
 
     def same(self, one: str, other: str) -> str:
@@ -288,8 +292,7 @@ class PostgresDialect:
 POSTGRES = PostgresDialect()
 
 
-# --- The index of words ---
-# It is a table of text search vectors. Its rows are deleted with their bodies.
+# --- The index of words --- The index is a table of text search vectors. A row is deleted with its body.
 
 
 TABLE = "content_search"

@@ -26,7 +26,6 @@ from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.events import RunNumbers, RunSpan, claim
-from ..sql.gateway import SqlGateway
 from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
@@ -145,7 +144,7 @@ class PostgresStore(SqlStore):
     @property
     def gateway(self) -> GatewayTables:
         """The rows of gateways in this database. Their transactions don't wait for writers of the trace."""
-        return SqlGateway(self._database.look, self._database.brief)
+        return GatewayTables(self._database.look, self._database.brief)
 
     @property
     def waiting(self) -> LateEvents:

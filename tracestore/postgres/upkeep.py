@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 # stay, such as events of calls without an end, are put into a new partition in the same transaction. Rows are
 # deleted one by one if much of a month must stay, if readers block the drop, and in the month of the cutoff.
 #
-# Only the owner of the tables can drop a month. Space of deleted rows is reused for later rows. Only ``vacuum``
-# returns it to the disk; it rewrites the tables while writers wait. A dropped month frees its space immediately.
+# Only the owner of the tables can drop a month. The space of deleted rows is reused for later rows. Only
+# ``vacuum`` returns the space to the disk; it rewrites the tables while writers wait. A dropped month frees its
+# space immediately.
 
 
 _log = Log("tracestore.pruning")
@@ -246,7 +247,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     """The name of the schema of the tables."""
     schema_version: int
-    """The version of the tables, 0 if there are none yet."""
+    """The version of the tables; 0 if there are no tables yet."""
     user: str
     """The name of the role that is connected."""
     writable: bool

@@ -1,7 +1,7 @@
 """Price files: YAML that people write, read without floats.
 
 Figures are US dollars per million tokens, as providers publish them, with at most six decimals (then they are
-whole pico-USD per token). A file holds one table, or several dated ones:
+whole pico-USD per token). A file contains one table, or several tables with dates:
 
     tables:
       - label: example prices, spring      # for people
@@ -90,8 +90,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The licence of the source."""
     models: tuple[SnapshotModel, ...]
     aliases: tuple[tuple[str, str], ...] = ()
-    """Aliases that belong to no single model, as pairs of pattern and target. An example is a provider that
-    resells another's models.
+    """Aliases that concern several models, as pairs of pattern and target. An example is a provider that resells
+    another provider's models.
     """
     left_out: dict[str, int] = {}
     """The number of models whose prices are missing in the table, by reason."""
@@ -162,7 +162,7 @@ def decode(data: bytes, source: str) -> Snapshot:
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """A snapshot as JSON, one model a line, so that two of them can be compared line by line."""
+    """Encode a snapshot as JSON, one model a line, so that two snapshots can be compared line by line."""
     head = {
         "format": snapshot.format,
         "date": snapshot.date,
@@ -207,7 +207,7 @@ def _parse(path: Path) -> Node:
     import yaml
 
     class Strings(yaml.BaseLoader):
-        """Keeps every scalar as written, so that no rate becomes a float. It refuses duplicate keys."""
+        """Keeps every scalar as written, so that no rate becomes a float. Duplicate keys are refused."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             mapping = super().construct_mapping(node, deep=True)

@@ -55,19 +55,21 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     per_request: int = 0
     """Pico-USD per call."""
     valid_from: int | None = None
-    """The first moment, in microseconds since the epoch; None means no limit."""
+    """The time from which the row is valid, in microseconds since the epoch; None means no limit."""
     valid_to: int | None = None
-    """The moment after the last one, in microseconds since the epoch; None means no limit."""
+    """The time from which the row is no longer valid, in microseconds since the epoch; None means no limit."""
     above: int = 0
     """The row applies to calls with more input tokens in total than this number; 0 is all calls."""
     note: str = ""
-    """A note for people. It does not affect the version."""
+    """A note for people, which does not affect the table's version."""
     extra: dict[str, int] = {}
     """Rates of the counts in `TokenUsage.details`, in pico-USD per token or unit. A part of a bucket
     (`USAGE_PARTS`) without a rate here is billed as its bucket. Any other count without a rate here has no price.
     """
     service_tier: str = ""
-    """The service tier, as `tier_name` gives it. Empty means the usual tier. ``*`` is any tier without a row."""
+    """The service tier, as `tier_name` gives it. Empty means the usual tier. ``*`` means any tier without a row of
+    its own.
+    """
     daily_from: int | None = None
     """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all day.
     Within its hours, a row with hours takes precedence over a row for all day.
@@ -190,8 +192,8 @@ def sorted_rows(rows: Iterable[PriceRow]) -> tuple[PriceRow, ...]:
 
 
 def _order(row: PriceRow) -> tuple[str, bool, str, bool, int, int, int]:
-    # Of a model's rows that cover a call, the last one applies: rows for a tier, for hours or for larger sizes are
-    # sorted last.
+    # If several rows of a model cover a call, the last one applies. So rows for a tier, for hours or for larger
+    # sizes are sorted last.
     return (
         row.model,
         row.service_tier != ANY_TIER,
@@ -282,8 +284,8 @@ _HASHED = sorted(name for name in PriceRow.__struct_fields__ if name != "note")
 
 # --- Finding the rows of a model ---
 #
-# A model has up to four names: the requested one and the served one, each under the adapter and under the provider
-# with the prices (`priced_as`). For each name, the rows are tried in this order:
+# A model has up to four names: the requested name and the served name, each under the adapter and under the
+# provider with the prices (`priced_as`). For each name, the rows are tried in this order:
 #
 #   1. rows for exactly this ``provider:name``
 #   2. rows for the target of the first matching alias (an alias without ``*`` before those with it)
@@ -437,7 +439,9 @@ def _covered(parts: list[str], name: str) -> str:
 
 
 def _names(under: str, model: str, served_model: str | None) -> list[str]:
-    """The names of a call under one provider, the highest in rank first. The served model is billed."""
+    """The names of a call under one provider, the highest in rank first. The served model is first, because it is
+    billed.
+    """
     provider = under.partition(":")[0]
     if not served_model:
         return [under]

@@ -49,7 +49,9 @@ bits.
 
 TOO_LARGE = "cost too large"
 INCONSISTENT = "usage inconsistent"
-"""A reason for a missing cost, like `TOO_LARGE`. The SQL of repricing returns the same texts."""
+"""The reason for a missing cost if the counts contradict each other. The SQL of repricing returns the same
+text.
+"""
 
 
 class Component(msgspec.Struct, frozen=True):
@@ -266,7 +268,8 @@ class PriceTable:
     ) -> Cost:
         """The cost of a call under this table.
 
-        Its source is ``computed``, or ``unpriced`` with a reason. A cost is never zero because a price is missing.
+        The cost's source is ``computed``, or ``unpriced`` with a reason. A cost is never zero because a price is
+        missing.
 
         Args:
             model: The model as routed, ``provider:name``.
@@ -328,7 +331,8 @@ class PriceTable:
         priced_as: str | None = None,
         service_tier: str | None = None,
     ) -> Iterator[Segment]:
-        """The rows that apply to one model, as disjoint ranges of time, hours and size, for joins in SQL.
+        """The rows that apply to one model, each with a range of time, hours and size, for joins in SQL. The
+        ranges do not overlap.
 
         The table is evaluated at each point where the result can change, so the ranges agree with `find`.
 
@@ -372,9 +376,9 @@ class Segment(msgspec.Struct, frozen=True):
     """The times, sizes and hours for which one row applies."""
 
     since: int
-    """The first moment, in microseconds since the epoch."""
+    """The time from which the segment applies, in microseconds since the epoch."""
     until: int
-    """The moment after the last one, in microseconds since the epoch."""
+    """The time from which the segment no longer applies, in microseconds since the epoch."""
     above: int
     """The total number of input tokens that a call must exceed."""
     up_to: int
@@ -382,9 +386,9 @@ class Segment(msgspec.Struct, frozen=True):
     row: PriceRow
     """The row that applies."""
     daily_from: int
-    """The first moment of each UTC day, in microseconds since midnight."""
+    """The time from which the segment applies in each UTC day, in microseconds since midnight."""
     daily_to: int
-    """The moment after the last one of each UTC day, in microseconds since midnight."""
+    """The time from which the segment no longer applies in each UTC day, in microseconds since midnight."""
 
 
 def round_to_nano(pico_usd: int) -> int:

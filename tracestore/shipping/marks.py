@@ -51,7 +51,7 @@ def mark_path(trace: Path, target: str) -> Path:
 
 
 def read_mark(path: Path) -> Mark | None:
-    """The mark in a file; None if there is no readable one."""
+    """Read the mark in a file; None if there is no readable mark."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Mark)
     except (OSError, msgspec.MsgspecError):
@@ -178,9 +178,9 @@ async def backlogs(trace: Path) -> list[Backlog]:
 
 # --- Finding files of dead shippers ---
 #
-# Each shipper registers its trace file in a folder of the machine. If its process dies, another shipper to the
-# same store finds that the lock is free. It writes the events that the dead process left, ends its runs, and ships
-# the file.
+# Each shipper registers its trace file in a folder of the machine. If the process dies, another shipper to the
+# same store finds that the lock is free. That shipper writes the events that the dead process left, ends the
+# process's runs, and ships the file.
 
 
 _LOOK_SECONDS = 30.0
@@ -232,7 +232,7 @@ class RegisteredFiles:
         return True
 
     def found(self) -> list[Path]:
-        """The files of other shippers to the same store, both running and dead ones."""
+        """The files of other shippers to the same store, whose processes run or are dead."""
         found = []
         for place in sorted(self._folder.glob("*.json")):
             try:
@@ -271,7 +271,7 @@ async def take_over(store: Store, prices: PriceTable | None, delivered: Delivere
 
 
 async def check_shipping(trace: Path) -> list[Check]:
-    """Check the progress of shipping to each shared store of the file, without connecting to it."""
+    """Check the progress of shipping a file to each of its shared stores, without a connection to a store."""
     try:
         found = await backlogs(trace)
     except StoreError as error:

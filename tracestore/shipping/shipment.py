@@ -170,24 +170,24 @@ class Target(Protocol):
 
 # --- Rows for COPY ---
 #
-# They are CSV with control characters in place of commas and quotes. All values are quoted. A third control
+# The rows are CSV with control characters in place of commas and quotes. All values are quoted. A third control
 # character means NULL, even in quotes. So rows are made by joining texts. If a text contains one of these
 # characters, the rows are made value by value.
 
 
 _BETWEEN = "\x1f"
 QUOTE = "\x02"
-"""The quote character. It is doubled inside a value."""
+"""The quote character. A quote character in a value is doubled."""
 _NULL = "\x1e"
 _END = "\n"
 _ROWS_AT_ONCE = 250
-"""The number of rows at a time. With rows of usual size, psycopg then sends them in one piece."""
+"""The number of rows in one piece of text. psycopg sends this many rows of usual size in one piece."""
 
 _OPTIONS = f"FORMAT csv, DELIMITER '{_BETWEEN}', QUOTE '{QUOTE}', NULL '{_NULL}'"
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Rows of one table, without the numbers of their runs, because the server has its own numbers."""
+    """Rows of one table as text, without the numbers of runs, because the server has its own numbers."""
 
     columns: tuple[str, ...]
     """The columns, without the run and without columns that are NULL in all rows."""
@@ -203,9 +203,8 @@ class Lines(msgspec.Struct, frozen=True):
     """The text after the text of a row."""
 
     def parts(self, runs: Mapping[int, int]) -> Iterator[bytes]:
-        """The text of all rows in pieces, as UTF-8. Each row starts with the server's number of its run.
-
-        A single text of all rows would take some megabytes of memory.
+        """The text of all rows in pieces, as UTF-8. Each row starts with the number that its run has on the
+        server. A single text of all rows would take some megabytes of memory.
         """
         before = {number: f"{there}{self.begin}" for number, there in runs.items()}
         for place in range(0, len(self.rows), _ROWS_AT_ONCE):

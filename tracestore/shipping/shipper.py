@@ -138,7 +138,7 @@ _MARK_SECONDS = 1.0
 """Seconds after which the mark is written again during long sending."""
 
 _LOG_FROM = 1000
-"""The number of waiting events from which they are reported. After it, each doubling is reported."""
+"""If this many events wait, their number is reported, and again whenever it has doubled."""
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True):
@@ -161,11 +161,12 @@ class ShippingStatistics(msgspec.Struct, frozen=True):
 
 
 class TraceShipper:
-    """Copies a trace file to a shared store, by (run, seq), batch by batch, while others write the file.
+    """Copies a trace file to a shared store, in batches, while other processes write the file. Events are
+    identified by (run, seq).
 
     A batch is one transaction of the shared store: its events, their rows, captured content, and the position. So
-    a batch may be sent any number of times, by any number of shippers. If a file has several shippers, one works,
-    and the others wait for its end.
+    a batch may be sent any number of times, by any number of shippers. If a file has several shippers, one of them
+    works, and the others wait until it ends.
 
     Args:
         path: The trace file.
@@ -174,8 +175,8 @@ class TraceShipper:
         options: The sizes and time limits.
         on_change: Called when shipping starts to fail, and when it works again.
         prices: The prices for calls of dead processes. Their files are shipped, too.
-        adopts: The folder where shippers of this machine register their files. The files of dead ones are
-            shipped, too. With None, no other file is shipped.
+        adopts: The folder where shippers of this machine register their files. The files of dead ones are shipped,
+            too. With None, no other file is shipped.
         recent: The last batches that this process wrote to the file. They are not read again.
 
     Raises:
@@ -383,8 +384,8 @@ class TraceShipper:
                 _log.warning("store_fell_back", target=self._target.name, file=str(self.path))
                 await self._ask()
                 return False
-            # The position belongs to another file with the same name, such as a copy. Ship this file from its
-            # start.
+            # The target's position belongs to another file with the same name, such as a copy. So ship this file
+            # from its start.
             position = await self._target.take(self._origin, msgspec.structs.replace(shipment, after=START))
         await self._sent(shipment, position)
         return shipment.is_all

@@ -83,7 +83,7 @@ class Source:
         return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
 
     async def confirmed(self, position: Position) -> Position:
-        """The target's position, if it belongs to this file; else the start. Raises StoreError."""
+        """Return the target's position if it belongs to this file, or else the start. Raises StoreError."""
         if position == START:
             return START
         await self.open()
@@ -172,7 +172,9 @@ def _shipment(
 
 
 def _written(statements: Statements, after: int, limit: int, recent: Sequence[Written]) -> _Found | None:
-    """The events after a given one, if they are exactly the last written events. The file decides this."""
+    """Return the events after event number `after` from memory, or None unless they are exactly the last written
+    events of the file.
+    """
     ((first_run, last_run, encoded),) = statements.run(_SEQS, {"after": after, "limit": limit, "most": _ANY})
     if first_run != last_run:
         return None
@@ -189,7 +191,7 @@ def _written(statements: Statements, after: int, limit: int, recent: Sequence[Wr
 
 
 def _events(statements: Statements, after: int, boundary: int | None, limit: int) -> _Found:
-    """The events after a given one, up to the boundary."""
+    """Read the events after event number `after`, up to the boundary."""
     columns: list[list[Any]] = [[] for _ in _READ]
     size = 0
     is_all = False
@@ -211,10 +213,8 @@ class _Part(NamedTuple):
 
 
 def _part(statements: Statements, which: Mapping[str, int]) -> _Part:
-    """The events after a given one, column by column.
-
-    The query returns them in one row, as JSON and as one long text. Fetching a row releases the GIL, and in a busy
-    process it takes milliseconds to get it back.
+    """Read some events, column by column. The query returns them in one row, as JSON and as one long text.
+    Fetching a row releases the GIL, and in a busy process it takes milliseconds to get it back.
     """
     ((last, encoded, joined_data),) = statements.run(_EVENTS, which)
     columns = _decoder.decode(encoded)
@@ -315,14 +315,14 @@ def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
 
 # --- Recently written rows ---
 #
-# They are kept in memory, so that they need not be read again. The file decides which events are shipped: the runs
-# and numbers after a position are read from it. If these are exactly the last written batches, the other values
-# are taken from memory. Otherwise everything is read: at the start, after an outage, if other processes write to
-# the file, and after deletions.
+# Recently written rows are kept in memory, so that they need not be read again. The file decides which events are
+# shipped: the runs and numbers after a position are read from it. If these are exactly the last written batches,
+# the other values are taken from memory. Otherwise everything is read: at the start, after an outage, if other
+# processes write to the file, and after deletions.
 
 
 MOST_EVENTS = 10_000
-"""The largest number of events that are kept. Older ones are dropped."""
+"""The largest number of events in memory. The oldest events are dropped first."""
 
 MOST_BYTES = 8_000_000
 """The largest size of the kept events' data, in bytes."""

@@ -39,15 +39,15 @@ _MADE_AT_ONCE = 32
 
 _MOST_MADE_AT_ONCE = 256
 _MADE_PER_SECOND = 40_000
-"""For each second that other tasks ran, this many more events are processed, which takes about a quarter of that
-time.
+"""The number of additional events to process for each second that other tasks ran. They take about a quarter of
+that time.
 """
 
 
 class Batch:
     """Envelopes, encoded and sorted by the statement that stores them.
 
-    It is built outside of the transaction: call `add` for some events at a time, and then `complete`.
+    A batch is built outside of the transaction: call `add` for some events at a time, and then `complete`.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Batch:
         """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name instead of
         its number."""
         self.projection = Projection()
-        """The derived rows."""
+        """The rows of other tables that are derived from the events."""
         self.runs: list[RunSpan] = []
         """The parts of runs in the batch, set by `complete`."""
         self._captured: list[Envelope] = []
@@ -141,7 +141,7 @@ async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | 
 
 
 def made_at_once(others_seconds: float) -> int:
-    """The number of events to process next. It grows with the time that other tasks took.
+    """The number of events to process next. The number grows with the time that other tasks took.
 
     With thousands of other tasks, a fixed small number would let the writer fall behind.
     """
@@ -158,7 +158,7 @@ _MESSAGE = "the process died before this call ended. Its usage and cost are at b
 
 
 def _goes_on(call: str) -> str:
-    """The condition that a call's reply is made in the background. Such a call doesn't end with its process."""
+    """A condition: a call's reply is made in the background. Such a call doesn't end with its process."""
     return (
         f"EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = {call}.request_id"
         f" AND e.attempt = {call}.attempt AND e.topic = 'llm.call_accepted')"

@@ -39,7 +39,9 @@ _COST_FIELDS = {
 
 
 def cost_columns(prefix: str) -> tuple[str, ...]:
-    """The columns of a cost. The prefix ``cost`` is the cost at call time, ``now`` the requested one."""
+    """The columns of a cost. The prefix is ``cost`` for the cost at call time, or ``now`` for the requested
+    cost.
+    """
     return tuple(f"{prefix}_{name}" for name in _COST_FIELDS)
 
 
@@ -93,7 +95,7 @@ def tags_of(text: str | None) -> dict[str, str]:
 
 
 def json_text(value: object) -> str:
-    """The JSON of a value. Half a surrogate pair in it becomes a question mark."""
+    """Encode a value as JSON. Half a surrogate pair becomes a question mark."""
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeError:
@@ -122,7 +124,8 @@ IDENTITY = ("session_id", "turn_id", "request_id", "attempt", "message_id", "cau
 """The columns that events and calls have in common."""
 
 _SHARED = (*IDENTITY, "run", "ts_us", "day", "provider", "model", "status")
-"""The columns that the start and the end of an attempt fill with the same value, and the status, which differs.
+"""The columns that the start and the end of an attempt fill with the same values, and `status`, whose values
+differ.
 """
 
 REQUEST, ATTEMPT, RUN, STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
@@ -179,10 +182,11 @@ _IMPORTED = (*_ENDED, *_IMPORT.columns, "started_us")
 
 
 def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
-    """Insert a call, or fill in its row: `overwrite` columns are set, the others only where they are NULL.
+    """An INSERT of a call that updates an existing row. `overwrite` columns are set; other columns are set only if
+    they are NULL.
 
-    The shared columns were set by the first event. They are not set again, because SQLite rewrites every index on
-    a column in the statement, even without a change.
+    The shared columns were set by the first event. They are not set again, because SQLite would rewrite every
+    index on a column in the statement, even without a change.
     """
     changes = [
         _set(name) if name in overwrite else f"{name} = coalesce(calls.{name}, excluded.{name})"
@@ -229,7 +233,9 @@ REVISION = len(_SHARED) + len(_ENDED) + _IMPORT.columns.index("revision")
 
 
 def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of a started call. `run`, also in the other rows, is the run's number or a placeholder for it."""
+    """The row of a started call. In this and the following functions, `run` is the run's number or a
+    placeholder.
+    """
     shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
     return [*shared, *_START.values(event), ts_us]
 
@@ -345,7 +351,7 @@ _MOST_JOINED = 8
 
 
 def cost_under(runs: Sequence[int]) -> tuple[str, str]:
-    """The cost of many calls ``c`` if these runs were the current ones, in this order."""
+    """The SQL for the cost of many calls ``c``, if these runs were current in this order."""
     if len(runs) > _MOST_JOINED:
         return "", nano_under(runs)
     names = [f"cost_{place}" for place in range(len(runs))]
@@ -358,14 +364,14 @@ def cost_under(runs: Sequence[int]) -> tuple[str, str]:
 
 
 def with_nano(priced: tuple[str, str], condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
-    """A SELECT of calls for sums, with their cost as ``now_nano``."""
+    """A SELECT of calls for sums. Its column ``now_nano`` is the cost of a call."""
     joins, nano = priced
     sql = f"SELECT c.*, r.run_id, {nano} AS now_nano FROM calls AS c JOIN runs AS r ON r.id = c.run{joins}"
     return f"{sql} WHERE {condition}", list(values)
 
 
 def nano_under(runs: Iterable[int]) -> str:
-    """The cost of a call ``c`` if these runs were the current ones, in this order."""
+    """The SQL for the cost of a call ``c``, if these runs were current in this order."""
     of_run = "FROM call_cost AS k WHERE k.run = {:d} AND k.call_id = c.id"
     cases = "".join(
         f" WHEN EXISTS (SELECT 1 {of_run.format(run)}) THEN (SELECT k.cost_nano {of_run.format(run)})"

@@ -16,10 +16,9 @@ from .connection import Database, PricingDialect, SqlValue, Statements, Temporar
 from .pricing import Pricer
 from .sums import Difference, current_runs
 
-# --- The sums of a repricing ---
-# The costs of its calls before and after, by model, day and session. `reprice_sum` keeps the sums of each run, and
-# the transactions of the costs add to it. `reprice_trial` is a table of the same form on one connection, with the
-# sums of a dry run.
+# --- The sums of a repricing --- The sums are the costs of a run's calls before and after, by model, day and
+# session. `reprice_sum` contains the sums of each run; the transactions that store costs add to it.
+# `reprice_trial` is a table of the same form on one connection, with the sums of a dry run.
 
 
 SumTable: TypeAlias = Literal["reprice_sum", "reprice_trial"]
@@ -179,9 +178,9 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
 
 # --- Comparing the last priced calls ---
 #
-# The costs before are looked up with the calls. A run of all calls over one other run, its base, skips most
-# look-ups. Its sums start with the sums of the base, and the run adds the costs at call time. Only calls with a
-# price on one side are examined one by one.
+# The costs before are looked up with the calls. A run of all calls that follows exactly one current run, its base,
+# skips most look-ups. Its sums start with the sums of the base, and the run adds the costs at call time. Only
+# calls with a price on one side are examined one by one.
 
 
 _TABLES = (
@@ -335,14 +334,16 @@ def _grouped(
 _MODEL, _DAY, _SESSION = "coalesce(c.model, '')", "c.day + 0", "coalesce(c.session_id, '')"
 """Columns to group by.
 
-They are expressions, because SQLite would otherwise scan the index on days with all calls.
+The columns are expressions, because SQLite would otherwise scan the index on days with all calls.
 """
 
 _WHICH = {
     "estimated": "c.usage_source = 'estimated'",
     "unknown": f"c.usage_source IS NULL AND {usage_unknown('c')}",
 }
-"""Conditions. Each matches the condition of an index, because otherwise all calls would be read."""
+"""The condition for each count. Each matches the condition of an index, because otherwise all calls would be
+read.
+"""
 
 
 class _Counts(NamedTuple):
@@ -369,7 +370,7 @@ class UncountedCalls(NamedTuple):
 
 
 def count_uncounted(statements: Statements, where: CallFilter, *, by_session: bool) -> UncountedCalls:
-    """Count the calls outside of the sums, before the costs of the run are the current ones."""
+    """Count the calls that are in no sum, before the costs of the run become current."""
     return UncountedCalls(
         _counts(statements, where, _MODEL),
         _counts(statements, where, _DAY),
@@ -417,7 +418,7 @@ def _counts(statements: Statements, where: CallFilter, column: str) -> dict[str,
 
 
 def _in_flight(statements: Statements, where: CallFilter) -> int:
-    """Calls without an end. A filter's conditions on the end of a call don't apply to them."""
+    """Count calls without an end. A filter's conditions on the end of a call don't apply to them."""
     started = msgspec.structs.replace(
         where, status=None, error_class=None, unpriced=False, unknown=False, min_cost_nano_usd=None
     )

@@ -37,7 +37,9 @@ class PricingDialect(Protocol):
 
     @property
     def unknown_rate(self) -> int | float:
-        """The number that replaces an unknown rate: so large that the cost of one token exceeds `priced_below`."""
+        """The number that replaces an unknown rate. It is so large that the cost of one token exceeds
+        `priced_below`.
+        """
         ...
 
     @property
@@ -171,11 +173,13 @@ class Dialect(Protocol):
         ...
 
     def tag(self, tags: str) -> str:
-        """The value of one tag, NULL if there is none. `tags` is a column of JSON, the tag's name a parameter."""
+        """The SQL for the value of one tag; NULL if there is none. `tags` is a column of JSON. The tag's name is a
+        parameter.
+        """
         ...
 
     def behind(self, text: str, sign: str) -> str:
-        """The part of a text after the first `sign` in it."""
+        """The SQL for the part of a text after the first `sign`."""
         ...
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
@@ -187,7 +191,7 @@ class Dialect(Protocol):
         ...
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with this many decimal places."""
+        """The SQL for a number that is rounded to `digits` decimal places."""
         ...
 
 
@@ -258,7 +262,7 @@ def at_most(rows: int | None) -> Sql:
 
 
 def placeholders(number: int) -> str:
-    """A number of parameters, with commas between them."""
+    """That many ``?`` parameters, with commas between them."""
     return ", ".join("?" * number)
 
 
@@ -292,7 +296,7 @@ async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits for work that waits for others. None means no limit."""
+    """Time limits for work that may block. None means no limit."""
 
     work: float | None = None
     """The longest time for a piece of work, in seconds."""

@@ -28,7 +28,7 @@ _Name = TypeVar("_Name", int, str)
 
 
 class RunSpan(msgspec.Struct):
-    """The part of one run that is in a batch."""
+    """The events of one run in a batch."""
 
     run_id: str
     first_us: int
@@ -91,7 +91,9 @@ _ENTER = f"""
 
 
 def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, tuple[int, int]]:
-    """The smallest and largest value for each name. `names` and `values` have the same length. None is skipped."""
+    """The smallest and the largest value for each name. `names` and `values` have the same length. A name of None
+    is skipped.
+    """
     if len(set(names)) == 1 and names[0] is not None:
         return {names[0]: (min(values), max(values))}
     found: dict[_Name, list[int]] = {}
@@ -110,13 +112,13 @@ def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, 
 # --- Owners of stored sessions ---
 #
 # A run that creates, restarts or resumes a session (`claim`) owns it from then on. Another run may still write to
-# the session, for example the rest of a turn in progress. Its messages are stored under another name,
+# the session, for example the rest of a turn in progress. The other run's messages are stored under another name,
 # ``SESSION.RUN``: a session with the common history at its start. So if two hosts resume one session at the same
 # time, there are two sessions in the end, and no message is lost.
 #
 # In a cluster each claim of a session has a number, its epoch, and messages carry it. A message with a lower epoch
-# than the store's is too late, even if it is from the run that owns the session now. A message that the next owner
-# has restored from frames does not conflict with the original.
+# than the store's is too late, even if its run owns the session now. A message that the next owner has restored
+# from frames does not conflict with the original.
 
 
 _log = Log("tracestore.ownership")

@@ -22,16 +22,16 @@ import msgspec
 from callboard.bus.events.codec import decode_event
 
 from ..codec import encode_event, figures_of
+from ..gateway import forget_kept_before, forget_kept_of, note_forgotten
 from ..prices.rows import MAX_INT64
 from .connection import Database, Row, SqlValue, Statements, placeholders
-from .gateway import forget_kept_before, forget_kept_of, note_forgotten
 
 BODIES_AT_ONCE = 500
 EVENTS_AT_ONCE = 500
 
 
 class Needed(NamedTuple):
-    """The bodies that sessions referred to at one moment."""
+    """The state of bodies at one time, for a sweep."""
 
     hashes: set[bytes]
     moment: str
@@ -320,7 +320,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """One deletion: of a session, or of all content that was last used before a given time."""
 
     key: str = ""
-    """An identifier that is unique among all deletions; empty before it is recorded."""
+    """An identifier that is unique among all deletions; empty until the deletion is recorded."""
     at_us: int
     """The time of the deletion, in microseconds UTC."""
     number: int = 0

@@ -45,7 +45,7 @@ _OF_CALLS = {
     "at_call_time_nano_usd": sum_of("keyed.cost_nano"),
     "at_call_time_unpriced": f"count(*) FILTER (WHERE {_UNPRICED_THEN.format('keyed')})",
 }
-"""Each field of a row, as a sum over calls."""
+"""The expression for each field of a row, as a sum over calls."""
 
 _KEPT_AS = {
     "cost_nano_usd": "now_nano",
@@ -53,7 +53,7 @@ _KEPT_AS = {
     "at_call_time_unpriced": "then_unpriced",
 }
 _OF_SUMS = {name: f"coalesce(sum(keyed.{_KEPT_AS.get(name, name)}), 0)" for name in _OF_CALLS}
-"""Each field of a row, as a sum over the stored sums."""
+"""The expression for each field of a row, as a sum over the stored sums."""
 
 
 async def costs(database: Database, where: CallFilter, by: Sequence[str], under: str | None) -> list[CostRow]:

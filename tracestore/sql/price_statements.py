@@ -73,7 +73,7 @@ _TABLES = (
         "reprice_cost",
         {
             "id": "INTEGER",  # the call's id
-            "place": "INTEGER",  # key of `reprice_model` and day in one, see `DAYS`
+            "place": "INTEGER",  # the key of `reprice_model` and the day in one number, see `DAYS`
             "nano": "INTEGER",
             "at_call": "INTEGER",  # the cost at call time, in nano-USD
             "session": "TEXT",  # NULL unless sessions were requested
@@ -91,15 +91,16 @@ INSERT_RATE = """
 """
 
 DAYS = 1 << 32
-"""A number far above the days that 64 bits of microseconds can count. `place` is the key times this number, plus
-the day. Sorting by one number is faster than by two."""
+"""A number far above the days that 64 bits of microseconds can count. `place` is a model's key times this number,
+plus the day. Sorting by one number is faster than by two.
+"""
 
 
 class PriceStatements(NamedTuple):
     """The statements for one database. `plain` still has placeholders for the session and the condition."""
 
     prepare: tuple[str, ...]
-    """Statements that make the temporary tables, or empty them."""
+    """Statements that create the temporary tables, or empty them."""
     empty: str
     """The statement that deletes the costs of the last calls."""
     learned: tuple[str, ...]

@@ -116,7 +116,7 @@ class Projection:
         self._completed: list[Values] = []
         self._failed: list[Values] = []
         self._imported: dict[str, Values] = {}  # by request
-        # Rows from `take_in`: completed calls, and failed ones.
+        # The rows from `take_in`: of completed calls, and of failed calls.
         self._whole: tuple[list[Values], list[Values]] = [], []
         self._session_fields: dict[str, _SessionFields] = {}  # of each session the model, the tags and the name
         self._corrected: dict[int, list[int]] = {}  # calls to price again, by the number of the repricing
@@ -288,7 +288,7 @@ def joined(several: Iterable[Projection]) -> Projection:
 
 
 def flat(rows: Iterable[Sequence[SqlValue]]) -> Values:
-    """The values of rows, one after the other."""
+    """Join the values of rows to one flat list."""
     return list(chain.from_iterable(rows))
 
 

@@ -22,10 +22,10 @@ from typing import Literal
 import anyio
 import msgspec
 
+from ..gateway import forget_kept_before
 from ..reports import PruneReport
 from .connection import Database, Row, SqlValue, Statements, placeholders
 from .expiry import allowed, delete_sessions, delete_spared, delete_unneeded, needed_bodies
-from .gateway import forget_kept_before
 
 CALLS_AT_ONCE = 250
 SESSIONS_AT_ONCE = 250
@@ -50,7 +50,7 @@ OLD_RUNS = """
        AND r.id NOT IN (SELECT run FROM session_setups)
 """
 
-# The requests of the last call and of the last event stay, with all their rows.
+# The requests of the last call and of the last event are kept, with all their rows.
 _KEPT_REQUESTS = """
     SELECT request_id FROM calls WHERE id = (SELECT max(id) FROM calls)
      UNION
@@ -91,7 +91,7 @@ class Pruning(ABC):
     _delete_tags: str
     """The statement that deletes the tags of calls. ``{calls}`` is a placeholder for a list of their ids."""
     _events_with_calls: bool
-    """Whether events are deleted in the transaction of their calls, and not after them."""
+    """Whether events are deleted in the transaction of their calls. Otherwise they are deleted later."""
 
     _old_runs = OLD_RUNS
     """The part of a query that finds ended runs without remaining rows."""

@@ -54,7 +54,9 @@ from .sums import Difference, RepricedGroup, add_repriced, current_runs, differe
 _T = TypeVar("_T")
 
 CHUNK = 10_000
-"""The number of calls per transaction, which takes some 30 ms. Their rows fit into the processor's cache."""
+"""The number of calls in one transaction, which takes about 30 ms. The rows of these calls fit into the
+processor's cache.
+"""
 
 _KEEP = """
     INSERT INTO call_cost (run, call_id, cost_nano, reason)
@@ -155,7 +157,9 @@ class Repricing:
         return lambda statements: self._price(statements, run_id, low, high, dry)
 
     def _price(self, statements: Statements, run_id: int, low: int, high: int, dry: bool) -> None:
-        """Add up the costs of one chunk, before and after. Unless `dry`, store the new costs."""
+        """Price one chunk of calls, and add the costs before and after to the sums. Unless `dry`, store the new
+        costs.
+        """
         self._pricer.price(statements, low, high)
         groups = compared(statements, self._pricer, run_id, low, high)
         add_to_sums(statements, _sum_table(dry), run_id, groups)
@@ -331,7 +335,7 @@ def _undo(statements: Statements, trace: str, now_us: int) -> RepriceRun:
 
 
 async def interrupted(database: Database, run_id: int | None) -> RepriceRun:
-    """The unfinished run of a number, or the latest unfinished run. Raises StoreError if there is none."""
+    """The unfinished run with a number, or the latest unfinished run. Raises StoreError if there is none."""
     open_runs = [
         run for run in await history(database) if run.state == "interrupted" and run.last_call is not None
     ]

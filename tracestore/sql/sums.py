@@ -95,7 +95,7 @@ def summands(row: str) -> dict[str, str]:
 
 
 def _count(tokens: str) -> str:
-    # sum() fails if integers exceed 64 bits, but not if one of the values is a float.
+    # sum() fails if a sum of integers exceeds 64 bits, but not if one of the values is a float.
     return (
         f"CASE WHEN {tokens} BETWEEN -{_ABSURD} AND {_ABSURD} THEN {tokens} ELSE coalesce({tokens} * 1.0, 0) END"
     )
@@ -113,7 +113,7 @@ def repriced_summands(cost: str, call: str) -> tuple[str, ...]:
 
 
 def changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> str:
-    """The SET list that adds values to columns, or subtracts them with the sign ``-``."""
+    """A SET list that adds values to columns, or subtracts them if the sign is ``-``."""
     return ", ".join(f"{name} = {table}.{name} {sign} {value}" for name, value in zip(names, by, strict=True))
 
 

@@ -61,7 +61,7 @@ _log = Log("tracestore.database")
 
 
 class Database:
-    """One SQLite file, through one connection. It belongs to one event loop."""
+    """One SQLite file, through one connection. A database belongs to one event loop."""
 
     dialect = SQLITE
 
@@ -164,7 +164,8 @@ class Database:
         try:
             if connection is not None:
                 if lock is not None:
-                    # When the last connection closes, SQLite checkpoints. That is a write, so it needs the lock.
+                    # When the last connection closes, SQLite checkpoints. A checkpoint writes, so it needs the
+                    # lock.
                     with contextlib.suppress(StoreError):
                         await lock.patiently(lambda: in_thread(connection, lambda _: lock.try_acquire()))
                 with translated(self.path):
@@ -222,7 +223,9 @@ class Database:
                         raise TimeoutError(f"{self.path}: not read within {seconds:g} s") from None
                     case sqlite3.SQLITE_AUTH:
                         raise StoreError(f"{self.path}: only reading is allowed: SELECT, WITH, EXPLAIN") from None
-                    case _:  # no SQL, more than one statement, too few parameters, or the file itself
+                    # the statement is not SQL, is more than one statement, lacks parameters, or names the file
+                    # itself
+                    case _:
                         raise StoreError(f"{self.path}: {error}") from error
 
     async def _within(self, seconds: float, work: Callable[[Statements], _T]) -> _T:
@@ -324,7 +327,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _make_shrinkable(statements: Statements) -> None:
-    """Let a new file return free pages to the disk. This costs one page in eight hundred."""
+    """Let a new file return free pages to the disk. This adds one page for each 800 pages."""
     ((pages,),) = statements.run("PRAGMA page_count")
     if not pages:
         statements.run("PRAGMA auto_vacuum = INCREMENTAL")

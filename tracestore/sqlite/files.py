@@ -153,7 +153,7 @@ class FileLock:
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Repeat the attempt until it gets the lock. Raises StoreError after some seconds."""
-        # A try takes a microsecond and nearly always succeeds. Only a contended lock needs a wait.
+        # An attempt takes a microsecond and nearly always succeeds. Only a contended lock needs a wait.
         if await attempt():
             return
         pause, deadline = 0.001, anyio.current_time() + _LOCK_TIMEOUT_SECONDS
@@ -197,7 +197,7 @@ async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
 
 
 def _locked(path: Path) -> HeldFile | None:
-    """The locked file; None if another process holds the lock or has just removed the file."""
+    """Lock and return the file; None if another process holds the lock or has just removed the file."""
     file = HeldFile(path, os.O_RDWR | os.O_CREAT)
     locked = False
     try:

@@ -18,7 +18,7 @@ changed: a correction is a further step. A file from a newer Callboard is refuse
 - `call_rows` shows calls with their current costs, by the names that Python and the export have for them.
 - `content`, `session_messages` and `session_setups` hold content, if the host enables it (see `sql.content`).
 - `erasures` lists the deliberate deletions (see `sql.expiry`).
-- The `gateway_` tables hold clients, and stored parts of their conversations (see `sql.gateway`).
+- The `gateway_` tables hold clients, and stored parts of their conversations (see `tracestore.gateway`).
 
 Times are microseconds since the epoch (UTC), money nano-USD, rates pico-USD per unit, days days since the epoch.
 """

@@ -1,4 +1,4 @@
-"""SQLite connections for the rest of the room: library, errors, dialect, statements and thread."""
+"""SQLite connections for the other modules: library, errors, dialect, statements and thread."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ class SqliteDialect:
 
     pricing = SqlitePricing()
     moment = "''"
-    untouched_since = "? IS NOT NULL"  # On one machine, later writes have later times.
+    # on one machine, a later write has a later time, so the moment alone is enough
+    untouched_since = "? IS NOT NULL"
     latest_claim: str | None = None
     with_sessions: tuple[str, ...] = ()
 
@@ -202,7 +203,7 @@ _NULL = math.nan
 
 
 class FilledColumns:
-    """The columns of each INSERT that have had a value so far. Other columns are left out and stay NULL."""
+    """The columns of each INSERT that have had a value so far. Other columns are omitted, so they are NULL."""
 
     def __init__(self) -> None:
         self._known: dict[Insert, tuple[Insert, list[int]]] = {}
@@ -375,7 +376,7 @@ class Statements:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the work inside as a whole, or undo it when it raises."""
+        """Commit the work in this context as a whole, or undo it if it raises."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -437,10 +438,10 @@ class _Script(str):
 
 @functools.cache
 def connection_type() -> type[sqlite3.Connection]:
-    """A connection that runs a function as if it were a script.
+    """Return a class of connections that run a function as if it were a script.
 
-    aiosqlite runs single statements in its thread, and has no public way to run a function there. But it accepts
-    a connection class, and calls that class's methods in the thread.
+    aiosqlite runs single statements in its thread, and has no public way to run a function there. But it accepts a
+    connection class, and calls that class's methods in the thread.
     """
     import sqlite3
 

@@ -21,7 +21,6 @@ from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
-from ..sql.gateway import SqlGateway
 from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_events, waiting_files, warn_of
@@ -98,7 +97,7 @@ class TraceStore(SqlStore):
     @property
     def gateway(self) -> GatewayTables:
         """The rows of gateways in this file."""
-        return SqlGateway(self._database.look, self._database.write)
+        return GatewayTables(self._database.look, self._database.write)
 
     @property
     def waiting(self) -> LateEvents:

@@ -89,7 +89,7 @@ class TraceFile:
         try:
             return await self._living.close_lost(prices, delivered)
         finally:
-            self.numbers.forget()  # later events of such a run must look up its number and reopen it
+            self.numbers.forget()  # later events of such a run must look up the run's number and reopen the run
 
     # --- Writing ---
 
@@ -107,7 +107,7 @@ class TraceFile:
                 # Another writer may have reopened the file meanwhile.
                 if self._reopens or self._database.is_moved:
                     await self._reopen()
-        # Shielded as a whole: if the caller is cancelled while rows are built, they are still written.
+        # Shielded as a whole: rows are written even if the caller is cancelled while they are built.
         self.numbers.remember(await shielded(self._store(envelopes, first)))
         await self._sums.stored(len(envelopes))
 
@@ -158,7 +158,7 @@ class TraceFile:
 
 # --- The runs of a trace file ---
 #
-# A run is one start of a bus with a writer on this file. While it lives, its process holds a lock on
+# A run is one start of a bus with a writer on this file. While the run is in progress, its process holds a lock on
 # ``<file>.run-<run_id>``, which ends with the process. The next start of a writer finds runs without an end and
 # with a free lock. Such a run is lost: its open calls get an end, and the run is marked, in one transaction.
 # Readers and other commands never do this.
@@ -185,7 +185,7 @@ class Runs:
         self._database = database
         self._clock = clock
         self._held: dict[str, RunLock] = {}
-        self._wanted: set[str] = set()  # runs to hold, including runs that could not be locked yet
+        self._wanted: set[str] = set()  # runs to lock, including runs that could not be locked yet
 
     def hold(self, run_id: str) -> None:
         """Lock this run until `end_all`. Call it before writing events of the run. Raises StoreError."""

@@ -22,11 +22,10 @@ from .files import escaped, free_run_lock, is_immutable, refuse_missing
 from .reader import copy_snapshot
 from .trace_file import open_runs
 
-# --- Retention in a trace file ---
-# See `tracestore.sql.pruning`. The next writes reuse the free pages, so a regularly pruned file stops growing.
-# Files of this version also return free pages to the disk, in small steps. A file of version 1 keeps its size
-# until `vacuum` has rewritten it once. That needs the file's size again on the disk, and writers wait meanwhile.
-# In a shipped file, only events that all shared stores have are deleted.
+# --- Retention in a trace file --- See `tracestore.sql.pruning`. The next writes reuse the free pages, so a
+# regularly pruned file stops growing. Files of this version also return free pages to the disk, in small steps. A
+# file of version 1 keeps its size until `vacuum` has rewritten it once. `vacuum` needs free disk space of the
+# file's size, and writers wait meanwhile. In a shipped file, only events that all shared stores have are deleted.
 
 
 PAGES_AT_ONCE = 1000
@@ -88,8 +87,8 @@ class _Mark(msgspec.Struct):
 def _shipped(trace: Path) -> list[int]:
     """The numbers of the last events in the shared stores, one for each store.
 
-    Shipping leaves a file next to the trace for each store, see `tracestore.shipping.marks`. This reads the files
-    without that module, because retention needs only this number.
+    Shipping leaves a file next to the trace for each store, see `tracestore.shipping.marks`. This function reads
+    the files without that module, because retention needs only these numbers.
     """
     found = []
     for path in sorted(trace.parent.glob(f"{escaped(trace.name)}.shipped-*.json")):
@@ -131,8 +130,8 @@ def _is_free(database: Path, run_id: str) -> bool:
 
 # --- Backup ---
 #
-# The copy is made page by page from one snapshot, over a separate read-only connection. It needs no lock that
-# writers need, so nothing waits for it. Meanwhile the write-ahead log grows with every write until the copy is
+# The copy is made page by page from one snapshot, over a separate read-only connection. The copy needs no lock
+# that writers need, so writers do not wait. Meanwhile the write-ahead log grows with every write until the copy is
 # done.
 
 

@@ -1,1 +1,3 @@
-"""The writer from the bus to the store. It writes in batches, and loses no event that it can keep."""
+"""The writer, which stores the events of the bus in batches. It loses an event only if memory and spill file are
+full.
+"""

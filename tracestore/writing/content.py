@@ -1,8 +1,8 @@
 """Captured message content: redaction, and the stored bytes.
 
 A message's body has only its role and content, so equal messages have equal bodies. A body is stored once, under
-the SHA-256 of its bytes. Large blocks, and the bytes of media, are separate bodies that others refer to. Bodies
-are JSON, except the bytes of media.
+the SHA-256 of its bytes. Large blocks, and the bytes of media, are separate bodies that other bodies refer to.
+Bodies are JSON, except the bytes of media.
 """
 
 from __future__ import annotations
@@ -129,10 +129,8 @@ def _without_raw(metadata: MessageMetadata | None) -> MessageMetadata | None:
 
 
 def encode_json(value: object) -> bytes:
-    """One line of JSON.
-
-    Raises:
-        TypeError, ValueError, RecursionError: A host's value can't be written as JSON.
+    """Encode a value as one line of JSON. Raises:
+    TypeError, ValueError, RecursionError: A host's value can't be written as JSON.
     """
     try:
         return msgspec.json.encode(value)
@@ -172,7 +170,7 @@ _raw_usage: msgspec.json.Decoder[_WithUsage] = msgspec.json.Decoder(_WithUsage)
 
 
 def encode_metadata(metadata: MessageMetadata) -> bytes:
-    """One line of JSON. It contains the provider's own usage object unchanged."""
+    """Encode metadata as one line of JSON, with the provider's usage object unchanged."""
     raw = b"" if metadata.usage.raw is None else bytes(metadata.usage.raw)
     if b"\n" in raw or not raw.isascii():
         raw = raw.decode("utf-8", "replace").encode()

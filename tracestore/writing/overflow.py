@@ -1,9 +1,9 @@
 """The spill file: events as JSON lines next to the database, while the database can't store them.
 
 Each writer has its own file, and holds a lock on it. A file without a lock belongs to a dead process. The next
-start adopts it: it writes the events into the store. Lines are read back in order. If the process died during a
-write, the torn last line is skipped. Writing an event twice is harmless, so a file is removed only after all its
-events are committed.
+writer adopts it when it starts: it writes the events into the store. Lines are read back in order. If the process
+died during a write, the torn last line is skipped. Writing an event twice is harmless, so a file is removed only
+after all its events are committed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOCK_PAUSE_SECONDS = 0.001
 
 
 class LineFile:
-    """A private, locked file of lines, created with the first line. Its methods block, and raise OSError.
+    """A private, locked file of lines, created with the first line. The methods block, and raise OSError.
 
     `size` is the number of bytes in whole lines.
     """
@@ -70,7 +70,7 @@ class LineFile:
     def open(self) -> int:
         if self._file is None:
             self._file = _locked(self.path)
-            # Cut off data that this writer did not write completely: an interrupted write, or an older file of the
+            # Remove data that this writer did not write completely: an interrupted write, or an older file of the
             # same name.
             self.size = min(self.size, os.fstat(self._file.descriptor).st_size)
             os.ftruncate(self._file.descriptor, self.size)
@@ -319,7 +319,7 @@ async def adopt_leftovers(
     own: Path | None,
     batch_events: int,
 ) -> bool:
-    """Write the spill files that dead processes left next to a database, and remove each after it is written."""
+    """Write the events of spill files that dead processes left next to a database. Remove each file after that."""
     for path in await anyio.to_thread.run_sync(leftovers, database):
         if path == own:
             continue

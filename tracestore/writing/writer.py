@@ -68,7 +68,7 @@ NOT_STORED = (BudgetReserved.topic_of(), BudgetSettled.topic_of(), PricingProgre
 
 
 class WriterCore:
-    """The writer without its actor. It belongs to one event loop.
+    """The writer without its actor. A core belongs to one event loop.
 
     Args:
         sink: The store of the events, such as a TraceStore.
@@ -113,7 +113,7 @@ class WriterCore:
         self._lost = 0
         self._lost_logged = 0
         self._logged_at_close = (
-            0  # The number of lost events that were reported; a second close reports only new ones.
+            0  # The number of lost events that were reported. A second `close` reports only further ones.
         )
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
@@ -254,7 +254,7 @@ class WriterCore:
     def secure_now(self) -> None:
         """Like `secure`, without letting other tasks run.
 
-        It is for actions that must not happen before they are recorded.
+        Use this before actions that must not happen before they are recorded.
         """
         mark = self._entered + self._source.depth
         while not self._secured_to(mark):
@@ -436,7 +436,7 @@ class WriterCore:
         self._become(after_failure(self._state, self._failures, self._options, may_spill=may_spill), reason)
 
     async def _park(self) -> None:
-        """While the store fails, spill or drop events to keep the waiting ones within the limits."""
+        """While the store fails, spill or drop events so that the waiting events stay within the limits."""
         waiting = self._pending
         if self._state == "retrying" and self._too_much:
             self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes are waiting in memory")

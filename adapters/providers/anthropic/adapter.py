@@ -164,7 +164,9 @@ def _job(batch: _Batch, provider: str) -> BatchJob:
 
 
 def _status(batch: _Batch) -> BatchStatus:
-    """The status of a job. The provider reports only that it ended, so the counts of its requests decide how."""
+    """The status of a job. The provider reports only that a job has ended. So the counts of requests decide
+    whether it completed, failed, expired or was cancelled.
+    """
     if batch.processing_status == "canceling":
         return "cancelling"
     if batch.processing_status != "ended":

@@ -26,7 +26,7 @@ class Model(ModelRow, frozen=True, kw_only=True):
     efforts: tuple[str, ...] = ()
     """The values of `output_config.effort`, the weakest first."""
     sampling: Literal["free", "one", "none"]
-    """Whether temperature and top_p are supported: both (``free``), ``one`` of them or ``none``."""
+    """The supported parameters of temperature and top_p: both (``free``), only ``one`` of them, or ``none``."""
     beginnings: bool = False
     """Whether the model continues its own last message. Models since Opus 4.6 refuse it."""
     forced_tools: bool = True

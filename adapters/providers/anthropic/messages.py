@@ -120,8 +120,8 @@ def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
 def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
     """Opaque tool calls without a result and results without a call, by identity.
 
-    A call in the last turn still waits for its result: the reply was paused, or one of the host's tools runs
-    first.
+    A call in the last turn is not in the result, because its result may still follow: the reply was paused, or one
+    of the host's tools runs first.
     """
     waiting: dict[str, OpaqueBlock] = {}
     unpaired: set[int] = set()
@@ -154,9 +154,8 @@ text.
 
 
 def in_words(block: JsonObject) -> str | None:
-    """The text of a search result, or of a document with its own content; None if it has other content.
-
-    Other providers receive this text.
+    """The text of a search result, or of a document with its own content; None for any other content. Other
+    providers receive this text.
     """
     match block:
         case {"type": "search_result", "title": str(title), "source": str(source), "content": list(content)}:
@@ -214,7 +213,7 @@ TEXT_MEDIA_TYPES = (
     "application/xml",
     "application/yaml",
 )
-"""Documents that are sent as plain text. The wire has no other type for them."""
+"""Media types of documents that are sent as plain text, because the API has no other type for them."""
 
 _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
@@ -232,7 +231,7 @@ class ServerTraits(NamedTuple):
     unsigned_thinking: bool = False
     """Whether unsigned thinking is sent back. Anthropic refuses it."""
     thinking_stand_in: str | None = None
-    """The stand-in for missing thinking before calls. None if there is none.
+    """The text that replaces missing thinking before calls. None if there is none.
 
     DeepSeek and Moonshot refuse calls without thinking (NousResearch/hermes-agent#16149 and #14018).
     """

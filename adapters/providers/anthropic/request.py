@@ -1,7 +1,7 @@
 """The body of a Messages API request. Pure.
 
-It writes tools, the form of the reply, and the headers of beta features. `messages` writes the history, `settings`
-sampling and thinking, and `caching` the breakpoints.
+This module writes tools, the form of the reply, and the headers of beta features. `messages` writes the history,
+`settings` sampling and thinking, and `caching` the breakpoints.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Spot: TypeAlias = tuple[list[Json], int]
 def mark(
     body: JsonObject, *, minimum: int, ttl: str, conversation: bool, tools_bytes: int, hosts: bool = True
 ) -> None:
-    """Put cache breakpoints into a body. The blocks that get one are copied."""
+    """Put cache breakpoints into a body. Blocks that get a breakpoint are copied."""
     spots = _spots(body, minimum * _BYTES_PER_TOKEN, tools_bytes, conversation and _MARKED not in body)
     room = MOST - len(list(_marked(body))) if hosts else MOST
     chosen = spots[-room:] if room > 0 else []
@@ -71,7 +71,7 @@ def mark(
 def keep_latest(body: JsonObject) -> None:
     """Remove the oldest breakpoints of the messages, down to the limit.
 
-    If the host marks every message, each turn adds a breakpoint. The last ones cover the others.
+    If the host marks every message, each turn adds a breakpoint. The last breakpoints cover the earlier ones.
     """
     surplus = len(list(_marked(body))) - MOST
     messages = body["messages"]
@@ -123,7 +123,7 @@ def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[
     system = body.get("system")
     if isinstance(system, str):
         size += len(system)
-        if size >= least and system:  # a string can't have one
+        if size >= least and system:  # a string can't have a breakpoint
             system = body["system"] = [{"type": "text", "text": system}]
     elif isinstance(system, list):
         size += json_size(system)
@@ -154,7 +154,7 @@ _PLAIN_START = b'{"role":"'
 
 
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
-    """The index of the message at which the prompt is long enough; one past the end if it never is."""
+    """The index of the message at which the prompt is long enough; the number of messages if it never is."""
     if size >= least:
         return 0
     for place, message in enumerate(messages):
@@ -173,7 +173,7 @@ def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
 
 
 def _last(blocks: list[Json], *, any_kind: bool = False) -> _Spot | None:
-    """The last block that can have a breakpoint and has none; None if the host has a breakpoint there or later."""
+    """The last block that can get a breakpoint. None if the host has set a breakpoint there or later."""
     for at in range(len(blocks) - 1, -1, -1):
         block = blocks[at]
         if isinstance(block, dict):
@@ -229,7 +229,7 @@ def _parts(body: JsonObject) -> Iterator[JsonObject]:
 
 
 def _marked(body: JsonObject) -> Iterator[JsonObject]:
-    """Each object with a cache breakpoint, in the order of the prompt.
+    """Yield each object with a cache breakpoint, in the order of the prompt.
 
     The body is last, because its breakpoint is at the end of the prompt.
     """
@@ -393,7 +393,7 @@ class _Writer:
         return body
 
     def _tools(self, request: CanonicalRequest) -> list[Json]:
-        """The tools as JSON. The last one is not taken from the cache, because it may get a breakpoint."""
+        """The tools as JSON. The last tool is not taken from the cache, because it may get a breakpoint."""
         if request.tool_choice is not None or any(map(_FIELDS, request.tools)):
             return [
                 self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools

@@ -30,7 +30,7 @@ VERSION = "2023-06-01"
 PATH = "/v1/messages"
 
 CONTAINER = "container"
-"""The kind of Callboard's opaque block for the container of a reply's tools. It is not a block on the wire."""
+"""The kind of Callboard's opaque block for the container of a reply's tools. The API has no such block."""
 
 CITATION = "citation"
 """The kind of Callboard's event for a citation in a stream: the `citation`, and the index of its `block` in the
@@ -410,8 +410,8 @@ def _has_others(iterations: Sequence[JsonObject]) -> bool:
 def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
     """Tokens written to the cache, and the part of them for an hour. `split` is the result of `_split`.
 
-    The final total of a stream has no split, so the split at the start is used. Additional tokens count as written
-    for an hour only if all tokens at the start were.
+    The final total of a stream has no split by lifetime, so the split at the start is used. Additional tokens
+    count as written for an hour only if all tokens at the start were.
     """
     total = reported_count(usage.get("cache_creation_input_tokens"))
     if split is None:

@@ -2,10 +2,10 @@
 
     message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
 
-with `ping` anywhere and `error` instead of the rest. Other servers deviate: blocks overlap, and fields or whole
-events are missing. So blocks are found by index and may start without a start event. A block ends at its stop
-event, at the message's end, or when a later block starts. Only `message_stop` completes a reply. Unknown types are
-passed on with one warning each.
+with `ping` anywhere, and `error` in place of all remaining events. Other servers deviate: blocks overlap, and
+fields or whole events are missing. So blocks are found by index and may start without a start event. A block ends
+at its stop event, at the message's end, or when a later block starts. Only `message_stop` completes a reply.
+Unknown types are passed on with one warning each.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class MessagesNormaliser(SseNormaliser):
         self._container = message.container
         self._usage = usage
         self.assembler.usage = token_usage(usage)
-        for value in message.content or ():  # whole blocks, without events of their own
+        # some servers send whole blocks in `message_start`, without events for them
+        for value in message.content or ():
             state = self._begin(value)
             if state is not None:
                 end_block(self.assembler, state)
@@ -229,7 +230,7 @@ class MessagesNormaliser(SseNormaliser):
                 assembler.provider_event(
                     response.CITATION, {"block": assembler.place(state.key), "citation": delta.citation}
                 )
-            case "text_delta" | "thinking_delta", _:  # emitted even in a block of another kind
+            case "text_delta" | "thinking_delta", _:  # these deltas are emitted even in a block of another kind
                 self._warn_once(WarningCode.MISPLACED_DELTA, f"{delta.type} in {state.kind}")
                 if delta.text:
                     assembler.text(("stray text", state.key), delta.text, implicit_end=True)
@@ -276,7 +277,7 @@ def _cite(state: WireBlock, citation: Json) -> None:
 
 
 def _unknown_kind(data: bytes) -> str | None:
-    """The unknown type in an event that can't be decoded, its own or its delta's; None if neither is unknown."""
+    """The unknown type of an event that can't be decoded, or of its delta; None if both types are known."""
     event = response.decode_event_type(data)
     if not isinstance(event.type, str) or event.type not in _KNOWN_EVENTS:
         return str(event.type)

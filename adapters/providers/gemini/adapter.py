@@ -142,7 +142,9 @@ _decode_line = msgspec.json.Decoder(_FileLine).decode
 class GeminiBatches(msgspec.Struct, frozen=True):
     version: str
     limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=20 * 1000 * 1000 - _ROOM)
-    """The provider's limit in bytes. It has no limit of requests; the number here is never reached."""
+    """The provider's limit in bytes. The provider does not limit the number of requests; the number here is never
+    reached.
+    """
     marks: bool = True
     in_lines: bool = False
 
@@ -264,7 +266,7 @@ _PREFIXES: Mapping[str, str] = {
 }
 """Prefixes for the purpose of a text.
 
-Models since gemini-embedding-2 need them, because they have no task types.
+Models since gemini-embedding-2 need prefixes, because they have no task types.
 """
 
 _PREFIXED = re.compile(r"gemini-embedding-(?!001|exp)")

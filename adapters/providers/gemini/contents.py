@@ -2,8 +2,8 @@
 
 * Contents are `user` or `model`; the last is the user's.
 * The results of one reply's calls are in one content: exactly one result per call, and nothing else.
-* A signature is sent back in its own part. Newer models require one on the first call of each turn. A call that
-  another model made gets a fixed value instead.
+* A signature is sent back in its own part. Newer models require a signature on the first call of each turn. A call
+  that another model made gets a fixed value instead.
 * A result is an object. Only newer models accept media in it. For other models, the media follow it.
 * Visible thoughts are a summary for people. Only signed ones are sent back.
 """
@@ -141,7 +141,7 @@ _ALIASES = {
     "video/x-msvideo": "video/avi",
     "video/x-ms-wmv": "video/wmv",
 }
-"""Media types by the wire's names."""
+"""Media types with the names that the API requires."""
 
 NEITHER = "its url is neither http(s), gs nor a data url"
 """The reason why a medium can't be sent."""
@@ -151,7 +151,9 @@ class SentMedium(NamedTuple):
     """A medium to send, with a url or data."""
 
     media_type: str | None
-    """The media type by the wire's name: empty for bytes of an unknown type, None for such an address."""
+    """The media type, by the name that the API requires. Empty for bytes of an unknown type; None for an address
+    of an unknown type.
+    """
     url: str | None = None
     """The address that the provider fetches."""
     data: str = ""
@@ -290,7 +292,7 @@ class _Writer:
                 case ImageBlock(data=bytes()):
                     parts.append(self._own_image(block))
                 case OpaqueBlock() if block.kind in REPLY_KINDS:
-                    pass  # data about the reply, not a part of it
+                    pass  # these blocks are data about the reply, not a part of it
                 case OpaqueBlock():
                     parts += self._opaque(block)
                 case _:

@@ -57,7 +57,7 @@ TABLE = ModelTable(__name__, ModelFile[Model])
 UNLISTED = Model(
     id="", display_name="", context_window=None, max_output=None, levels=("low", "medium", "high"), modern=True
 )
-"""The row for an unlisted model. It is treated as a newer model."""
+"""The row for an unlisted model, which is treated as a newer model."""
 
 BUDGETS = {"none": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 32_768}
 """Thinking tokens for each effort, for models without levels."""

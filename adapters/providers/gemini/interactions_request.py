@@ -47,7 +47,7 @@ from .request import OPTIONS, BuiltRequest, fit_schema, takes_nothing
 # --- History as steps ---
 
 CONTENT_TYPES = frozenset({"text", "image", "audio", "document", "video"})
-"""The content types of a step. An opaque block of any other type is a step."""
+"""The types of content inside a step. An opaque block of any other type is sent as a separate step."""
 
 _OF_MEDIA = ("resolution", "processing", "name", "channels", "sample_rate")
 """Possible extra fields of a medium from a host, in the `provider_raw` of its block."""

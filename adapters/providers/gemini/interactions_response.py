@@ -30,7 +30,7 @@ ABSENT = msgspec.Raw(b"null")
 
 
 class Interaction(msgspec.Struct, gc=False):
-    """A reply, or the part of one in an event."""
+    """A whole reply, or the part of a reply in an event."""
 
     id: object = None
     model: object = None
@@ -177,7 +177,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "incomplete": StopReason.MAX_TOKENS,
     "requires_continuation": StopReason.PAUSE_TURN,
 }
-"""The stop reasons by status. All others (in_progress, queued, budget_exceeded, unknown) are provider_specific.
+"""The stop reasons by status. All other statuses (in_progress, queued, budget_exceeded, unknown) mean
+``provider_specific``.
 
 ``failed`` and ``cancelled`` are errors.
 """
@@ -188,7 +189,7 @@ _STATUSES = {
 }  # fmt: skip
 
 _DETAILS = ("continuation_token", "environment_id", "created", "updated")
-"""The fields of other data, under the same names in `CanonicalResponse.provider_details`."""
+"""The fields that are copied to `CanonicalResponse.provider_details` under the same names."""
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:

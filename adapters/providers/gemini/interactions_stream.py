@@ -34,9 +34,7 @@ _STEP_OF = {
     "thought_signature": "thought",
     "arguments_delta": "function_call",
 }
-"""The type of step that each type of delta belongs to. A delta type that is missing here belongs to the step of
-the same name.
-"""
+"""The type of step for each type of delta. A delta type that is missing here has a step of the same name."""
 
 
 @dataclass(slots=True)

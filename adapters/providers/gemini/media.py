@@ -295,7 +295,9 @@ class GeminiVideos(msgspec.Struct, frozen=True):
 
 
 def _size(size: str) -> JsonObject:
-    """The wire's form of a size: a ratio, and the shorter side's name. Raises CapabilityError."""
+    """Convert a size to the API's form: an aspect ratio, and the name of the shorter side. Raises
+    CapabilityError.
+    """
     found = read_size(size)
     resolution = None if found is None else _RESOLUTIONS.get(min(found))
     if found is None or resolution is None:

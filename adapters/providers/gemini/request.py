@@ -1,8 +1,8 @@
 """The body of a generateContent call. Pure.
 
-It writes tools, the form of the reply, thinking and sampling. An unsupported tuning setting is dropped with a
-warning. A request's ``provider_options["gemini"]`` (safety settings, cached content, the provider's tools, new
-fields) is merged into the body, object by object, and overrides Callboard's.
+This module writes tools, the form of the reply, thinking and sampling. An unsupported tuning setting is dropped
+with a warning. A request's ``provider_options["gemini"]`` (safety settings, cached content, the provider's tools,
+new fields) is merged into the body, object by object, and overrides Callboard's.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WITHOUT_MEANING = frozenset({"deprecated", "readOnly", "writeOnly"})
 
 
 def fit_schema(schema: JsonObject) -> JsonObject:
-    """The schema to send; the same object if all of it is supported. Pure.
+    """Convert a schema to the supported form. A supported schema is returned unchanged. Pure.
 
     Results are cached: five tools with three parameters each take 80 µs.
     """
@@ -229,7 +229,7 @@ class _Builder:
         self.warnings.append(dropped(parameter, self.provider, why))
 
     def _use_cached(self, body: JsonObject) -> None:
-        """Drop the system text and the tools if the request uses cached content, because that already has them."""
+        """Drop the system text and the tools if the request uses cached content, which already contains them."""
         if not body.get("cachedContent"):
             return
         for name in ("systemInstruction", "tools", "toolConfig"):

@@ -28,7 +28,7 @@ from .data import CODES, error_in_reply
 from .wire import PartialArguments, UsageCounts
 
 _EACH_QUERY = re.compile(r"gemini-(?:[3-9]|\d\d)")
-"""Models since Gemini 3 are billed for each search, older ones for each grounded request."""
+"""Models since Gemini 3 are billed for each search. Older models are billed for each grounded request."""
 
 
 def grounding_fees(metadata: Json, model: str) -> dict[str, int]:
@@ -65,8 +65,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "IMAGE_RECITATION": StopReason.CONTENT_FILTER,
     "IMAGE_OTHER": StopReason.CONTENT_FILTER,
 }
-"""The stop reasons by finish reason. All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL,
-unknown) are provider_specific.
+"""The stop reasons by finish reason. All other reasons (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL,
+UNEXPECTED_TOOL_CALL, unknown) are provider_specific.
 
 These are irregular ends that only this provider has. They are not errors, because the reply is billed and a retry
 may have the same result.
@@ -76,7 +76,7 @@ _UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"
 
 _OF_CANDIDATES = ("safetyRatings", "avgLogprobs", "continuationToken", "tokenCount")
 _OF_CHUNKS = ("promptFeedback", "modelStatus", "createTime")
-"""The fields of other data, under the same names in `CanonicalResponse.provider_details`."""
+"""The fields that are copied to `CanonicalResponse.provider_details` under the same names."""
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
@@ -369,7 +369,7 @@ class ReplyReader:
             self._end_partial()
 
     def _text_of(self, raw: msgspec.Raw) -> str:
-        """Decode raw JSON to text. Its bytes were not validated with the chunk."""
+        """Decode raw JSON to text. The bytes were not validated when the chunk was decoded."""
         try:
             return bytes(raw).decode()
         except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """Fields of generateContent (v1beta), usage, and partial arguments.
 
 Any field may be missing or null. A reply is one Chunk, and so is each event of a stream. A Chunk is decoded once.
-Parts that are neither text nor calls of the host's tools may be of any kind. They are decoded again as plain
+Parts that are neither text nor calls of the host's tools may be of any kind. Such parts are decoded again as plain
 JSON.
 """
 
@@ -66,7 +66,7 @@ class Candidate(msgspec.Struct, gc=False):
     finishReason: object = None
     finishMessage: object = None
     index: object = None
-    """The index among several replies. It may be absent for the first."""
+    """The index of the reply among several. The first reply may have none."""
     citationMetadata: msgspec.Raw = ABSENT
     groundingMetadata: msgspec.Raw = ABSENT
     urlContextMetadata: msgspec.Raw = ABSENT
@@ -149,12 +149,12 @@ decode_json = msgspec.json.Decoder(Json).decode
 class UsageCounts:
     """A reply's counts.
 
-    Each chunk reports the counts so far, sometimes not all of them. The last value of each counts.
+    Each chunk reports the counts so far, sometimes not all of them. For each count, the last value applies.
     """
 
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
-        """The billed counts other than tokens, by rate name. The reply has them outside of the usage."""
+        """The billed counts other than tokens, by rate name. They come from the reply, not from its usage."""
         self._former: Usage | None = None  # the counts so far, before the usage's fields last changed
         self._latest = ABSENT
         self._form: bytes | None = None  # the latest usage without its digits; None before the first
@@ -270,8 +270,8 @@ class PartialArguments:
     def add(self, piece: PartialArg) -> None:
         """Add a piece to the value at its path. A second string is appended; a piece without a value is ignored.
 
-        Some servers repeat the text so far. So a longer string that starts with the earlier text replaces it,
-        unless a string was already appended at this path.
+        Some servers repeat the text so far. So a longer string that starts with the earlier text replaces that
+        text, unless a string was already appended at this path.
         """
         if piece.stringValue is not None:
             self._place(piece.jsonPath, piece.stringValue)

@@ -86,8 +86,9 @@ def what_to_install() -> str | None:
 def default_threads() -> int:
     """Half of the processors that this process may use, at least one.
 
-    llama.cpp's threads wait for each other at every layer in busy loops. If another program takes a processor, all
-    other threads wait and waste theirs: on two busy processors, two threads took 18 s, and one thread took 1.4 s.
+    llama.cpp's threads wait for each other at every layer in busy loops. If another program uses a processor, all
+    other threads wait and waste their own processors. On two busy processors, two threads took 18 s, and one
+    thread took 1.4 s.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -97,7 +98,7 @@ def default_threads() -> int:
 def check_before_start(settings: LocalServerSettings) -> None:
     """Find problems before the start, because llama.cpp raises the same error for every problem.
 
-    It blocks for a few small reads. Raises ConfigurationError.
+    The check blocks for a few small reads. Raises ConfigurationError.
     """
     check_installed(settings)
     if settings.port:

@@ -51,8 +51,8 @@ class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class LocalServer:
     """One child process with one model, from `start()` to `stop()`.
 
-    It belongs to the event loop of its use. `url`, `api_key` and `pid` change with every start. For a server that
-    several users share, see `shared`.
+    A server belongs to the event loop that uses it. `url`, `api_key` and `pid` change with every start. For a
+    server that several users share, see `shared`.
     """
 
     def __init__(self, settings: LocalServerSettings, *, start_timeout: float = START_SECONDS) -> None:
@@ -98,7 +98,9 @@ class LocalServer:
 
     @property
     def context_tokens(self) -> int:
-        """The tokens of one request, prompt and reply together; the server's number once it has started."""
+        """The tokens of one request, prompt and reply together. After the start, this is the number that the
+        server reports.
+        """
         return self._context_tokens
 
     def statistics(self) -> LocalServerStatistics:
@@ -138,7 +140,7 @@ class LocalServer:
     async def stop(self) -> None:
         """Stop the server and wait until its process is gone, for some seconds at most. Idempotent.
 
-        Its replies break off. A start in progress in another task fails.
+        Replies in progress break off. A start in progress in another task fails.
         """
         self._stops += 1
         if self._starting is not None:
@@ -171,7 +173,7 @@ class LocalServer:
         await self.stop()
 
     async def _start(self) -> None:
-        await self._end(grace=0)  # a process that died or was not stopped completely
+        await self._end(grace=0)  # end a process that died or was not stopped completely
         await anyio.to_thread.run_sync(check_before_start, self.settings)
         began = time.monotonic()
         api_key = secrets.token_urlsafe(32)
@@ -226,7 +228,7 @@ class LocalServer:
         return meta.n_ctx or self.settings.context_tokens
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        """One GET over its own connection, so that health is independent of pools.
+        """Send one GET over a separate connection, so that health is independent of pools.
 
         Raises OSError or BrokenResourceError if the connection fails, ServerError if the answer isn't HTTP.
         """
@@ -248,8 +250,8 @@ class LocalServer:
 class SharedServer:
     """A handle to a server that all users with equal settings on one event loop share.
 
-    The first `acquire` starts it, the last `release` stops it. A handle counts once. Call `acquire` again to
-    restart a dead server.
+    The first `acquire` starts it, the last `release` stops it. Several `acquire` calls on one handle count as one.
+    Call `acquire` again to restart a dead server.
     """
 
     def __init__(self, settings: LocalServerSettings, start_timeout: float = START_SECONDS) -> None:
@@ -265,10 +267,8 @@ class SharedServer:
         return self._claim.server if self._claim is not None and self._held else None
 
     async def acquire(self) -> LocalServer:
-        """The running server.
-
-        Raises the errors of `LocalServer.start`, and ServerError if the handle is released during the wait. A
-        failed `acquire` leaves the handle as it was.
+        """Return the running server. Raises the errors of `LocalServer.start`, and ServerError if the handle is
+        released during the wait. A failed `acquire` leaves the handle as it was.
         """
         if self._claim is None:
             self._claim = _Shared.claim(self.settings, self._start_timeout)
@@ -313,8 +313,8 @@ class SharedServer:
 class _Shared:
     """A server and the number of handles with a claim, in the table of its event loop.
 
-    The table is a RunVar, which lives as long as the loop. The server's finalizer ends a server that a loop
-    dropped. An entry stays while its server stops, so that a new user waits for the stop and a fixed port is free
+    The table is a RunVar, which exists as long as the loop. If a loop is dropped, the server's finalizer ends the
+    server. An entry stays while its server stops, so that a new user waits for the stop and a fixed port is free
     again. The table has one entry for each set of settings in use.
     """
 

@@ -1,7 +1,7 @@
 """The child process in which llama.cpp runs, with its own HTTP server.
 
-It is a process, because xllamacpp's `Server` holds the GIL until the model is loaded (0.6 s for 98 MB), and an
-abort in C++ ends its process. The parent uses these pipes:
+llama.cpp needs a separate process, because xllamacpp's `Server` holds the GIL until the model is loaded (0.6 s for
+98 MB), and an abort in C++ ends its process. The parent uses these pipes:
 
 * stdin, one line of JSON: the `Configuration`, with the API key, because arguments and environments are readable.
 * stdout, one line of JSON: ``{"url": "http://127.0.0.1:41599"}`` once it answers, or ``{"error": …, "kind":
@@ -65,8 +65,8 @@ def start_server(configuration: Configuration) -> Any:
     parameters.api_keys = [configuration["api_key"]]
     parameters.n_ctx = configuration["context_tokens"]
     parameters.n_parallel = configuration["slots"]
-    parameters.cpuparams.n_threads = configuration["threads"]  # to generate
-    parameters.cpuparams_batch.n_threads = configuration["threads"]  # to read prompts
+    parameters.cpuparams.n_threads = configuration["threads"]  # threads for generation
+    parameters.cpuparams_batch.n_threads = configuration["threads"]  # threads for reading prompts
     if configuration["embeddings"]:
         parameters.embedding = True
         # A text is processed in one batch, so the largest text is as large as a batch.
@@ -95,7 +95,7 @@ def wait_for_end(parent: int | None) -> None:
     """Return when stdin has data or ends, or when the parent is gone.
 
     Checking the parent is needed if it has forked: its children hold a copy of the pipe's other end, so stdin
-    stays open until the last of them ends.
+    stays open until the last child ends.
     """
     if sys.platform == "win32":
         os.read(0, 1)
@@ -107,12 +107,13 @@ def wait_for_end(parent: int | None) -> None:
 
 def main() -> None:
     """Read the configuration, serve, and end with stdin."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, because `select` waits for the rest
+    # unbuffered, because `select` does not see buffered data
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
         configuration: Configuration = json.loads(stdin.readline())
     # If a launcher started this process, the configured parent is not its direct parent and can't be watched. This
     # is checked now, because a direct parent may be gone when the model is loaded.
     parent = configuration["parent"] if os.getppid() == configuration["parent"] else None
-    # A library's output must not be mistaken for the answer, so from here on file 1 is stderr.
+    # A library's output must not be mistaken for the answer, so file descriptor 1 is redirected to stderr.
     answer = os.dup(1)
     os.dup2(2, 1)
     try:

@@ -68,7 +68,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
 
 
 LOOK_UP_SECONDS = 5.0
-"""Seconds for all requests about the server's models. A call that needs them waits no longer than this."""
+"""Seconds for all requests about the server's models. A call that needs the answers waits no longer than this."""
 
 ASKED_AT_START = 64
 """The number of the server's latest models to look up at the adapter's start. Other models are looked up at their

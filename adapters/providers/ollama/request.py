@@ -67,7 +67,9 @@ UNKNOWN = AdapterCapabilities(
     supports_parallel_tool_calls=True,
     accepted_image_media_types=IMAGE_MEDIA_TYPES,
 )
-"""The assumed capabilities of a model before its lookup. The server refuses missing ones by name."""
+"""The assumed capabilities of a model before its lookup. If a capability is missing, the server's error names
+it.
+"""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -192,7 +194,7 @@ class Windows:
         self._sizes: dict[str, int] = {}
 
     def choose(self, model: str, needed: int, limit: int | None) -> int:
-        """The window for a call: at least the one that the model was last loaded with."""
+        """The window for a call. It is at least as large as the window with which the model was last loaded."""
         size = max(window_size(needed, limit), self._sizes.get(model, 0))
         put(self._sizes, model, size)
         return size
@@ -449,9 +451,8 @@ class _Writer:
         return {"format": "json" if schema == {"type": "object"} else without_booleans(schema)}
 
     def _think(self) -> JsonObject:
-        """The field for reasoning.
-
-        It is always sent for reasoning models, because older servers otherwise leave the reasoning in the text.
+        """The field for reasoning. The field is always sent to reasoning models, because older servers otherwise
+        leave the reasoning in the text.
         """
         asked, thinks = self.request.reasoning_effort, self.facts.thinks
         if not self.capabilities.supports_thinking:

@@ -135,7 +135,7 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), code) for pattern, code in _SENTENCES)
 
 _LASTING = frozenset({"out_of_memory"})
-"""Failures that would occur again at another attempt on the same machine."""
+"""Failures that would occur again if the request were repeated on the same machine."""
 
 
 def named(body: ErrorBody) -> ErrorBody:
@@ -190,7 +190,9 @@ class ReplyReader:
         self._growing: dict[Json, tuple[str, int]] = {}  # calls with partial arguments, by id or index
 
     def line(self, reply: WireReply) -> bool:
-        """Read one line or a whole reply; True if it is the last. Raises AdapterError for an error in it."""
+        """Read one line or a whole reply. Return True if it is the last line. Raises AdapterError for an error in
+        it.
+        """
         assembler = self.assembler
         if reply.error:
             raise error_in_reply(reply.error, assembler.provider)

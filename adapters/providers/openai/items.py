@@ -64,7 +64,7 @@ _PAIRS = {
     "mcp_approval_request": "mcp_approval_response",
 }
 _OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
-"""Items in pairs, a call and its output. One may be sent back only with the other."""
+"""Items that form pairs of a call and its output. An item may be sent back only with its other half."""
 
 _IDS = {
     "local_shell_call": ("call_id", "id"),
@@ -79,7 +79,7 @@ NEVER_NULL = {
     "computer_call": ("action", "actions"),
     "mcp_call": ("status",),
 }
-"""Fields that may be null in replies, but only absent in requests."""
+"""Fields that may be null in a reply but must be absent in a request."""
 
 HALF = "a call can't be sent without its output, nor an output without its call"
 
@@ -138,7 +138,7 @@ def reasoning_item(data: JsonObject) -> JsonObject | None:
 
 
 def as_input(block: OpaqueBlock) -> JsonObject:
-    """An item of a reply in the form of a request: some fields may be absent there, but not null."""
+    """Convert an item of a reply to the form of a request, where some fields may be absent but not null."""
     absent = NEVER_NULL.get(block.kind, ())
     item = {
         name: value
@@ -242,7 +242,7 @@ class _Writer:
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
         """The blocks that can be sent back.
 
-        They are read from the end, because a reasoning item needs the item after it.
+        Blocks are read from the end, because a reasoning item needs the item after it.
         """
         blocks = list(content)
         kept: list[ContentBlock] = []
@@ -291,7 +291,7 @@ class _Writer:
         return None if led_to else "the item that follows it is not sent"
 
     def _item_id(self, own: JsonObject) -> Json:
-        """An item's own id, if the reasoning before it is sent, too."""
+        """The item's own id, if the reasoning before the item is sent, too."""
         return own.get("item_id") if own.get("after") in self.reasoning else None
 
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
@@ -358,7 +358,7 @@ class _Writer:
         return add_host_fields(item | self.own_items.caller(own), self.history.own(block.provider_raw))
 
     def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
-        """A user message with the provider's own items in it: messages and items, in order."""
+        """Write a user message that contains the provider's own items, as messages and items in order."""
         said: list[ContentBlock] = []
         for block in (*blocks, None):
             if block is not None and not _is_item(block):
@@ -401,7 +401,7 @@ class _Writer:
 
 
 def _made_up_id(prefix: str, place: int) -> str:
-    """A generated id for an item, because servers require one. It is the same in each send."""
+    """A generated id for an item, because servers require one. The id of an item is the same in every request."""
     return f"{prefix}_{place:024x}"
 
 

@@ -1,7 +1,7 @@
 """The body of a Responses call. Pure.
 
-It writes the parameters of the call; `items` writes the history. The call is stateless: nothing is stored, and
-reasoning is encrypted. A tuning setting that the model lacks is dropped with a warning.
+This module writes the parameters of the call; `items` writes the history. The call is stateless: nothing is
+stored, and reasoning is encrypted. A tuning setting that the model lacks is dropped with a warning.
 """
 
 from __future__ import annotations

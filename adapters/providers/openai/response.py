@@ -1,11 +1,11 @@
 """Content from output items, whole or streamed.
 
-An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative. Text missing in the deltas is
-emitted from it. Opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one
-text block for each part. A reasoning item becomes one thinking block for each part of its summary, or of its raw
-reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use. Other
-items are kept unchanged. An item after reasoning records it (`after`), because either may be sent back only with
-the other.
+An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative. Text that is missing in the
+deltas is emitted from the whole item. Opaque data (ids, encrypted reasoning, phases) come from it alone. A message
+becomes one text block for each part. A reasoning item becomes one thinking block for each part of its summary, or
+of its raw reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use.
+Other items are kept unchanged. An item after reasoning records the reasoning item (`after`), because the two may
+be sent back only together.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Reply:
             self.assembler.model = response.model
 
     def finish(self, response: Response) -> None:
-        """Finish the reply. Raises the error of a failed one."""
+        """Finish the reply. Raises the error of a failed reply."""
         usage = read_usage(
             response.usage,
             response.service_tier,
@@ -232,7 +232,8 @@ class OutputItem:
     def all_arguments(self, text: str) -> None:
         """Set the whole arguments.
 
-        If the deltas are the start of the text, the rest is emitted. Otherwise the text replaces them.
+        If the deltas are the start of the text, the remaining text is emitted. Otherwise the text replaces the
+        deltas.
         """
         so_far = self._assembler.block_text(self._key) if self.placed else "".join(self._arguments)
         if text.startswith(so_far):
@@ -401,7 +402,7 @@ def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:
     for raw, item in [(raw, read(Item, raw)) for raw in output]:
         named = (item.type, item.id, item.call_id)
         if item.id and named in seen and item.type in (*TOOL_CALLS, "message", "reasoning"):
-            continue  # the same item again
+            continue  # the item was already read
         seen.add(named)
         reply.add(item.type or "unknown").done(item, raw)
     reply.finish(response)

@@ -85,7 +85,7 @@ class ResponsesNormaliser(SseNormaliser):
             case _ if event.type is None and is_present(event.error):
                 raise error_in_reply(msgspec.json.decode(data), self.assembler.provider)
             case _ if event.type is not None and kind not in _SAID_AGAIN:
-                # progress of items that arrive whole, and unknown events
+                # these events report the progress of items that arrive whole, or are unknown
                 self.assembler.provider_event(kind, msgspec.json.decode(data))
             case _:
                 pass
@@ -189,7 +189,7 @@ class ResponsesNormaliser(SseNormaliser):
             self._advance()
 
     def _advance(self) -> None:
-        """Move past items that have content, and emit the held content of later ones."""
+        """Skip items that have content, and emit the held content of later items."""
         items = self._reply.items
         while self._head < len(items) and items[self._head].placed:
             self._head += 1
@@ -243,7 +243,7 @@ class ResponsesNormaliser(SseNormaliser):
 
 
 def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
-    """Whether a whole item may be the end of an open one, if index and id don't match exactly."""
+    """Whether a whole item may complete an open item, if index and id don't match exactly."""
     if event.output_index is None and not wire.id:
         return True
     other_call = item.call_id and wire.call_id and item.call_id != wire.call_id

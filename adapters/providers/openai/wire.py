@@ -185,7 +185,7 @@ def _read_fields(kind: type[T], data: bytes | msgspec.Raw) -> T:
 
 
 def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
-    """Like `read`, but an empty struct if there is no object."""
+    """Like `read`, but return an empty struct if there is no object."""
     try:
         return read(kind, data) if is_present(data) else kind()
     except msgspec.ValidationError:
@@ -206,7 +206,7 @@ def elements(data: msgspec.Raw) -> list[msgspec.Raw]:
 
 
 def as_object(data: msgspec.Raw) -> JsonObject:
-    """A JSON object, undecoded inside. Raises msgspec's DecodeError for anything else."""
+    """Decode a JSON object without decoding its values. Raises msgspec's DecodeError for anything else."""
     return _OBJECT.decode(data)
 
 

@@ -37,7 +37,9 @@ class _Call:
 
 
 class ToolCalls:
-    """Reads the calls of one reply into the assembler: `read()` for each piece, `complete()` at the end."""
+    """Reads the calls of one reply into the assembler. Call `read()` for each piece, and `complete()` at the
+    end.
+    """
 
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
@@ -105,7 +107,7 @@ class ToolCalls:
         return (_HEAD if not call.size else "") + msgspec.json.encode(text).decode()[1:-1]
 
     def _find(self, index: int | None, wire_id: str, name: str, position: int | None) -> _Call | None:
-        """The call that a fragment continues; None if it starts one."""
+        """The call that a fragment continues; None if the fragment starts a call."""
         known = self._by_id(wire_id, index, name)
         if known is not None:
             return known
@@ -132,8 +134,8 @@ class ToolCalls:
         return None
 
     def _may_be(self, call: _Call, name: str) -> bool:
-        """Whether a named fragment can belong to a call: the call has no name yet, or the same name came in an
-        earlier delta.
+        """Whether a fragment with a name can belong to a call: the call has no name yet, or the same name came in
+        an earlier delta.
         """
         return not name or not call.name or (name == call.name and call.batch != self._batch)
 

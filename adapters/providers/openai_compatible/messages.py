@@ -279,7 +279,7 @@ class _Writer:
         return wire
 
     def _marked(self, content: Iterable[ContentBlock]) -> list[Json] | None:
-        """Texts as parts, if the host gave one of them fields."""
+        """Convert texts to parts, if the host gave one of them fields."""
         texts = [block for block in content if isinstance(block, TextBlock)]
         if all(block.provider_raw is None for block in texts):
             return None
@@ -336,7 +336,7 @@ class _Writer:
             wire[field] = self.quirks.reasoning_stand_in
 
     def _results(self, message: Message) -> None:
-        """One message for each result. Images follow in a user message, because results are text only."""
+        """Write one message for each result. Images follow in a user message, because results are text only."""
         images: list[JsonObject] = []
         for block in message.content:
             if not isinstance(block, ToolResultBlock):
@@ -381,7 +381,7 @@ def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
 
 
 def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:
-    """Texts as parts, each with the host's fields."""
+    """Convert texts to parts, each with the host's fields."""
     return [add_host_fields(_text_part(text.text), history.own(text.provider_raw)) for text in texts]
 
 

@@ -18,7 +18,7 @@ from ...requests.settings import EFFORTS
 
 
 def settings(*names: str, **renamed: str) -> dict[str, str]:
-    """Map settings to the wire's names: positional settings keep their name, keywords give another one."""
+    """Map settings to the wire's names: positional settings keep their name, keywords give another name."""
     return {**{name: name for name in names}, **renamed}
 
 
@@ -128,8 +128,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The reasoning to send back.
 
     ``as_sent``: with messages that call tools, in the field in which the server sent it. ``tool_loop``: the
-    `reasoning_content` of every turn that called tools. The others: the opaque fields of that name.
-    DeepSeek's service answers 400 if a later user turn misses the reasoning of a turn that called tools
+    `reasoning_content` of every turn that called tools. The other values: the opaque fields with the name of the
+    value. DeepSeek's service answers 400 if a later user turn misses the reasoning of a turn that called tools
     (https://api-docs.deepseek.com/guides/thinking_mode).
     """
 
@@ -148,7 +148,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tool_arguments: Meaning = "either"
     """The form of argument fragments: ``pieces``, or all arguments ``so_far`` in each chunk.
 
-    With ``either`` a fragment that starts with all earlier ones replaces them, unless they were complete JSON.
+    With ``either``, a fragment that starts with all earlier fragments replaces them, unless they were complete
+    JSON.
     """
 
     think_tags: Literal["off", "paired", "open"] = "off"
@@ -419,7 +420,7 @@ _LOCAL_SERVERS = frozenset({"lmstudio"})
 """Servers on the user's own machine, with free models."""
 
 _VERSION = re.compile(r"/v\d\w*$|/openai$")
-"""Base URLs with this ending need only the endpoint's name after them."""
+"""Base URLs with this ending, to which only the endpoint's name is appended."""
 
 
 def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:

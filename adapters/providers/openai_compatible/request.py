@@ -1,8 +1,8 @@
 """The body of Chat Completions. Pure.
 
-It writes the parameters and the system text; `messages` writes the history. An unsupported parameter that only
-tunes the reply (sampling, effort, stop) is dropped with a warning. If it changes the reply's content (tool choice,
-schema, images of the current turn), a CapabilityError is raised before anything is sent.
+This module writes the parameters and the system text; `messages` writes the history. An unsupported parameter that
+only tunes the reply (sampling, effort, stop) is dropped with a warning. If the parameter changes the reply's
+content (tool choice, schema, images of the current turn), a CapabilityError is raised before anything is sent.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A whole reply is a stream of one delta. `ReplyReader` accepts all forms of a reply and feeds the Assembler. Rules:
 
-* If two fields have the reasoning, one of them is read. The last usage counts, wherever it is.
+* If two fields have the reasoning, one of them is read. The last usage applies, wherever it is.
 * A reply with tool calls that ends regularly has the stop reason of tool calls, even if the server reports
 another.
 * The protocol has no end marks for blocks, so text, reasoning and calls may close each other (`implicit_end`).
@@ -77,7 +77,7 @@ _THINKING = "thinking"
 
 
 class ReplyReader:
-    """Reads one reply into an assembler: `chunk()` for each piece, `complete()` at the end."""
+    """Reads one reply into an assembler. Call `chunk()` for each piece, and `complete()` at the end."""
 
     def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
         self.assembler = assembler
@@ -91,7 +91,7 @@ class ReplyReader:
         self._tags = ThinkTags(opened=quirks.think_tags == "open") if quirks.think_tags != "off" else None
         self._calls = ToolCalls(assembler)
         self._thinking = 0  # the number of the current block of opaque reasoning
-        self._details: list[Json] | None = None  # the details of that block, so far
+        self._details: list[Json] | None = None  # the details of that block so far
         self._wholes = 0
         self._text_started = False
         self._tier: str | None = None
@@ -335,7 +335,7 @@ class ReplyReader:
         self._opaque(text or "".join(_detail_text(detail) for detail in details), details)
 
     def _opaque(self, text: str, details: list[Json]) -> None:
-        """Add reasoning with opaque parts. They are sent back joined and otherwise unchanged."""
+        """Add reasoning with opaque parts. The opaque parts are sent back joined and otherwise unchanged."""
         if self._details is None:
             self._thinking += 1
             self._details = []
@@ -417,7 +417,8 @@ def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
 class ChatNormaliser(SseNormaliser):
     """Reads one streamed reply up to `[DONE]` or the end of the body, because usage may follow the finish reason.
 
-    Without a finish reason the reply broke off, except for servers that never send one and end in `[DONE]`.
+    Without a finish reason the reply broke off, except at servers that never send a finish reason and end with
+    `[DONE]`.
     """
 
     error_codes = ERROR_CODES

@@ -54,7 +54,7 @@ class WireMessage(msgspec.Struct, gc=False):
     reasoning_content: Json = None
     reasoning: Json = None
     reasoning_details: Json = None
-    tool_calls: list[WireToolCall | None] | WireToolCall | None = None  # TGI sends a single one
+    tool_calls: list[WireToolCall | None] | WireToolCall | None = None  # TGI sends a single call
     function_call: WireFunction | None = None
     extra_content: Json = None
     images: Json = None
@@ -262,7 +262,7 @@ def decode_reply(data: bytes) -> WireReply:
 
 
 def read_details(data: bytes, choice: Json) -> JsonObject:
-    """A reply's or chunk's other data, by its own names, without empty ones."""
+    """The other data of a reply or chunk, by the server's names, without empty values."""
     try:
         found = _DETAILS.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

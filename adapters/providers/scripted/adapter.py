@@ -95,7 +95,7 @@ _EXCEPTIONS: Mapping[str, type[AdapterError]] = {
 
 
 class ScriptedFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A failure of the provider. It is retried like any other failure of its kind."""
+    """A failure of the provider. The adapter retries it like any other failure of its kind."""
 
     kind: FailureKind = "server"
     """The kind of the failure."""
@@ -125,7 +125,7 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One reply: thinking, then text, then calls, and then its end or a failure."""
+    """One reply: thinking, then text, then calls, and then a regular end or a failure."""
 
     text: str | tuple[str, ...] = ()
     """The text, in one piece or in several."""
@@ -138,7 +138,7 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: StopReason | None = None
     """The stop reason; defaults to ``tool_use`` after calls, and otherwise ``end_turn``."""
     usage: TokenUsage | None = None
-    """The reported usage; None leads to an estimate."""
+    """The reported usage; None makes the adapter estimate the usage."""
     delay: float = 0.0
     """The time before the first piece, in seconds."""
     pace: float = 0.0
@@ -171,7 +171,7 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replies: tuple[str | ScriptedReply, ...] = ()
     """The replies in order. A reply that is only text may be a string."""
     repeat: bool = False
-    """Whether the script starts again after its end. Otherwise a call after it fails."""
+    """Whether the script starts again after its end. Otherwise a call after the end fails."""
 
 
 def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:
@@ -390,11 +390,12 @@ class ScriptedWire(ChatWire):
 class ScriptedAdapter(HttpAdapter):
     """Plays one reply for each attempt. A retry plays the next reply.
 
-    `requests` holds the last 1000 requests, one for each attempt.
+    `requests` contains the last 1000 requests, one for each attempt.
 
     Args:
         replies: The replies in order, or a function of the request; None uses the replies in ``config.options``.
-        repeat: Whether the list starts again after its end. Otherwise a call after it is an InvalidRequestError.
+        repeat: Whether the list starts again after its end. Otherwise a call after the end raises
+            InvalidRequestError.
         capabilities: The abilities of the model; defaults to all. A request for an ability that is declared false
             is refused.
 

@@ -50,7 +50,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     reply: str = "Assistant:"
     """The text at the end of the prompt, which the model continues."""
     stop: tuple[str, ...] = ("\nUser:",)
-    """The texts that end the reply. They count as stop sequences of the server."""
+    """The texts that end the reply. They count towards the server's limit of stop sequences."""
     strip: bool = True
     """Whether white space before the reply is dropped."""
 
@@ -144,7 +144,7 @@ decode_list = msgspec.json.Decoder(list[WireReply]).decode
 
 
 _PROTECTED = frozenset({"details", "return_full_text"})
-"""Protected parameters. Without them the reply has no usage, or includes the prompt."""
+"""Parameters that a host can't change. Without them, the reply has no usage, or includes the prompt."""
 
 _OPTIONS = "tgi"
 """The key of further parameters in a request, such as ``repetition_penalty``, besides the adapter's own name."""
@@ -254,7 +254,7 @@ class _Writer:
 
 
 class StopTrimmer:
-    """Removes stop sequences from streamed text. It holds text that may be the start of a stop sequence."""
+    """Removes stop sequences from streamed text. Text that may be the start of a stop sequence is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -352,7 +352,9 @@ class ReplyReader:
         self._spoke = False
 
     def piece(self, reply: WireReply) -> bool:
-        """Read one token or a whole reply; True if it is the last. Raises AdapterError for an error in it."""
+        """Read one token or a whole reply. Return True if it is the last one. Raises AdapterError for an error in
+        it.
+        """
         if reply.error is not None:
             body = read_error_value({"error": reply.error, "error_type": reply.error_type})
             raise classify(body, None, {}, provider=self.assembler.provider, now_us=0)

@@ -31,6 +31,7 @@ from callboard.bus.errors import StreamError
 from callboard.bus.streams.events import MessageStart
 from callboard.bus.values.base import Json, JsonObject
 from tests.support.background_server import Books, BooksTransport
+from tests.support.depth import is_quick
 from tests.support.recordings import FOLDER, PROTOCOLS, fragments, make_adapter, needs_recordings
 from tests.support.virtual_time import FakeClock, run_virtual, runs_on
 from tests.support.wires import AnthropicWire, ChatWire, ResponsesWire, Wire
@@ -452,12 +453,13 @@ def recorded(protocol: str) -> list[dict[str, Any]]:
     return [case for case in cases if isinstance(case["request_body"], dict) and case["response_status"] < 300]
 
 
+@pytest.mark.more("each recording")
 @needs_recordings
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_recorded_bodies_arrive_and_recorded_replies_come_back(protocol: str) -> None:
     """Every request equals the recorded one but for what the adapter adds, and every reply is the recorded one."""
     heard_of = 0
-    for case in recorded(protocol):
+    for case in recorded(protocol)[:: 5 if is_quick() else 1]:
         body, raw, kind = case["request_body"], case["response_body"].encode(), PROTOCOLS[protocol]
         adapter = make_adapter(kind, case, fragments(raw, "random-1"))
         recording, requests = adapter.client.transport, list[HttpRequest]()

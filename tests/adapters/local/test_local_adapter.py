@@ -40,6 +40,7 @@ from callboard.bus.streams.events import MessageComplete, StreamEvent
 from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import StopReason, UsageSource
+from tests.support.depth import first_is_quick
 
 from ...support.invariants import check_stream
 from .local_processes import child_processes, process_gone, wait_until
@@ -79,7 +80,7 @@ async def adapters(model: Path, anyio_backend: str) -> AsyncIterator[dict[str, L
         await adapter.close()
 
 
-@pytest.fixture(params=PROTOCOLS)
+@pytest.fixture(params=first_is_quick(PROTOCOLS, "the same server by another protocol"))
 def adapter(request: pytest.FixtureRequest, adapters: dict[str, LocalAdapter]) -> LocalAdapter:
     return adapters[request.param]
 

@@ -356,6 +356,7 @@ async def test_a_port_in_use_is_named(model: Path) -> None:
             await LocalServer(LocalServerSettings(model, port=port)).start()
 
 
+@pytest.mark.deep("another start of the local model")
 async def test_a_free_port_can_be_chosen(model: Path) -> None:
     """A wanted port that is free is the one in the address, also at once after the last server on it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -439,6 +440,7 @@ async def test_two_users_share_one_server_until_the_last_leaves(settings: LocalS
     assert process_gone(pid)
 
 
+@pytest.mark.deep("another start of the local model")
 async def test_other_settings_are_another_server(settings: LocalServerSettings) -> None:
     """Users who want different things get different servers."""
     other = LocalServerSettings(settings.model_path, context_tokens=512, slots=1)
@@ -464,6 +466,7 @@ async def test_a_server_that_died_is_started_anew_for_the_next_user(settings: Lo
     assert not server.running
 
 
+@pytest.mark.deep("another start of the local model")
 async def test_a_newcomer_during_the_last_release_has_a_running_server(settings: LocalServerSettings) -> None:
     """Who comes while the last one goes waits for the stop and gets a new process."""
     first, second = LocalServer.shared(settings), LocalServer.shared(settings)

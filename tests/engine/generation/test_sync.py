@@ -138,7 +138,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program", quick=3))
+@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program", quick=2))
 def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
     """In time, with its own exit code, nothing on stderr and everything in the trace."""
     body, code, output, statuses = PROGRAMS[name]
@@ -150,7 +150,8 @@ def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
 @pytest.mark.parametrize(
-    "ask", ["generate_sync('s:m', 'Hi', engine=e)", "list(stream_sync('s:m', 'Hi', engine=e))"]
+    "ask",
+    first_is_quick(["list(stream_sync('s:m', 'Hi', engine=e))", "generate_sync('s:m', 'Hi', engine=e)"], "whole"),
 )
 def test_ctrl_c_cancels_the_call(ask: str, tmp_path: Path) -> None:
     """KeyboardInterrupt where the program waits; the call is cancelled and stands in the trace."""

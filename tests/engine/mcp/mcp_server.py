@@ -97,7 +97,7 @@ def lend(reader: Annotated[Reader, Resolve(who)]) -> str:
     return f"{reader.name} ({reader.age})"
 
 
-if __name__ == "__main__":
+def main() -> None:
     if sys.argv[1:2] in (["http"], ["sse"]):
         import socket
 
@@ -114,3 +114,7 @@ if __name__ == "__main__":
         uvicorn.Server(config).run(sockets=[listener])
     else:
         server.run()
+
+
+if __name__ == "__main__":
+    main()

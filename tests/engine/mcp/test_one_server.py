@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.engine.tools.rounds import Told, call, result_of, run
 from tests.support.engines import talking
 from tests.support.logs import captured_logs
 from tests.support.present import present
+from tests.support.programs import started
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
@@ -52,6 +52,7 @@ async def test_a_servers_tools_are_tools(tools: tuple[Tool, ...]) -> None:
         assert "Emma x1" in str(session.messages[2].content)
 
 
+@pytest.mark.deep("another start of a server")
 async def test_a_name_that_models_do_not_take_is_changed_and_known_again() -> None:
     """The call goes to the original; the warning names both. Opening and closing may be apart."""
     connection = mcp_tools(COMMAND)
@@ -129,7 +130,7 @@ async def test_a_server_that_dies_is_an_error_for_the_model() -> None:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with subprocess.Popen([*COMMAND, "http"], stdout=subprocess.PIPE, text=True) as process:
+    with started("from tests.engine.mcp.mcp_server import main; main()", "http") as process:
         try:
             yield f"http://127.0.0.1:{int(present(process.stdout).readline())}/mcp"
         finally:

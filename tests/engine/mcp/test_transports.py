@@ -28,6 +28,7 @@ from tests.engine.tools.rounds import Told, call, result_of, run
 from tests.support.depth import first_is_quick
 from tests.support.engines import talking
 from tests.support.present import present
+from tests.support.programs import started
 from tests.support.scripted import Say
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
@@ -44,8 +45,7 @@ def named(servers: McpServers, name: str) -> Tool:
 
 @contextmanager
 def serving(kind: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, str(FOLDER / "mcp_server.py"), kind, str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with started("from tests.engine.mcp.mcp_server import main; main()", kind, port) as process:
         try:
             yield process, int(present(process.stdout).readline())
         finally:

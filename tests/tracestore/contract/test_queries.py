@@ -559,15 +559,15 @@ async def test_memory_does_not_grow_with_the_number_of_calls(store: Store, make:
     async def peak() -> int:
         tracemalloc.start()
         try:
-            await export_calls(store, Nowhere(), "jsonl", page=50)  # type: ignore[arg-type]
+            await export_calls(store, Nowhere(), "jsonl", page=25)  # type: ignore[arg-type]
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
-    await fill(store, make, 200)
+    await fill(store, make, 100)
     await peak()  # what is made once
     few = await peak()
     for number in range(9):
         more = Maker(f"run_{number}")
-        await store.write([more.completed(f"more{number}_{each}") for each in range(200)])
+        await store.write([more.completed(f"more{number}_{each}") for each in range(100)])
     assert await peak() < few * 1.5

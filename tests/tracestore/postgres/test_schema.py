@@ -23,6 +23,7 @@ from callboard.tracestore.postgres.statements import POSTGRES
 from callboard.tracestore.sql.call_rows import condition
 from callboard.tracestore.sql.connection import Steps, read_steps
 from callboard.tracestore.sql.expiry import delete_sessions, delete_unneeded, needed_bodies
+from tests.support.depth import each_nth_is_quick
 
 from ...support.certificate import local_certificate
 from ...support.postgres_server import NOBODY, StartedServer, own_server, why_not
@@ -274,7 +275,11 @@ def make_old(dsn: str, steps: Steps) -> None:
             connection.execute("INSERT INTO schema_history VALUES (%s, %s, 0)", (number, name))
 
 
-@pytest.mark.parametrize("old", OLD_SCHEMAS, ids=lambda path: path.name.removesuffix(".sql.gz"))
+@pytest.mark.parametrize(
+    "old",
+    each_nth_is_quick(OLD_SCHEMAS, 4, "each old version"),
+    ids=lambda path: path.name.removesuffix(".sql.gz"),
+)
 async def test_an_old_database_becomes_like_a_new_one(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker, old: Path
 ) -> None:

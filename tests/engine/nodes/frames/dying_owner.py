@@ -67,6 +67,6 @@ async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease:
     await engine.aclose()
 
 
-if __name__ == "__main__":
+def run() -> None:
     _, *texts, dies_at, lease = sys.argv
     asyncio.run(main(*texts, int(dies_at), float(lease)))

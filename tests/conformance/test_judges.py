@@ -8,7 +8,7 @@ import pytest
 
 from callboard import Json, JsonObject
 
-from .support.judges import chat_faults, messages_faults, responses_faults
+from ..support.judges import chat_faults, messages_faults, responses_faults
 
 MESSAGES: JsonObject = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
 RESPONSES: JsonObject = {"model": "m", "input": [{"role": "user", "content": "Hi"}]}
