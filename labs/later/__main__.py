@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def in_a_folder(seed: int) -> tuple[Counter[str], list[str]]:
-    """A round with a trace of its own."""
+    """Play a round with a trace of its own."""
     with tempfile.TemporaryDirectory(prefix="callboard-later-") as folder:
         return run_round(seed, Path(folder))
 

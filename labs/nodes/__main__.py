@@ -48,8 +48,8 @@ def play(first: int, rounds: int, fault: str | None = None, *, per_second: float
     Args:
         first: The seed of the first one.
         rounds: Their number.
-        fault: What befalls them; None takes turns.
-        per_second: The pieces of text that the provider says in a second.
+        fault: The fault; None uses each fault in turn.
+        per_second: The number of text pieces that the provider sends per second.
 
     Returns:
         The seeds of those that failed.

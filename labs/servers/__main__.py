@@ -1,4 +1,4 @@
-"""Random conversations over every ordered pair of servers, each of which behaves as the field notes say.
+"""Random conversations over each ordered pair of servers. Each server behaves as the field notes say.
 
     python -m labs.servers --conversations 2000 [--seed S] [--show]
 
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 async def run(first: int, conversations: int) -> int:
-    """Play conversations and print what became of them."""
+    """Play conversations and print their results."""
     total: Counter[str] = Counter()
     failed: list[int] = []
     async with TemperServer() as server:

@@ -73,7 +73,7 @@ def _play_long(options: argparse.Namespace) -> int:
 
 
 def play(first: int, rounds: int) -> tuple[Counter[str], list[int]]:
-    """All rounds; what befell, and the seeds of those that failed."""
+    """Play all rounds. Returns the counts of faults, and the seeds of the rounds that failed."""
     total: Counter[str] = Counter()
     failed: list[int] = []
     with own_server() as server:

@@ -1,4 +1,4 @@
-"""Many nodes, by a seed.
+"""Simulates many nodes from a seed.
 
     python -m labs.simulation [--seed N] [--seeds N] [--steps N] [--nodes N] [--sessions N]
 
