@@ -1,13 +1,14 @@
-"""Drive the adapters against a server that already runs: what it answers, and whether its protocols agree.
+"""Sends requests to a running server through the adapters of several protocols, and compares the results.
 
-    python -m labs.drive_server URL --model NAME [--key KEY] [--protocol chat messages …] [--only tools …]
+python -m labs.drive_server URL --model NAME [--key KEY] [--protocol chat messages …] [--only tools …]
 
-Every check is one call, or one call whole and once more streamed. It must end in a response or an AdapterError; a
-stream's events must hold the invariants and add up to what the call returns. `ok` beside it what was seen: stop
-reason, tokens in and out, the text's beginning, or the error's class and status. Exits with 1 when a call ended
-otherwise, a stream broke an invariant, or a stream and its whole twin differ in stop reason or input tokens. That
-one protocol's text, stop reason or input differ from the others' is shown, and is a matter of the server as well:
-a proxy may count and ask differently for each.
+Each check is one call, which is made once without streaming and, where possible, once with streaming. A call must
+end in a response or an AdapterError. The events of a stream must satisfy the stream invariants and add up to the
+call's response. The table prints `ok` and the result of each check: stop reason, input and output tokens, and the
+beginning of the text, or the error's class and status. The program exits with 1 if a call ended otherwise, if a
+stream broke an invariant, or if the streamed and the plain call differ in stop reason or input tokens. Differences
+between protocols in text, stop reason or input tokens are printed, but are no fault: a proxy may count tokens
+differently for each protocol.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ADAPTERS = {
     "ollama": "ollama",
     "tgi": "tgi",
 }
-"""By protocol, the type of the adapter."""
+"""The adapter's type for each protocol."""
 
 WEATHER = ToolDefinition(
     name="get_weather",
@@ -81,7 +82,7 @@ def tool_turns(*, is_error: bool) -> tuple[Message, ...]:
 
 
 def red_square(side: int = 16) -> bytes:
-    """A PNG, because a real server decodes it."""
+    """A PNG that real servers can decode."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -114,11 +115,11 @@ CHECKS: dict[str, dict[str, Any]] = {
     "overlong": {"messages": (Message.user("hello " * 40_000),)},
     "bad key": {"messages": QUESTION, "key": "sk-wrong"},
 }
-"""What is asked, as fields of CanonicalRequest; `key` is the adapter's."""
+"""The fields of CanonicalRequest for each check; `key` is the adapter's API key."""
 
 
 class Outcome(NamedTuple):
-    """What one call came to."""
+    """The result of one call."""
 
     seen: str
     """A line for people."""
@@ -126,11 +127,11 @@ class Outcome(NamedTuple):
     facts: tuple[object, ...]
     """The stop reason and the reported input tokens, or the error's class."""
     fault: str = ""
-    """What never may happen, and did; else empty."""
+    """The violated rule, or an empty text."""
 
 
 async def call(adapter: ProviderAdapter, request: CanonicalRequest, *, streamed: bool) -> Outcome:
-    """One call, ended in whatever way. A fault is what never may happen."""
+    """Make one call and describe its result. `fault` is set if a rule was violated."""
     events: list[StreamEvent] = []
     try:
         async with asyncio.timeout(120):
@@ -165,7 +166,7 @@ def describe(response: CanonicalResponse) -> Outcome:
 
 
 async def cancelled(adapter: ProviderAdapter, request: CanonicalRequest) -> Outcome:
-    """A stream that is cancelled after its third event, and a call after it."""
+    """Cancel a stream after its third event, then make another call."""
     events: list[StreamEvent] = []
     async with asyncio.timeout(60):
         async with adapter.stream(request) as stream:
@@ -187,7 +188,7 @@ class Options(NamedTuple):
 
 
 async def drive(protocol: str, options: Options) -> dict[str, tuple[Outcome, Outcome | None]]:
-    """All checks by one protocol, whole and streamed."""
+    """Run all checks with one protocol, without and with streaming."""
 
     def make(key: str) -> ProviderAdapter:
         config = AdapterConfig(
@@ -246,7 +247,7 @@ def faults_of(whole: Outcome, streamed: Outcome | None) -> list[str]:
 
 
 def report(results: Mapping[str, Mapping[str, tuple[Outcome, Outcome | None]]]) -> int:
-    """Print the table; the number of faults."""
+    """Print the table. Returns the number of faults."""
     count = 0
     for check in next(iter(results.values())):
         known = {protocol: outcomes[check] for protocol, outcomes in results.items()}

@@ -57,8 +57,8 @@ class StoppedAfter(Exception):
     """Raised by a filter to end the reply: some events are still delivered, then the call fails with an error.
 
     Args:
-    passed: The events to deliver.
-    error: The error of the call.
+        passed: The events to deliver.
+        error: The error of the call.
     """
 
     def __init__(self, passed: Sequence[StreamEvent], error: Exception) -> None:

@@ -317,7 +317,7 @@ class WatchingMethods:
         return self._watcher.look(limit)
 
     def under_way(self, *, limit: int | None = None) -> WorkInProgress:
-        """Deprecated: use `in_progress`."""
+        """Deprecated: use `in_progress`, which has the same `limit`."""
         warn_of_old_name("Engine.under_way() is deprecated: use Engine.in_progress()")
         return self.in_progress(limit=limit)
 

@@ -125,13 +125,13 @@ def expected_nano_usd(requests: int) -> int:
 
 
 class Pair:
-    """One program over a provider's wire.
+    """Run one program over a provider of one wire.
 
     Args:
-        program: The program.
-        kind: The provider's protocol, as the adapters name it.
-        npm: The folder with the programs.
-        folder: An empty folder.
+    program: The program.
+    kind: The provider's protocol, as the adapters name it.
+    npm: The folder with the programs.
+    folder: An empty folder.
     """
 
     def __init__(self, program: Program, kind: str, npm: Path, folder: Path) -> None:
@@ -142,7 +142,7 @@ class Pair:
         self.sent: list[Sent] = []
 
     async def faults(self) -> list[str]:
-        """Run the program. Returns what is wrong afterwards."""
+        """Run the program. Returns the faults that were found afterwards."""
         word = f"code-{secrets.token_hex(4)}"
         home, work = self.folder / "home", self.folder / "work"
         home.mkdir()
@@ -179,7 +179,7 @@ class Pair:
         return [] if text == f"{word}\nThis is {NEW}.\n" else [f"the file is {text!r}"]
 
     def _of_wire(self, provider: ScriptedProvider) -> list[str]:
-        """What differs between the client's requests and the provider's, which speak the same wire."""
+        """Return the differences between the client's requests and the provider's, which have the same wire."""
         found: list[str] = []
         sent = [json.loads(each.body) for each in self.sent if each.body]
         for given, (_, got) in zip(sent, provider.bodies, strict=False):
@@ -236,14 +236,14 @@ def _of_trace(rows: list[CallRow], provider: ScriptedProvider) -> list[str]:
 
 
 def _of_reasoning(provider: ScriptedProvider) -> list[str]:
-    """What is missing of the provider's own reasoning in the last request."""
+    """Return the provider's reasoning that is missing from the last request."""
     last = json.dumps(provider.bodies[-1][1]) if provider.bodies else ""
     missing = [signature for signature in provider.signatures if signature not in last]
     return [f"{len(missing)} of {len(provider.signatures)} signatures did not come back"] if missing else []
 
 
 async def compare_errors(client: str | None, npm: Path) -> int:
-    """Print the table of errors. Returns the number of errors that a program meets differently."""
+    """Print the table of errors. Returns the number of errors after which a program behaves differently."""
     bad = 0
     sys.stdout.write("| program | error | without a gateway | same API | other API |\n|---|---|---|---|---|\n")
     for program in PROGRAMS:

@@ -29,7 +29,7 @@ from .provider import Data, Fault, ScriptedProvider
 OTHER = {
     "anthropic": "openai_compatible", "openai": "anthropic", "openai_compatible": "gemini", "gemini": "openai",
 }  # fmt: skip
-"""The other API for a program's own."""
+"""The API of the provider in the third run, by the program's API."""
 
 
 def _body(kind: str, status: int, words: str, chat: tuple[str, str | None], messages: str, gemini: str) -> Data:
@@ -76,11 +76,11 @@ def overflow(kind: str) -> Fault:
 
 
 class Error(NamedTuple):
-    """An error, and the request of a conversation that meets it."""
+    """An error, and the request of the conversation that gets it."""
 
     make: Callable[[str], Fault]
     results: int
-    """The results of tools that the request has at least."""
+    """The minimum number of tool results in that request."""
 
 
 ERRORS: Mapping[str, Error] = {
@@ -92,14 +92,14 @@ ERRORS: Mapping[str, Error] = {
 
 
 class Seen(NamedTuple):
-    """What a program did."""
+    """The behaviour of a program after an error."""
 
     requests: int
     """The requests that the provider got."""
     answered: bool
     status: int | None
     said: str
-    """The line of its output that names the error, if it did not answer."""
+    """The line of its output that names the error, if the program did not answer."""
     seconds: float
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Lab(NamedTuple):
         return Seen(len(provider.bodies), answered, outcome.status, _said(outcome), time.monotonic() - began)
 
     def _once(self) -> Callable[[str, Asked], Fault | None]:
-        """The error for the first request that meets it."""
+        """Return the error only for the first request that matches."""
         error, left = ERRORS[self.error], [1]
 
         def fault(kind: str, asked: Asked) -> Fault | None:
@@ -171,7 +171,7 @@ def _said(outcome: Outcome) -> str:
 
 
 async def compare(lab: Lab) -> tuple[str, bool]:
-    """A line of the table, and whether the program does as well through the gateway as without it."""
+    """A line of the table, and whether the program behaves through the gateway as it does without a gateway."""
     own = lab.program.wire
     at_home = await lab.seen(own, direct=True)
     same = await lab.seen(own, direct=False)

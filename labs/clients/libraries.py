@@ -54,7 +54,7 @@ async def run_libraries(
     models_yaml: Callable[[str, str], str],
     tell: Callable[[str], object],
 ) -> int:
-    """Run each program over a provider of each API, and tell the lines of a table. Returns the failed tasks."""
+    """Run each program over a provider of each API, and print the lines of a table. Returns the failed tasks."""
     commands = [
         *([python, str(path)] for path in sorted(SCRIPTS.glob("with_*.py"))),
         *([os.environ.get("NODE", "node"), str(path)] for path in sorted(SCRIPTS.glob("with_*.mjs"))),

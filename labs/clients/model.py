@@ -1,4 +1,4 @@
-"""A scripted model that reads a file, edits it and answers, with whatever tools its client offers."""
+"""A scripted model that reads a file, edits it and answers. It uses the tools that its client offers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from callboard.bus.values.base import Json, JsonObject
 
 SECRET = re.compile(r"code-[0-9a-f]{8}")
-"""The word in the file that only its reader knows."""
+"""The word that the answer must contain, because only a reader of the file knows it."""
 OLD, NEW = "the draft", "the final text"
 
 READERS = ("Read", "read_file", "read", "exec_command", "shell_command", "shell", "exec")
@@ -19,28 +19,28 @@ EDITORS = ("Edit", "replace", "edit", "apply_patch", "exec")
 
 
 class Offered(NamedTuple):
-    """A tool as a client offers it to the model."""
+    """A tool that the client offers to the model."""
 
     name: str
     schema: JsonObject
     free_form: bool = False
-    """Whether its input is a text."""
+    """Whether its input is a text instead of JSON."""
     namespace: str = ""
 
 
 class Asked(NamedTuple):
-    """A request as the model sees it."""
+    """The parts of a request that the model reads."""
 
     tools: Sequence[Offered]
     results: Sequence[str]
-    """The texts of the results of its calls so far."""
+    """The texts of all tool results so far."""
     stream: bool
     schema: JsonObject | None = None
     """The schema that the answer must follow."""
 
 
 class Call(NamedTuple):
-    """A call of a tool. The input of a free-form tool is a text."""
+    """A tool call. The input of a free-form tool is a text."""
 
     tool: Offered
     input: JsonObject | str
@@ -59,7 +59,7 @@ class ScriptedModel:
     def __init__(self, path: str) -> None:
         self.path = path
         self.faults: list[str] = []
-        """What was wrong with the client's requests."""
+        """Faults in the client's requests."""
 
     def answer(self, asked: Asked) -> Reply:
         """The next step: read, edit, and answer."""
@@ -67,8 +67,9 @@ class ScriptedModel:
         if asked.schema is not None:
             return _json_of(asked.schema)
         if reader is None or editor is None:
-            return "A title"  # a request beside the conversation
-        results = [result for result in asked.results if "Tool execution aborted" not in result]  # opencode's word
+            return "A title"  # a request outside of the conversation
+        # opencode reports an aborted tool with this text
+        results = [result for result in asked.results if "Tool execution aborted" not in result]
         match len(results):
             case 0:
                 return Call(reader, self._input(reader, reads=True))
@@ -96,7 +97,7 @@ class ScriptedModel:
         return f"text(await tools.{'exec_command' if reads else 'apply_patch'}({argument}));"
 
     def _input(self, tool: Offered, *, reads: bool) -> JsonObject | str:
-        """The arguments, by the names that the tool's schema has."""
+        """The arguments, with the parameter names of the tool's schema."""
         if tool.free_form:
             return self._text(tool, reads=reads)
         command = f"cat {self.path}"
@@ -117,7 +118,7 @@ class ScriptedModel:
 
 
 def _base(tool: Offered) -> str:
-    """The name of a tool without its namespace, in any of the forms in which wires join them."""
+    """The name of a tool without its namespace. Each wire joins the two differently."""
     return re.split(r"__|\.|/", tool.name)[-1]
 
 
@@ -127,12 +128,12 @@ def _pick(tools: Sequence[Offered], names: Sequence[str]) -> Offered | None:
 
 
 def _json_of(schema: JsonObject) -> str:
-    """The least JSON that follows a schema of plain objects."""
+    """The shortest JSON that follows a schema of plain objects."""
     return json.dumps(least(schema))
 
 
 def least(schema: Any) -> Json:
-    """The least value that follows a schema of plain objects."""
+    """The smallest value that follows a schema of plain objects."""
     match str(schema.get("type", "string")).lower():
         case "object":
             return {name: least(inner) for name, inner in (schema.get("properties") or {}).items()}

@@ -1,4 +1,4 @@
-"""The programs, how each is pointed at a gateway, and how it is asked."""
+"""The client programs: their configuration for a gateway, and their command lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 120.0
 
 
 class Place(NamedTuple):
-    """Where one program works."""
+    """The folders, address and key for one run of a program."""
 
     home: Path
     """An empty folder."""
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     key: str
     """The client's key of the gateway."""
     model: str
-    """The name of the model that the program asks for."""
+    """The name of the requested model."""
 
 
 class Program(NamedTuple):
@@ -36,7 +36,7 @@ class Program(NamedTuple):
     """The protocol that it speaks, as the adapters name it."""
     binary: str
     model: str
-    """The model that it asks for."""
+    """The name of the model in its requests."""
     prepare: Callable[[Place], Mapping[str, str]]
     """Writes its configuration, and returns the variables of its environment."""
     arguments: Callable[[Place, str], list[str]]
@@ -156,7 +156,7 @@ PROGRAMS = (
 
 
 class Outcome(NamedTuple):
-    """What a program left."""
+    """The result of a run of a program."""
 
     status: int | None
     """The exit status; None if it did not end in time."""
@@ -165,7 +165,7 @@ class Outcome(NamedTuple):
 
 
 async def run(program: Program, npm: Path, place: Place, prompt: str) -> Outcome:
-    """Run a program to its end."""
+    """Run a program until it exits."""
     node = Path(os.environ.get("NODE", "node"))
     path = os.pathsep.join([*([str(node.parent)] if node.parent != Path() else []), os.environ["PATH"]])
     environment = {
@@ -200,7 +200,7 @@ async def run(program: Program, npm: Path, place: Place, prompt: str) -> Outcome
 
 
 def end(group: int) -> None:
-    """End what a program started and left."""
+    """Kill the processes that a program started and did not end."""
     import contextlib
     import signal
 

@@ -1,4 +1,4 @@
-"""A provider whose model is scripted: requests are read and replies written on each of the four wires."""
+"""A provider with a scripted model: it reads requests and writes replies in each of the four wires."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def write_chat(reply: Reply, number: int, signature: str) -> tuple[Data, Events]
 
 
 def read_gemini(body: Data, path: str) -> Asked:
-    """The API takes names in snake case, too, which LiteLLM sends."""
+    """The API also accepts names in snake case, which LiteLLM sends."""
 
     def field(of: Data, name: str) -> Any:
         snake = re.sub(r"[A-Z]", lambda found: "_" + found[0].lower(), name)
@@ -317,11 +317,13 @@ _PATHS = {
 
 
 CUT_AFTER = {"anthropic": 9, "openai": 9, "openai_compatible": 2, "gemini": 1}
-"""The events of a call of a tool before its stream breaks off: within the arguments, where they come in pieces."""
+"""The number of events of a tool call before its stream breaks off. In wires that send arguments in pieces, it
+breaks off within the arguments.
+"""
 
 
 class Fault(NamedTuple):
-    """What a provider answers in place of a reply."""
+    """The response of a provider in place of a reply."""
 
     status: int
     """The status; 200 for a stream that breaks off in the middle."""
@@ -341,7 +343,7 @@ class ScriptedProvider:
         self.fault = fault
         self.bodies: list[tuple[str, Data]] = []
         self.signatures: list[str] = []
-        """What must come back with the calls in later requests."""
+        """The signatures that later requests must send back with the tool calls."""
         self._numbers = itertools.count(1)
 
     def signature(self, number: int) -> str:
@@ -364,7 +366,7 @@ class ScriptedProvider:
         path = scope["path"]
         kind = _PATHS.get(path, "gemini")
         if scope["method"] != "POST" or path.endswith(("/count_tokens", ":countTokens")):
-            # what a program asks besides, when no gateway is between: its models, and tokens
+            # other requests of a program without a gateway: the list of models, and the counting of tokens
             counted: Data = {"input_tokens": INPUT_TOKENS, "totalTokens": INPUT_TOKENS, "data": []}
             await self._send(send, 200, "application/json", msgspec.json.encode(counted))
             return
@@ -383,7 +385,7 @@ class ScriptedProvider:
             whole, events = write(reply, number, self.signature(number))
             if isinstance(reply, Call):
                 self.signatures.append(THOUGHT if kind == "openai_compatible" else self.signature(number))
-        except Exception as error:  # the lab tells it in place of the client
+        except Exception as error:  # the lab reports it in place of the client
             self.model.faults.append(f"{kind}: {type(error).__name__}: {error}")
             await self._send(send, 500, "application/json", b"{}")
             return
@@ -391,7 +393,7 @@ class ScriptedProvider:
             await self._send(send, 200, "application/json", msgspec.json.encode(whole))
             return
         frames = [_frame(*event) for event in events]
-        if fault is not None:  # the rest never comes, and the connection breaks
+        if fault is not None:  # the remaining events are never sent, and the connection breaks
             frames = frames[: CUT_AFTER[kind]]
         await self._send(send, 200, "text/event-stream", b"".join(frames), {}, breaks=fault is not None)
 

@@ -1,4 +1,4 @@
-"""The requests of the programs as fixtures: their form without their prose, and without anything personal."""
+"""Writes the requests of the programs as fixtures. Prose and personal data are removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LONGEST = 48
-"""The characters of a text that is kept."""
+"""The maximum length of a text that is kept, in characters."""
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _HEX = re.compile(r"\b[0-9a-f]{32,}\b")
@@ -36,7 +36,7 @@ class Sent(NamedTuple):
 
 
 def scrubbed(value: Any, name: str = "") -> Any:
-    """A body without prose and without ids of a person or a machine.
+    """A body without prose and without the ids of persons or machines.
 
     Texts of the programs are their vendors'. A long text is replaced by its length.
     """
@@ -54,7 +54,9 @@ def scrubbed(value: Any, name: str = "") -> Any:
 
 
 def _object(text: str) -> Any:
-    """The object that a text is, such as Codex's metadata or a tool's arguments; None if it is none."""
+    """The JSON object in a text, such as Codex's metadata or a tool's arguments; None if the text is no JSON
+    object.
+    """
     try:
         found = json.loads(text)
     except ValueError:
@@ -76,7 +78,7 @@ def _text(text: str, name: str) -> str:
 
 
 def write_record(path: Path, requests: list[Sent], *, whole: bool) -> None:
-    """Write the requests of a program: all as they are, or the last one scrubbed."""
+    """Write the requests of a program: with `whole` all of them unchanged, else only the last one, scrubbed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     told = [
         {

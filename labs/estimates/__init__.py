@@ -1,1 +1,1 @@
-"""Fits the rates of the token estimator to recorded requests, and to generated text that tokenizers counted."""
+"""Fits the rates of the token estimator to recorded requests, and to generated texts with known token counts."""

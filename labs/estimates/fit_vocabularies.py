@@ -25,21 +25,21 @@ from .rate_descent import Bounds, solve
 from .texts.counted import CountedText, counted_texts
 
 NEGATIVE = {"capitalised", "capital_pair", "mark_pair", "mark_run", "space_pair"}
-"""Traits of characters that come together, so that there are fewer tokens than characters."""
+"""Traits of adjacent characters that share a token, so their rates may be negative."""
 
 PULL = 2.0
-"""How many texts the usual rates weigh as much as: what hardly any text has should stay usual."""
+"""The weight of the usual rates, in texts. A trait that is rare in the texts so keeps its usual rate."""
 
 SHIPPED = Path(text_traits.__file__)
 
 
 def fitted_texts() -> list[CountedText]:
-    """What the rates are fitted to."""
+    """The texts that the rates are fitted to."""
     return [counted for counted in counted_texts() if counted.seed % 2 == 0]
 
 
 def judged_texts() -> list[CountedText]:
-    """What they never saw."""
+    """The texts that are left out of the fit."""
     return [counted for counted in counted_texts() if counted.seed % 2]
 
 
@@ -53,12 +53,14 @@ def fit(vocabulary: str, texts: Sequence[CountedText]) -> TextRates:
 
 
 def errors(vocabulary: str, texts: Iterable[CountedText]) -> list[tuple[CountedText, float]]:
-    """How far the shipped estimate of each text is off, as a part of its count; above 0 where it is too high."""
+    """The relative error of the shipped estimate of each text; positive if the estimate is too high."""
     return [(counted, text_tokens(counted.text, vocabulary) / counted.tokens[vocabulary] - 1) for counted in texts]
 
 
 def table() -> str:
-    """How far the shipped rates are off on texts that they were not fitted to, for each vocabulary and kind."""
+    """A table of the errors of the shipped rates for the texts outside of the fit, by vocabulary and kind of
+    text.
+    """
     lines = [f"{'kind':<20}" + "".join(f"{name:>12}" for name in VOCABULARIES)]
     found = {name: errors(name, judged_texts()) for name in VOCABULARIES}
     for kind in dict.fromkeys(counted.kind for counted in judged_texts()):
@@ -73,7 +75,7 @@ def table() -> str:
 
 
 def write(rates: dict[str, TextRates]) -> None:
-    """Replace the table in the module."""
+    """Replace the table in `text_traits.py`."""
     head, mark, _ = SHIPPED.read_text(encoding="utf-8").partition("# -- written by")
     lines = [f"{mark} labs/estimates/fit_vocabularies.py", "# fmt: off", "VOCABULARIES: dict[str, TextRates] = {"]
     for name, row in rates.items():

@@ -1,4 +1,4 @@
-"""Rates between given bounds that make sums of counts come out as they should."""
+"""Fits rates between bounds, so that weighted sums of counts match given totals."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ Numbers = Sequence[float]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What rates may be."""
+    """The bounds of the rates, and their start values."""
 
     start: Numbers
-    """The rates with which a descent begins, and to which it is pulled."""
+    """The rates at the start of a descent, to which the fit is pulled."""
     smallest: Numbers
     largest: Numbers
     pull: float
-    """The number of rows that weigh as much as the start."""
+    """The weight of the start values, in rows."""
 
 
 def solve(rows: Sequence[Numbers], wanted: Numbers, bounds: Bounds) -> list[float]:
-    """The better of two descents, to three digits."""
+    """Return the better of two descents, rounded to three digits."""
     found = [_descend(rows, wanted, bounds, even) for even in (True, False)]
     best = min(found, key=lambda rates: _loss(rates, rows, wanted))
     return [float(f"{rate:.3g}") for rate in best]
 
 
 def dot(rates: Iterable[float], row: Iterable[float]) -> float:
-    """What the counts of a row come to."""
+    """The weighted sum of a row of counts."""
     return sum(rate * number for rate, number in zip(rates, row, strict=True))
 
 
@@ -68,7 +68,7 @@ def _descend(rows: Sequence[Numbers], wanted: Numbers, bounds: Bounds, even: boo
 def _sweep(
     rates: list[float], columns: Sequence[Numbers], left: list[float], weights: Numbers, bounds: Bounds
 ) -> None:
-    """Each rate is moved to its best place, the others being what they are."""
+    """Move each rate to its optimum, with the others fixed."""
     for place, column in enumerate(columns):
         squares = sum(w * x * x for w, x in zip(weights, column, strict=True))
         if not squares:

@@ -1,7 +1,7 @@
-"""Recorded requests as canonical ones, with the input tokens that their provider counted.
+"""Converts recorded requests to canonical requests, with the input tokens that their provider counted.
 
-Only what a canonical request can say is taken: no server tools, no files by reference, no server-side history, no
-schema for the reply. The rest is left out, for an estimate could not see what it costs.
+A request is skipped if a canonical request cannot represent it: if it has server tools, files by reference,
+history on the server or a schema for the reply. The estimator could not see the tokens of these parts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _JUNE_2025 = 1_748_736_000
 
 
 class NotCanonical(Exception):
-    """The request has something that a canonical request hasn't."""
+    """A canonical request cannot represent the request."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One request."""
+    """A canonical request and its counted tokens."""
 
     id: str
     protocol: str
@@ -52,7 +52,7 @@ class Sample:
 
 
 def read_samples(folder: Path) -> list[Sample]:
-    """All usable requests of a folder of recordings; each request once, however often it was recorded."""
+    """All usable requests of a folder of recordings, without duplicates."""
     samples: dict[tuple[object, ...], Sample] = {}
     for protocol, read in _READERS.items():
         path = folder / f"{protocol}.jsonl"
@@ -77,7 +77,9 @@ def read_samples(folder: Path) -> list[Sample]:
 
 
 def _is_early(protocol: str, reply: str) -> bool:
-    """The Responses API's first weeks: some 200 hidden tokens came with any tool, and have gone since."""
+    """Whether the recording is from the first weeks of the Responses API, when tools added about 200 hidden
+    tokens.
+    """
     created = re.search(r'"created_at":\s*(\d+)', reply) if protocol == "openai_responses" else None
     return created is not None and int(created[1]) < _JUNE_2025
 
@@ -87,7 +89,7 @@ def _tokens(oracle: Body) -> int:
     if usage:
         return int(usage["input_tokens"] + usage["cached_input_tokens"] + usage["cache_creation_input_tokens"])
     raw = oracle.get("usage") or {}
-    return int(raw.get("promptTokenCount", 0))  # Gemini's
+    return int(raw.get("promptTokenCount", 0))  # Gemini
 
 
 Read: TypeAlias = tuple[str | None, list[Message], list[ToolDefinition]]
@@ -114,7 +116,7 @@ def _tool(fields: Body) -> ToolDefinition:
 def _image(url: str) -> ImageBlock:
     head, _, data = url.partition(";base64,")
     if not data:
-        raise NotCanonical  # by address: nobody knows its size
+        raise NotCanonical  # a file by address, whose size is unknown
     return ImageBlock(data=base64.b64decode(data), media_type=head.removeprefix("data:"))
 
 
@@ -238,7 +240,7 @@ def _responses_item(item: Body) -> Message:
         case {"role": role, "content": list(parts)}:
             return Message(Role(role), tuple(_chat_part(part) for part in parts))
         case _:
-            raise NotCanonical  # reasoning, too: only the provider knows its size
+            raise NotCanonical  # also reasoning, whose size only the provider knows
 
 
 # -- Gemini

@@ -1,5 +1,5 @@
-"""The parts of the fault lab.
+"""The fault lab runs the engine against a server that breaks its replies.
 
-What the seed decides (`plan`), a server that breaks its replies (`server`, `replies`), one round of the engine
-under fire (`round`, `chaos`), and what must hold afterwards (`checks`).
+`plan` derives all faults from a seed, `server` and `replies` are the server, `round` and `chaos` run the engine,
+and `checks` checks the invariants afterwards.
 """

@@ -41,7 +41,8 @@ def main() -> int:
     options = parser.parse_args()
     if not options.verbose:
         logging.getLogger("callboard").setLevel(logging.CRITICAL)
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of a server that writes to who has gone
+        # errors of servers that write to a closed connection
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="callboard-faults-") as name, contextlib.ExitStack() as stack:
         folder, tls = Path(name), stack.enter_context(local_tls(Path(name))) if options.tls else None
 

@@ -1,4 +1,6 @@
-"""Blows to a running engine: what runs in it crashes, its store fails, its configuration changes."""
+"""Faults that are injected into a running engine: crashes, failing writes of the store, and changes of the
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ async def perform(
     reload: Callable[[str], Awaitable[None]],
     counts: Counter[str],
 ) -> None:
-    """Deal all blows, one after the other, each after its pause. A blow to what isn't there yet hits nothing.
+    """Inject all faults in order, each after its pause. A fault whose target does not exist yet has no effect.
 
     Args:
         blows: The blows.
@@ -72,7 +74,7 @@ async def perform(
 
 
 def _crash_once(target: object, what: str) -> None:
-    """Let the next use of a method raise what nobody expects."""
+    """Make the next call of a method raise an unexpected exception."""
 
     def crash(*args: object, **options: object) -> object:
         delattr(target, what)
@@ -82,7 +84,7 @@ def _crash_once(target: object, what: str) -> None:
 
 
 def _crash_stream(adapter: HttpAdapter) -> None:
-    """Let the second piece of the next stream be what nobody expects."""
+    """Make the second chunk of the next stream raise an unexpected exception."""
     make = adapter.wire.normaliser
 
     def make_once(assembler: object) -> object:

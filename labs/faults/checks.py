@@ -1,4 +1,4 @@
-"""What must hold after a round, whatever was done. Each check returns what is wrong, in words."""
+"""The invariants after a round. Each check returns the violations as texts."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ Attempt = tuple[str | None, int | None]
 
 
 def attempts(envelopes: Iterable[Envelope]) -> set[Attempt]:
-    """All that were started: (request_id, attempt)."""
+    """The (request_id, attempt) of all attempts that were started."""
     return {(e.request_id, e.attempt) for e in envelopes if isinstance(e.data, LlmCallStarted)}
 
 
 def on_the_bus(envelopes: Sequence[Envelope]) -> list[str]:
-    """One end for each attempt, attempts in order and the last one final, one end for each turn, no gap in seq."""
+    """Check that each attempt and each turn has one end, that attempts are in order and the last one is final, and
+    that seq has no gap.
+    """
     wrong: list[str] = []
     is_open: dict[Attempt, bool] = {}
     by_call: dict[str, list[tuple[int, bool]]] = {}
@@ -109,7 +111,9 @@ async def in_the_store(path: Path, envelopes: Sequence[Envelope], asked: Mapping
 def of_stream(
     stream_id: str, closed: bool, whole: Sequence[TurnEvent], readings: Sequence[Sequence[TurnEvent]]
 ) -> list[str]:
-    """It ends; each reader has read the same from the beginning; each message keeps the stream invariants."""
+    """Check that the stream has ended, that each reader got the same events from the beginning, and that each
+    message satisfies the stream invariants.
+    """
     wrong: list[str] = []
     if not closed or not whole or not isinstance(whole[-1], TurnComplete):
         wrong.append(f"stream {stream_id} has no end: {whole[-2:]}")
@@ -134,7 +138,9 @@ def of_stream(
 async def of_histories(
     sessions: Sequence[Session], adapters: Iterable[AdapterEntry], tools: tuple[ToolDefinition, ...]
 ) -> list[str]:
-    """No turn is left in a session, and each provider would take its history with one more question."""
+    """Check that no session has a turn in progress, and that each provider accepts its history with one more
+    question.
+    """
     wrong: list[str] = []
     for session, entry in itertools.product(sessions, adapters):
         if session._state.waiting or session._state.running is not None:
@@ -156,24 +162,27 @@ async def of_histories(
 
 
 def of_fallback(turn: TurnPlan, error: CallboardError) -> list[str]:
-    """A turn with somewhere to go that works fails only if something was delivered, or nothing could heal it."""
+    """Check that a turn with a working fallback failed only if content was already delivered, or if no fallback
+    could help.
+    """
     if turn.fallback != (f"{STEADY}:m",) or turn.timeout_seconds is not None:
         return []
-    if turn.kind in ("leave", "cancel", "kill"):  # whoever has left wants no other reply
+    if turn.kind in ("leave", "cancel", "kill"):  # after leaving a stream, the fallback's reply is not needed
         return []
     if isinstance(error, AdapterError) and not error.content and may_fall_back(error):
         return [f"{type(error).__name__} though {STEADY} would have answered: {error}"]
     return []
 
 
-# -- what may be left: nothing
+# -- nothing may be left
 
 
 async def nothing_left(run: Callable[[], Awaitable[None]]) -> list[str]:
-    """Run, and say what is left afterwards of tasks, files and threads."""
+    """Run a function, and return the tasks, files and threads that are left afterwards."""
     files, threads = _files(), _threads()
     await run()
-    await asyncio.sleep(0.05)  # a socket's transport closes in the next turn of the loop, a thread soon after
+    # a socket's transport closes in the next iteration of the event loop, a thread soon after
+    await asyncio.sleep(0.05)
     still = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     gc.collect()
     wrong = [f"a task is left: {task}" for task in still]
@@ -182,7 +191,7 @@ async def nothing_left(run: Callable[[], Awaitable[None]]) -> list[str]:
 
 
 def _files() -> set[str]:
-    """Without the one that uvloop holds in reserve as long as its loop lives."""
+    """Open files, except the one that uvloop keeps open until its loop is closed."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -191,7 +200,9 @@ def _files() -> set[str]:
 
 
 def _threads() -> set[str]:
-    """Without the workers of anyio and of tools, which end by themselves, and the store's guard at the exit."""
+    """Running threads, except the workers of anyio and of tools, which end by themselves, and the store's exit
+    guard.
+    """
     return {
         f"{thread.name} {thread.ident}"
         for thread in threading.enumerate()
@@ -200,7 +211,7 @@ def _threads() -> set[str]:
 
 
 def stacks() -> str:
-    """Where every task is, for a step that hangs."""
+    """The stacks of all tasks, for a step that hangs."""
     lines = []
     for task in asyncio.all_tasks():
         frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]

@@ -1,7 +1,8 @@
-"""What the seed decides: everything that is done to whom. Pure; the moments alone depend on the machine.
+"""The plan of a round, derived from its seed: all faults and their targets. Pure. Only the timing depends on the
+machine.
 
-The same seed gives the same `Plan` in any process, and the same fault to the n-th request of a turn to a provider,
-in whatever order requests arrive.
+The same seed gives the same `Plan` in each process. It also gives the same fault for the n-th request of a turn to
+a provider, in whatever order the requests arrive.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 PROTOCOLS = {"chat": "openai_compatible", "gemini": "gemini", "messages": "anthropic", "responses": "openai"}
-"""The providers whose server breaks its replies, and their adapters' types."""
+"""The providers whose server breaks its replies, with the types of their adapters."""
 
 STEADY = "steady"
-"""One more provider, which works and is never crashed."""
+"""A provider that always works and whose adapter never crashes."""
 
 Kind: TypeAlias = Literal["send", "read", "text", "leave", "cancel", "kill"]
 ChaosKind: TypeAlias = Literal["actor", "call", "writer", "manager", "store", "reload"]
@@ -50,7 +51,7 @@ FAULTS: dict[str, int] = {
     "closed_after": 8,
     "open_after": 3,
 }
-"""What can happen to a reply, and how often, relative to each other."""
+"""The faults of a reply, with their relative frequencies."""
 
 
 class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,43 +59,43 @@ class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     model: str | None
-    """The model that is assigned to the session before the turn; None leaves the last one."""
+    """The model that is assigned to the session before the turn; None keeps the model."""
     fallback: tuple[str, ...] | None
-    """The fallback as `Session.send` takes it; None is the chain of the model itself."""
+    """The `fallback` argument of `Session.send`; None uses the model's chain."""
     rounds: int
-    """The number of rounds of tools, at most."""
+    """The maximum number of tool rounds."""
     drain_for_usage: float | None
     timeout_seconds: float | None
     """The time limit of the turn."""
     details: int
-    """The seed of whatever else is decided within the turn."""
+    """The seed of all other decisions in the turn."""
 
 
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One blow."""
+    """One injected fault."""
 
     after: float
-    """The seconds after the blow before it."""
+    """The seconds after the fault before it."""
     kind: ChaosKind
     provider: str
-    """The provider whose adapter is hit, by a blow to an adapter."""
+    """The provider whose adapter is the target."""
     at: Literal["read_whole", "_write", "feed"]
-    """The method in which it is hit."""
+    """The method of the adapter that fails."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A round."""
+    """The plan of a round."""
 
     seed: int
     sessions: tuple[tuple[TurnPlan, ...], ...]
     """The turns of each session."""
     chaos: tuple[ChaosPlan, ...]
     close_after: float | None
-    """The seconds until the engine is closed under the turns; None if it isn't."""
+    """The seconds until the engine is closed during the turns; None if it is not closed early."""
 
 
 def make_plan(seed: int, *, sessions: int, turns: int) -> Plan:
-    """The plan of a seed. A session's turns and the chaos do not depend on how many sessions there are."""
+    """The plan of a seed. A session's turns and the injected faults do not depend on the number of sessions."""
     closing = _chance(seed, "close")
     return Plan(
         seed=seed,
@@ -128,13 +129,15 @@ def _turn(chance: random.Random) -> TurnPlan:
 
 
 def _chaos(chance: random.Random) -> tuple[ChaosPlan, ...]:
-    """Five crashes in a row of writer or manager are the engine's end; an adapter is stopped, and revived."""
+    """The engine gives up after five consecutive crashes of the writer or the manager, so the plan has fewer. A
+    stopped adapter is started again.
+    """
     left = {"writer": 2, "manager": 2}
     blows: list[ChaosPlan] = []
     kinds: tuple[ChaosKind, ...] = ("actor", "call", "writer", "manager", "store", "reload")
     places: tuple[Literal["read_whole", "_write", "feed"], ...] = ("read_whole", "_write", "feed")
     pause = 0.0
-    for _ in range(400):  # more than any round is long
+    for _ in range(400):  # longer than any round
         pause += chance.uniform(0.01, 0.15)
         kind = chance.choices(kinds, (4, 6, 2, 1, 2, 2))[0]
         provider, at = chance.choice(list(PROTOCOLS)), chance.choice(places)
@@ -146,7 +149,7 @@ def _chaos(chance: random.Random) -> tuple[ChaosPlan, ...]:
 
 
 def mark(session: int, turn: int) -> str:
-    """What a user's message must hold so that the server knows the turn again."""
+    """The mark in a user's message by which the server recognises the turn."""
     return f"#{session}.{turn}#"
 
 
@@ -159,7 +162,9 @@ def turn_of(body: bytes) -> str:
 def fault_of(
     seed: object, turn: str, provider: str, number: int, faults: dict[str, int]
 ) -> tuple[str, random.Random]:
-    """The fault for a turn's n-th request (from 1) to a provider, and what decides the rest of its reply."""
+    """The fault for the n-th request of a turn to a provider, counted from 1, and the random generator for the
+    details of the reply.
+    """
     chance = _chance(seed, turn, provider, number)
     burst = _chance(seed, turn, provider).random() < 0.05
     if burst and "status_529" in faults and number <= 3:

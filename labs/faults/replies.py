@@ -1,4 +1,4 @@
-"""Replies in four protocols, whole and as streams of server-sent events, with text and calls of tools."""
+"""Replies in four protocols, as a whole and as streams of server-sent events, with text and tool calls."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _WORDS = ("lorem", "ipsum", "naïve", "☃", "dolor", "\u2028", "sit", "amet", "
 
 
 class Reply:
-    """A whole reply: its JSON, and the events of the same as a stream."""
+    """A reply as JSON, and the events of the same reply as a stream."""
 
     def __init__(self, whole: JsonObject, streamed: bytes, broken: bytes, error: bytes) -> None:
         self.whole = msgspec.json.encode(whole)
         self.streamed = streamed
-        self.broken = broken  # an event that is no JSON
+        self.broken = broken  # an event that is not JSON
         self.error = error  # an event that ends the stream with an error
 
 
 def make_reply(path: str, request: JsonObject, chance: random.Random) -> Reply:
-    """A reply that fits the request: it may call tools if there are any, after their results, too."""
+    """Make a reply to the request. It may call tools if the request has any, even after tool results."""
     said = [" ".join(chance.choices(_WORDS, k=chance.randint(1, 4))) + " " for _ in range(chance.randint(1, 12))]
     history: list[Json] = request.get("messages") or request.get("input") or request.get("contents") or []
     last = msgspec.json.encode(history[-1] if history else {})
@@ -99,7 +99,9 @@ def _responses(said: list[str], calls: list[tuple[str, str]]) -> Reply:
 
 
 def _generate_content(said: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
-    """Calls come whole, seldom with an id, the first one signed; so may thoughts and the text's end be."""
+    """Tool calls are complete, rarely have an id, and the first one has a signature. Reasoning and the end of the
+    text may also have signatures.
+    """
     wire = generate_wire
     parts = [wire.text(piece) for piece in said]
     if chance.random() < 0.3:

@@ -1,4 +1,6 @@
-"""One round: an engine with its real adapters, sockets and store, played through a plan, and then checked."""
+"""One round: it runs an engine with its real adapters, sockets and store through a plan, and then checks the
+invariants.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,14 @@ from .plan import PROTOCOLS, STEADY, Plan, TurnPlan, make_plan, mark
 from .server import FaultyServer
 
 STEP_SECONDS = 20.0
-"""No turn, flush or stop may take longer: the adapters give up long before."""
+"""The maximum time of a turn, a flush or a stop. The adapters' timeouts are much shorter."""
 
 
 def registry(url: str, steady_url: str) -> ModelRegistry:
-    """All protocols at one address, each also with a chain in a circle, and one that works at another.
+    """Models of all protocols at the faulty server, each also with a circular fallback chain, and one model at a
+    working server.
 
-    The limits are so short that a stall ends soon.
+    The timeouts are short, so that a stalled call ends soon.
     """
     config = AdapterConfig(
         api_key="key-of-the-fault-lab",
@@ -71,19 +74,19 @@ TOOLS = (
 
 
 class Report(msgspec.Struct):
-    """What a round came to."""
+    """The results of a round."""
 
     seed: int
     failures: list[str]
-    """The invariants that did not hold."""
+    """The violated invariants."""
     counts: Counter[str]
-    """What happened, and how often."""
+    """The number of events of each kind."""
     played: dict[tuple[str, str, int], str]
-    """The fault by turn, protocol, and number of the turn's request over that protocol."""
+    """The fault of each request, by turn, protocol and the number of the request."""
 
 
 class Round:
-    """One engine's life under fire. Run it once; then `failures`, `counts` and `played` say how it was."""
+    """One round. Call `run` once; then read `failures`, `counts` and `played`."""
 
     def __init__(self, plan: Plan, path: Path, *, tls: ssl.SSLContext | None = None) -> None:
         self.plan = plan
@@ -143,7 +146,7 @@ class Round:
         store.fails = False
 
     async def _close_early(self, chaos: asyncio.Task[None], store: BreakableStore) -> None:
-        """Close the engine under the turns, if the plan says so."""
+        """Close the engine during the turns, if the plan says so."""
         if self.plan.close_after is None:
             return
         await asyncio.sleep(self.plan.close_after)
@@ -155,7 +158,7 @@ class Round:
             await self._engine.aclose()
 
     async def _reload(self, provider: str) -> None:
-        """Another configuration of a provider, so that its adapter is replaced."""
+        """Load another configuration of a provider, so that its adapter is replaced."""
         self._reloads += 1
         current = self._engine.registry
         entry = current.adapters[provider]
@@ -166,7 +169,7 @@ class Round:
 
     @contextlib.asynccontextmanager
     async def _bounded(self, what: str) -> AsyncIterator[None]:
-        """A step that must not hang; what it raises is a failure, too."""
+        """Run a step with a time limit. An exception is also recorded as a failure."""
         try:
             async with asyncio.timeout(STEP_SECONDS):
                 yield
@@ -229,7 +232,7 @@ class Round:
                 self.counts["killed"] += await _kill(simply, chance)
 
     async def _read(self, session: Session, text: str, options: dict[str, Any], chance: random.Random) -> None:
-        """Several readers, some late, of which some leave early."""
+        """Read a stream with several readers. Some start late, and some stop early."""
         failure: CallboardError | None = None
         async with session.stream(text, **options) as turn, asyncio.TaskGroup() as readers:
             for _ in range(chance.randint(0, 3)):
@@ -270,7 +273,7 @@ class Round:
             self.counts["streams"] += 1
 
     def _asked(self) -> dict[str, int]:
-        """How many requests of each session the faulty server has seen, if any."""
+        """The number of requests that the faulty server received from each session."""
         asked = {
             session.id: sum(n for turn, n in self._server.seen.items() if turn.startswith(f"{number}."))
             for number, session in self._open.items()
@@ -295,7 +298,7 @@ async def _leave(session: Session, text: str, options: dict[str, Any], after: in
 
 
 async def _cancel(session: Session, turn: Callable[[], Coroutine[Any, Any, None]], chance: random.Random) -> None:
-    """Cancelled by another task, more than once."""
+    """Cancel the turn from another task, several times."""
     task = asyncio.create_task(turn())
     for _ in range(chance.randint(1, 3)):
         await asyncio.sleep(chance.choice((0, 0.002, 0.01, 0.05)))
@@ -304,7 +307,7 @@ async def _cancel(session: Session, turn: Callable[[], Coroutine[Any, Any, None]
 
 
 async def _kill(turn: Callable[[], Coroutine[Any, Any, None]], chance: random.Random) -> bool:
-    """The host's own task is cancelled; whether it was in time."""
+    """Cancel the host's task. Returns whether the turn was still running."""
     task = asyncio.create_task(turn())
     for _ in range(chance.randint(0, 20)):
         await asyncio.sleep(0)
@@ -326,7 +329,7 @@ def run_round(
     tls: ssl.SSLContext | None = None,
     uvloop: bool = False,
 ) -> Report:
-    """The round of a seed, on a loop of its own; its failures are empty if every invariant held."""
+    """Run the round of a seed in an event loop of its own. Its failures are empty if all invariants hold."""
     played = Round(make_plan(seed, sessions=sessions, turns=turns), folder / f"trace-{seed}.db", tls=tls)
     complaints: list[str] = []
 

@@ -1,6 +1,6 @@
-"""An HTTP server that speaks the four protocols and breaks each reply in the way that the plan says.
+"""An HTTP server that speaks four protocols and breaks its replies as the plan says.
 
-What it does to a request is `plan.fault_of`'s decision alone.
+`plan.fault_of` alone decides the fault of each request.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .replies import is_generate_content, make_reply
 
 
 class _Gone(Exception):
-    """The connection was ended on purpose."""
+    """The server closed the connection on purpose."""
 
 
 Handler: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class FaultyServer:
-    """A server that is up within a block: `async with FaultyServer(seed) as server: server.url`.
+    """A server that runs within a block: `async with FaultyServer(seed) as server: server.url`.
 
     Args:
-        seed: What decides the faults.
-        faults: The faults in the place of FAULTS.
-        tls: The server's side of https; None speaks http.
+        seed: The seed of the faults.
+        faults: Replaces FAULTS.
+        tls: The TLS context of the server; None uses plain HTTP.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FaultyServer:
         self._tls = tls
         self._numbers: Counter[tuple[str, str]] = Counter()
         self.played: dict[tuple[str, str, int], str] = {}
-        """The fault by turn, protocol, and number of the turn's request over that protocol."""
+        """The fault of each request, by turn, protocol and the number of the request."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.seen: Counter[str] = Counter()
@@ -57,7 +57,7 @@ class FaultyServer:
         self.done: Counter[str] = Counter()
         """The number of times that each fault was played."""
         self.wrong: list[str] = []
-        """What was wrong with requests."""
+        """Invalid requests."""
 
     @property
     def url(self) -> str:
@@ -67,7 +67,7 @@ class FaultyServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._tasks)
 
     async def __aenter__(self) -> FaultyServer:
@@ -102,7 +102,7 @@ class FaultyServer:
                 await writer.wait_closed()
 
     def next_fault(self, path: str, body: bytes) -> tuple[str, random.Random]:
-        """The fault for a request, and what decides everything else about its reply."""
+        """The fault for a request, and the random generator for the details of its reply."""
         turn, protocol = turn_of(body), protocol_of(path)
         self.seen[turn] += 1
         self._numbers[turn, protocol] += 1
@@ -114,12 +114,12 @@ class FaultyServer:
 
 
 def protocol_of(path: str) -> str:
-    """The last step of a path; generateContent, whether streamed or not."""
+    """The last step of a path. Both streamed and plain requests of Gemini give generateContent."""
     return "generateContent" if is_generate_content(path) else path.rpartition("/")[2]
 
 
 class _Exchange:
-    """One request and what is done to its reply."""
+    """One request, and the faulty reply to it."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class _Exchange:
     # -- after the body
 
     async def _closed_after(self) -> None:
-        """It said keep-alive, and closes all the same; perhaps a moment later."""
+        """Close the connection despite keep-alive, immediately or a moment later."""
         await self._send(self._body())
         if self.chance.random() < 0.5:
             await asyncio.sleep(0.005)
@@ -242,7 +242,7 @@ class _Exchange:
         raise _Gone
 
     async def _open_after(self) -> None:
-        """The message is whole, and the body does not end."""
+        """Send the complete message, but do not end the body."""
         await self._send(self._body(), end=False)
         await self._until_gone()
 
@@ -256,7 +256,7 @@ class _Exchange:
         return body[: self.chance.randrange(len(body))]
 
     def _events(self, extra: bytes) -> bytes:
-        """The stream up to some event, and then something else, which a server sends and then ends."""
+        """Send the first events of the stream, then these bytes, then end the stream."""
         blank = b"\r\n\r\n" if b"\r\n\r\n" in self.reply.streamed else b"\n\n"
         events = self.reply.streamed.split(blank)
         return blank.join([*events[: self.chance.randrange(len(events))], b""]) + extra
@@ -292,7 +292,7 @@ class _Exchange:
     def _reset(self) -> None:
         sock: socket.socket | None = self.writer.get_extra_info("socket")
         if sock is None:
-            raise _Gone  # the client was quicker
+            raise _Gone  # the client closed the connection first
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
         raise _Gone

@@ -1,1 +1,1 @@
-"""The HTTP/1.1 client under whatever a server may send: replies of every form, broken ones, and many at once."""
+"""Tests of the HTTP/1.1 client with valid replies of each form, with broken replies, and with many connections."""

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 client under whatever a server may send.
+"""Tests the HTTP/1.1 client with random replies.
 
     python -m labs.http1 [--seed N] [--seconds S]
 
@@ -27,11 +27,11 @@ ROUNDS: dict[str, tuple[Callable[[int], Awaitable[Counter[str]]], int]] = {
     "spoil": (spoil_round, 20),
     "talk": (talk_round, 1),
 }
-"""Each with how many there are of it for one seed."""
+"""The function of each kind of round, and the number of its rounds for each seed."""
 
 
 async def run(seed: int) -> tuple[Counter[str], list[str]]:
-    """The rounds of a seed: what was counted, and what failed."""
+    """Run the rounds of a seed. Returns the counts and the failures."""
     counts, failures = Counter[str](), list[str]()
     for name, (one_round, times) in ROUNDS.items():
         for number in range(seed * times, (seed + 1) * times):

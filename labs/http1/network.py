@@ -1,4 +1,4 @@
-"""A server in memory that replies, breaks off, resets and speaks unasked, each as a seed says."""
+"""A server in memory that replies, breaks off, resets, or sends data without a request, as a seed decides."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ServedWire(Wire):
         self.connection: Connection
         self._network = network
         self._received = b""
-        self.owes = False  # a reply
-        self.begun = False  # to say one
+        self.owes = False  # whether it owes the client a reply
+        self.begun = False  # whether a reply was started
         self.requests = 0
-        self.number = 0  # of the request that is served
+        self.number = 0  # the number of the current request
         self._lost = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -60,7 +60,7 @@ class ServedWire(Wire):
         self._close()
 
     def lose(self, error: Exception | None) -> None:
-        """The server ends the connection, or the network does."""
+        """End the connection, as the server or the network does."""
         if self._lost or self.ended:
             return
         if error is None:
@@ -68,7 +68,7 @@ class ServedWire(Wire):
         self._close(error)
 
     def say(self, data: bytes) -> bool:
-        """Hand bytes to the client; False if it has gone."""
+        """Send bytes to the client. Returns False if the client has closed the connection."""
         if self._lost or self.ended:
             return False
         self._network.answered.add(self.number)
@@ -91,7 +91,7 @@ class Network:
         self.bodies: dict[int, bytes] = {}
         """The body of the reply to each request."""
         self.done: Counter[str] = Counter()
-        """The number of times that it went each way."""
+        """The number of times that each kind of reply was sent."""
         self.wires: list[ServedWire] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.answered: set[int] = set()
@@ -100,7 +100,7 @@ class Network:
     async def connect(
         self, origin: Origin, context: ssl.SSLContext | None, make: Callable[[], Connection], *, public_only: bool
     ) -> Connection:
-        """In the place of `adapters.transport.http1.connecting.connect`."""
+        """Replaces `adapters.transport.http1.connecting.connect`."""
         await self.pause()
         if self._chance.random() < 0.05:
             raise ConnectionRefusedError("nobody there")
@@ -114,12 +114,12 @@ class Network:
         return wire.connection
 
     async def pause(self) -> None:
-        """A few turns of the event loop."""
+        """Wait for a few iterations of the event loop."""
         for _ in range(self._chance.choice([0, 0, 1, 2, 5])):
             await asyncio.sleep(0)
 
     async def serve(self, wire: ServedWire, number: int, asked: bytes) -> None:
-        """What becomes of a request."""
+        """Reply to a request, or break it off."""
         assert asked == request_body(number), "a request that nobody sent"
         if self.arrived[number]:
             assert number not in self.answered, f"{number} was sent again though it was answered"
@@ -150,7 +150,7 @@ class Network:
         if way in ("end within", "reset within"):
             sent = sent[: self._chance.randint(1, len(sent) - 1)]
             if made.ends:
-                way = "reset within"  # as an end would be the reply's own
+                way = "reset within"  # because here the end of the connection is the end of the reply
         wire.begun = True
         *parts, last = cut(self._chance, sent)
         for part in parts:
@@ -166,7 +166,7 @@ class Network:
         elif way == "end within" or made.ends:
             wire.lose(None)
         elif way == "then end":
-            if not wire.begun:  # another request may have come, to which nothing was said yet
+            if not wire.begun:  # another request may have arrived that has no reply yet
                 wire.lose(None)
         elif way == "then more":
             await self.pause()
@@ -174,10 +174,10 @@ class Network:
                 wire.say(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
 
     def is_idle(self, wire: ServedWire) -> bool:
-        """Whether no request is under way on a wire, which the client alone decides."""
+        """Whether a connection has no request in progress."""
         return wire.connection.is_idle
 
 
 def request_body(number: int) -> bytes:
-    """What the request with this number holds; every hundredth is large."""
+    """The body of the request with this number. Every hundredth is large."""
     return b"?%d;" % number * (20_000 if number % 100 == 99 else 1)

@@ -1,4 +1,4 @@
-"""What a reply is to our client, and what it is to httpcore's, which is the judge."""
+"""Reads a reply with our client, and with httpcore as the reference."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tests.support.http1_wire import Line, turns, whole
 
 
 class Read(NamedTuple):
-    """A reply as it was read: the first three fields of a whole one, or the error alone."""
+    """The result of reading a reply: three fields of a complete reply, or only the error."""
 
     status: int = 0
     headers: Mapping[str, str] = {}
     body: bytes = b""
     error: str | None = None
-    """What was said of a reply that is no whole one."""
+    """The error, if the reply is not complete."""
 
 
 class Outcome(NamedTuple):
-    """What came of an exchange."""
+    """The result of an exchange."""
 
     read: Read
     """The reply as it was read."""
     line: Line
-    """The connection afterwards."""
+    """The connection after the exchange."""
 
 
 async def read_by_ours(parts: Sequence[bytes], method: str, *, reset: bool = False) -> Outcome:
-    """Our client's reading of what comes in these parts, behind which the connection ends.
+    """Read a reply that arrives in these parts with our client. The connection ends afterwards.
 
-    Raises whatever is no error of a network.
+    Raises errors that are not network errors.
     """
     line = Line()
     task = line.ask(method)
@@ -60,7 +60,7 @@ async def read_by_ours(parts: Sequence[bytes], method: str, *, reset: bool = Fal
 
 
 def read_by_httpcore(sent: bytes, method: str) -> Read:
-    """httpcore's reading of the same bytes."""
+    """Read the same bytes with httpcore."""
     stream = httpcore.MockStream([sent])
     origin = httpcore.Origin(b"http", b"api.test", 80)
     with httpcore.HTTP11Connection(origin, stream) as connection:
@@ -78,7 +78,7 @@ def read_by_httpcore(sent: bytes, method: str) -> Read:
 
 
 def differs(ours: Read, theirs: Read) -> bool:
-    """Whether two readings of a reply that both take for whole differ. h11 writes the transfer coding anew."""
+    """Whether two complete readings differ. The transfer coding is not compared, because h11 rewrites it."""
     both = [
         {name: value for name, value in each.headers.items() if name != "transfer-encoding"}
         for each in (ours, theirs)

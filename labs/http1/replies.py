@@ -1,4 +1,4 @@
-"""Replies by a seed: in every form that HTTP/1.1 has for them, and what becomes of them when bytes are changed."""
+"""Generates replies of each form of HTTP/1.1 from a seed, and corrupts them."""
 
 from __future__ import annotations
 
@@ -68,30 +68,30 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class Made(NamedTuple):
-    """A reply that was made."""
+    """A generated reply."""
 
     sent: bytes
     """The bytes of the reply."""
     status: int
-    """The status that they say."""
+    """The status in the reply."""
     body: bytes
-    """The body that they mean."""
+    """The decoded body."""
     packed: bytes
     """The body as it was sent."""
     method: str
     """The method of the request."""
     ends: bool
-    """Whether the reply ends with the connection."""
+    """Whether the end of the connection ends the reply."""
     free: bool
-    """Whether the connection can go on afterwards."""
+    """Whether the connection can be used again afterwards."""
 
 
 def make_reply(chance: random.Random, body: bytes | None = None, *, packs: bool = True) -> Made:
-    """A reply as a server may send it.
+    """Generate a valid reply.
 
     Args:
-        chance: What decides everything.
-        body: The body; None leaves it to chance, and so whether there is one.
+        chance: The random generator.
+        body: The body; None generates a random one, or none.
         packs: Whether the body may be compressed.
     """
     method, status = "POST", 200
@@ -123,7 +123,8 @@ def make_reply(chance: random.Random, body: bytes | None = None, *, packs: bool 
     head = "\r\n".join([f"{version} {status} {chance.choice(REASONS)}", *headers, "", ""]).encode("latin-1")
     has_body = method != "HEAD" and status not in (204, 304)
     sent = _chunked(chance, packed) if framing == "chunked" else packed
-    unsaid = framing == "ends" and status not in (204, 304)  # where the body ends, if there is one
+    # whether the end of the body is known only from the end of the connection
+    unsaid = framing == "ends" and status not in (204, 304)
     free = version == "HTTP/1.1" and not closes and not unsaid
     return Made(
         sent=_hints(chance) + head + (sent if has_body else b""),
@@ -157,7 +158,7 @@ def _chunked(chance: random.Random, body: bytes) -> bytes:
 
 
 def spoil(chance: random.Random, sent: bytes) -> bytes:
-    """The bytes of a reply with some of them changed."""
+    """Change some bytes of a reply."""
     spoilt = bytearray(sent)
     for _ in range(chance.choice([1, 1, 1, 2, 3, 8])):
         at = chance.randint(0, len(spoilt)) if chance.random() < 0.5 else chance.randint(0, min(len(spoilt), 200))
@@ -177,7 +178,7 @@ def spoil(chance: random.Random, sent: bytes) -> bytes:
 
 
 def any_bytes(chance: random.Random) -> bytes:
-    """Something that a server may send in a reply's place."""
+    """Random bytes that a server may send instead of a reply."""
     match chance.randint(0, 4):
         case 0:
             return spoil(chance, chance.choice(list(FORMS.values())).sent)
@@ -188,7 +189,7 @@ def any_bytes(chance: random.Random) -> bytes:
 
 
 def cut(chance: random.Random, sent: bytes) -> list[bytes]:
-    """The bytes in pieces."""
+    """Split the bytes into pieces."""
     if chance.random() < 0.2:
         return [sent] if sent else []
     if chance.random() < 0.1:

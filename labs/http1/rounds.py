@@ -1,4 +1,4 @@
-"""The rounds of the lab. Each is decided by its seed, and raises AssertionError for what must not be."""
+"""The rounds of the lab. Each is derived from its seed, and raises AssertionError on a violation."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from .readers import differs, read_by_httpcore, read_by_ours
 from .replies import any_bytes, cut, make_reply
 
 KNOWN_LENIENCE = (
-    "illegal status line",  # a zero in a reason, an empty line before a status line
+    "illegal status line",  # a zero byte in a reason, an empty line before a status line
     "no response line received",
 )
-"""What httpcore says of replies that it refuses and ours takes."""
+"""httpcore's messages about replies that it rejects and our client accepts."""
 
 URL = "http://api.test"
 
 
 async def read_round(seed: int) -> Counter[str]:
-    """A reply in any pieces is what it was made to be, and what httpcore reads; broken off it is none."""
+    """A valid reply in any pieces must be read as it was generated, and as httpcore reads it. If it breaks off, it
+    must be an error.
+    """
     chance = random.Random(f"read {seed}")
     made = make_reply(chance)
     read, line = await read_by_ours(cut(chance, made.sent), made.method)
@@ -48,8 +50,9 @@ async def read_round(seed: int) -> Counter[str]:
 
 
 async def spoil_round(seed: int) -> Counter[str]:
-    """Whatever a server sends is a reply or an error; where httpcore reads one, too, it is the same."""
-    chance = random.Random(f"spoil {seed}")  # packed bodies are left to the other rounds, as httpcore unpacks none
+    """Corrupt bytes must give a reply or an error. If httpcore reads a reply, too, both must be equal."""
+    # this round has no compressed bodies, because httpcore does not decompress
+    chance = random.Random(f"spoil {seed}")
     sent, method = any_bytes(chance), chance.choice(["POST", "POST", "HEAD"])
     parts = cut(chance, sent)
     read, line = await read_by_ours(parts, method)
@@ -73,7 +76,9 @@ async def spoil_round(seed: int) -> Counter[str]:
 
 
 async def talk_round(seed: int, *, callers: int = 6, requests: int = 12) -> Counter[str]:
-    """Callers side by side: no reply is another's, no request arrives twice unsaid, and nothing is left."""
+    """Concurrent callers: each gets its own reply, no request is sent twice without a retry, and nothing is left
+    open.
+    """
     chance = random.Random(f"talk {seed}")
     network, via, counts = Network(chance), Http1Transport(), Counter[str]()
     own, http1_pool.connect = http1_pool.connect, network.connect
@@ -89,7 +94,7 @@ async def talk_round(seed: int, *, callers: int = 6, requests: int = 12) -> Coun
     finally:
         http1_pool.connect = own
     assert all(wire.is_closing() for wire in network.wires), "a connection was left open"
-    await asyncio.gather(*network.tasks)  # what went wrong while the client took something in
+    await asyncio.gather(*network.tasks)  # errors while the client read data
     return counts + network.done
 
 
@@ -108,7 +113,7 @@ async def _caller(
             once=chance.random() < 0.2,
             on_resend=partial(resent.append, 1),
         )
-        seconds = 0.0 if chance.random() < 0.15 else 0.02  # some replies never come
+        seconds = 0.0 if chance.random() < 0.15 else 0.02  # some replies never arrive
         try:
             async with asyncio.timeout(seconds):
                 counts[await _ask(chance, network, via, request, number)] += 1

@@ -1,1 +1,1 @@
-"""The parts of the kill loop: a process that makes calls until it is killed, and what must stand in its file."""
+"""The parts of the kill loop: a process that makes calls until it is killed, and the checks of its trace file."""

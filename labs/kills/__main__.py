@@ -27,7 +27,7 @@ from .round import run_round
 
 ROUNDS_PER_FILE = 20
 OF_A_FILE = " in the file"
-"""What is counted in a file counts from its last round only; all else is summed."""
+"""The suffix of counts that are taken from the last round of a file. All other counts are summed."""
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def play(first: int, rounds: int) -> tuple[Counter[str], list[int]]:
-    """All rounds; the counts, and the seeds of those that failed."""
+    """Play all rounds. Returns the counts, and the seeds of failed rounds."""
     total: Counter[str] = Counter()
     failed: list[int] = []
     began = time.monotonic()

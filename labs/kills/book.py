@@ -44,24 +44,24 @@ from tests.support.reply_server import Chat, GenerateContent, Messages, Response
 PROVIDERS = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai", "gemini": "gemini"}
 EMBEDDING, IMAGE, VIDEO = "responses:text-embedding-3-small", "responses:gpt-image-1", "responses:sora-2"
 AT_ONCE = 4
-"""Calls in progress in each process."""
+"""The number of concurrent calls in each process."""
 
 Death = Literal["any", "asked", "journalled"]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How one process dies."""
+    """When and how one process is killed."""
 
     name: str
     death: Death
     after: int
-    """Requests, or starts in the journal, before it dies."""
+    """The number of requests, or of starts in the journal, before the kill."""
     seconds: float
-    """For `any`: seconds between the first request and the kill."""
+    """For `any`: the seconds between the first request and the kill."""
 
 
 def plans(seed: int) -> list[Plan]:
-    """One process, or two that write one file side by side."""
+    """One process, or two that write to one file at the same time."""
     chance = random.Random(seed)
     deaths: list[Death] = ["any", "asked", "journalled"]
     return [
@@ -74,7 +74,7 @@ def plans(seed: int) -> list[Plan]:
 
 
 class Book:
-    """The requests that the provider got, by the number that each bears, and the processes that it kills."""
+    """Records the requests that the provider received, by their numbers, and kills processes at given requests."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
@@ -84,7 +84,7 @@ class Book:
         self._lock = threading.Lock()
 
     def expect(self, plan: Plan, kill: Callable[[], object]) -> threading.Event:
-        """Returns what is set with the process's first request."""
+        """Return an event that is set at the first request of the process."""
         if plan.death == "asked":
             self._kills[plan.name] = (plan.after, kill)
         return self._up.setdefault(plan.name, threading.Event())
@@ -154,7 +154,7 @@ def _reply(path: str, body: dict[str, Any], before: int) -> tuple[int, str, byte
 
 @contextlib.contextmanager
 def provider(book: Book) -> Iterator[str]:
-    """A server on 127.0.0.1 that enters each request in the book before it replies."""
+    """A server on 127.0.0.1 that records each request before it replies."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -174,7 +174,7 @@ def provider(book: Book) -> Iterator[str]:
                 self.end_headers()
                 self.wfile.write(body)
 
-        def do_GET(self) -> None:  # a look at a reply in the background, which nobody bills
+        def do_GET(self) -> None:  # a poll of a background reply, which costs nothing
             body = json.dumps(Responses.whole()).encode()
             self.send_response(200)
             self.send_header("content-type", "application/json")
@@ -189,7 +189,7 @@ def provider(book: Book) -> Iterator[str]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """Print nothing: clients that are killed reset their connections."""
+            """Print nothing: killed clients reset their connections."""
 
     http = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http.serve_forever, args=(0.01,))
@@ -206,7 +206,7 @@ def provider(book: Book) -> Iterator[str]:
 
 
 def models(url: str) -> ModelRegistry:
-    """A model of each wire, and those of the media."""
+    """A model of each wire, and the models of images, videos and embeddings."""
     quick = RetryPolicy(base_delay=0.0, max_delay=0.0, jitter=False)
     plain = AdapterConfig(api_key="k", base_url=url, retry=quick)
     own = AdapterConfig(api_key="k", base_url=url, retry=quick, options={"quirks": "openai"})
@@ -271,7 +271,7 @@ async def _victim(url: str, path: Path, plan: Plan) -> None:
 
 
 def _die_after(engine: Engine, starts: int) -> None:
-    """Have the process die when so many starts are in the journal, before the last one is sent."""
+    """Kill the process after this number of starts in the journal, before the last request is sent."""
     host: Any = engine._host
     secure, left = host.secure_now, itertools.count(starts - 1, -1)
 
@@ -287,7 +287,7 @@ def _die_after(engine: Engine, starts: int) -> None:
 
 
 def run_round(seed: int, book: Book, url: str, path: Path) -> list[str]:
-    """Let the processes of a seed live and die on a file that may have been written to before."""
+    """Run and kill the processes of a seed on a file, which may already contain rows."""
     chosen = plans(seed)
     processes = []
     for plan in chosen:
@@ -316,7 +316,7 @@ def run_round(seed: int, book: Book, url: str, path: Path) -> list[str]:
 
 
 def differences(book: Counter[str], rows: Counter[str]) -> list[str]:
-    """Where the rows are not those of the book, but for calls that were in the journal and never sent."""
+    """The differences between the book and the rows, except calls that are in the journal and were never sent."""
     missing = book - rows
     unsent: Counter[str] = Counter()
     for number, count in (rows - book).items():
@@ -326,7 +326,7 @@ def differences(book: Counter[str], rows: Counter[str]) -> list[str]:
 
 
 async def _read(path: Path) -> Counter[str]:
-    """The attempts of each call, as a reader finds them."""
+    """The number of attempts of each call, as a reader of the trace sees them."""
     async with TraceStore.open_readonly(path) as store:
         rows = await store.calls(limit=None)
     return Counter((row.tags or {})["n"] for row in rows if row.operation != "video")
@@ -338,7 +338,7 @@ async def _take_over(path: Path) -> None:
 
 
 def play(first: int, rounds: int) -> list[int]:
-    """The seeds of the rounds that failed."""
+    """Play the rounds. Returns the seeds of those that failed."""
     failed, book = [], Book()
     with provider(book) as url, tempfile.TemporaryDirectory(prefix="callboard-book-") as folder:
         for seed in range(first, first + rounds):

@@ -1,4 +1,4 @@
-"""What the Python programs share. They run by path, in an environment without callboard."""
+"""Helpers of the Python programs, which run by path in an environment without callboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLD = "The tool said: "
 
 
 def report(client: str, **tasks: Callable[[], object]) -> None:
-    """Do the tasks of a client, and print how each of them went."""
+    """Do the tasks of a client, and print the result of each."""
     told = {}
     for name, task in tasks.items():
         try:

@@ -1,1 +1,3 @@
-"""Text of many kinds, made from a seed: what the rates of the token estimator are fitted to and judged by."""
+"""Generates texts of many kinds from seeds. The rates of the token estimator are fitted to them and tested on
+them.
+"""

@@ -20,7 +20,7 @@ SEEDS = 16
 
 @dataclass(frozen=True)
 class CountedText:
-    """One text."""
+    """A generated text and its token counts."""
 
     kind: str
     seed: int
@@ -31,7 +31,7 @@ class CountedText:
 
 @functools.cache
 def counted_texts() -> tuple[CountedText, ...]:
-    """All texts, made again. Raises ValueError for a text that isn't the one that was counted."""
+    """Generate all texts again. Raises ValueError if a text differs from the counted one."""
     found = []
     with COUNTS.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -44,5 +44,5 @@ def counted_texts() -> tuple[CountedText, ...]:
 
 
 def checksum(made: str) -> str:
-    """A text's checksum, as the counts have it."""
+    """The checksum of a text, as in the file of counts."""
     return f"{zlib.crc32(made.encode()):08x}"

@@ -1,4 +1,4 @@
-"""The kinds of text that requests hold, each made from a seed and always the same."""
+"""The kinds of text in requests. The same seed always gives the same text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ASCII = "".join(map(chr, range(33, 127)))
 
 
 def text(kind: str, seed: int) -> str:
-    """The text of a kind and a seed: some 40 to 6,000 characters."""
+    """Generate the text of a kind and a seed, of about 40 to 6,000 characters."""
     random = Random(f"{kind} {seed}")
     size = int(40 * 120 ** random.random())
     parts: list[str] = []
@@ -46,7 +46,7 @@ def text(kind: str, seed: int) -> str:
 
 
 def _prose(language: str, random: Random) -> str:
-    # scripts that write no spaces between words write none between sentences
+    # scripts without spaces between words have none between sentences, either
     ending = random.choice(("\n\n", " ", " ", " ")) if language not in ("chinese", "japanese") else ""
     return random.choice(SENTENCES[language]) + ending
 
@@ -222,7 +222,7 @@ def _html(random: Random) -> str:
 
 
 def _mixed(random: Random) -> str:
-    """A few parts of other kinds, one after the other."""
+    """Join a few texts of other kinds."""
     kinds = [kind for kind in KINDS if kind != "mixed"]
     return "\n".join(KINDS[random.choice(kinds)](random) for _ in range(3))
 

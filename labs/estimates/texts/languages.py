@@ -191,4 +191,4 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "비가 오는데도 수천 명의 사람들이 음악회를 듣기 위해 광장에 모였다.",
     ),
 }
-"""By language; about everyday matters, offices, science and machines."""
+"""Sentences about everyday matters, offices, science and machines, by language."""
