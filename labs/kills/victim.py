@@ -1,13 +1,13 @@
-"""A process with a whole engine under heavy calls, which lives until somebody kills it.
+"""A process with a whole engine that makes many calls until it is killed.
 
     python -m labs.kills.victim URL FILE SEED calls|full
 
-Its calls go to the reply server at URL: sessions side by side over all protocols, whole and streamed, some left
-early, their content captured. It prints ``up`` with the first reply, a line of JSON with each answer, and one
-after each `flush()` that returned: its run, the last seq that was published before the flush, and how many
-messages each session had then.
-`full`: after a while the database takes no more pages, which is SQLite's own word for a full disk; now and then
-there is room again.
+Its calls use the reply server at URL: concurrent sessions over all protocols, streamed and not, some stopped
+early, with captured content. It prints ``up`` after the first reply, and a line of JSON for each answer. It also
+prints one after each `flush()`: the run, the last seq before the flush, and the number of messages of each
+session.
+
+With `full`, SQLite sometimes refuses new pages as on a full disk, and sometimes accepts them again.
 """
 
 from __future__ import annotations
