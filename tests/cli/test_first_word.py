@@ -14,16 +14,17 @@ import pytest
 from callboard.engine.cli import main
 from callboard.engine.cli.command_line import COMMANDS, GROUPS
 from callboard.engine.cli.completion import SCRIPTS, in_words, proposals, without_break
+from tests.support.depth import first_is_quick
 
 from .running import MODELS, call, environment
 
 QUESTIONS = (
-    *(("What is a monad?",), ("What?",), ("tell me",), ("多少？",), ("--", "tell me")),
-    *(("tell me", "-m", "first"), ("  tell\nme ",), ("tell me", "more")),
+    *(("What?",), ("tell me",), ("多少？",), ("--", "tell me"), ("tell me", "-m", "first")),
+    *(("What is a monad?",), ("  tell\nme ",), ("tell me", "more")),
 )
 
 
-@pytest.mark.parametrize("words", QUESTIONS, ids=repr)
+@pytest.mark.parametrize("words", first_is_quick(QUESTIONS, "more questions", quick=5), ids=repr)
 def test_a_question_in_place_of_a_command_is_asked(talkative: Path, words: tuple[str, ...]) -> None:
     """It gets the reply, the options, the pipe and the trace of `callboard ask`."""
     said = "a long text\n" if words == ("tell me",) else ""
@@ -237,7 +238,7 @@ def test_words_are_taken_as_they_are(known: Path) -> None:
     assert "templates" in proposed()
 
 
-@pytest.mark.parametrize("shell", sorted(SCRIPTS))
+@pytest.mark.parametrize("shell", first_is_quick(sorted(SCRIPTS), "the shells themselves"))
 def test_a_shell_takes_it(shell: str, known: Path, tmp_path: Path) -> None:
     """The shell itself reads the script and asks for a command, a model and a session."""
     if shutil.which(shell) is None:

@@ -34,7 +34,9 @@ async def engine(model: Path, anyio_backend: str) -> AsyncIterator[Engine]:  # n
         yield engine
 
 
-by_every_protocol = pytest.mark.parametrize("protocol", ["chat", "messages", "responses"])
+by_every_protocol = pytest.mark.parametrize(
+    "protocol", first_is_quick(["chat", "messages", "responses"], "the same model by another protocol")
+)
 
 
 @by_every_protocol

@@ -15,7 +15,7 @@ import pytest
 
 from callboard.adapters.providers.local.child import find_model
 from tests.book.snippets import codes
-from tests.support.wheel import ROOT, WheelEnvironment, make_environment
+from tests.support.wheel import ROOT, WheelEnvironment, build_wheel, make_environment
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -68,6 +68,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> WheelEnvironment:
     theirs.mkdir()
     (theirs / "__init__.py").write_text("raise SystemExit('this is not our adapters')\n")
     return environment
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture
@@ -160,9 +165,9 @@ def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnviro
     assert help_of_the_kit.startswith("usage: python -m callboard.adapters.conformance ")
 
 
-def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) -> None:
+def test_the_wheel_holds_one_package_and_no_more(wheel: Path) -> None:
     """Modules, types, prices, tables of models and the demo's recordings; no test, and nothing of a checkout."""
-    names = [PurePosixPath(name) for name in zipfile.ZipFile(installed.wheel).namelist()]
+    names = [PurePosixPath(name) for name in zipfile.ZipFile(wheel).namelist()]
     ours = [name for name in names if not name.parts[0].endswith(".dist-info")]
     assert {name.parts[0] for name in ours} == {"callboard"}
     assert {name.suffix for name in ours} <= SHIPPED
@@ -195,11 +200,12 @@ def sums(wheel: Path) -> dict[str, int]:
     return {entry.filename: entry.CRC for entry in zipfile.ZipFile(wheel).infolist()}
 
 
-def test_what_comes_with_the_package_is_read_from_a_zip_file_too(
-    installed: WheelEnvironment, tmp_path: Path
-) -> None:
+def test_what_comes_with_the_package_is_read_from_a_zip_file_too(wheel: Path, tmp_path: Path) -> None:
     """A wheel is one; prices, tables of models and rates of tokens are found in it."""
     copy = tmp_path / "callboard.zip"
-    copy.write_bytes(installed.wheel.read_bytes())
+    copy.write_bytes(wheel.read_bytes())
     program = f"import sys; sys.path.insert(0, {str(copy)!r})\n{DATA}"
-    assert run(installed, tmp_path, "-c", program) == "True True\nTrue True\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "True True\nTrue True\n"

@@ -28,6 +28,18 @@ class WheelEnvironment(NamedTuple):
     """The folder that packages are installed into."""
 
 
+def build_wheel(place: Path) -> Path:
+    """Build the wheel into a folder, without an environment.
+
+    Raises:
+        subprocess.CalledProcessError: The wheel can't be built.
+    """
+    command = [sys.executable, "-m", "hatchling", "build", "-d", place, "-t", "wheel"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = place.glob("*.whl")
+    return wheel
+
+
 def make_environment(place: Path) -> WheelEnvironment:
     """Build the wheel and install it into a new virtual environment, without a download.
 

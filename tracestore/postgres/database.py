@@ -22,15 +22,17 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
+from ..reports import SqlResult
 from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
-from .connection import Address, WorkThread, address_of, connect, name_of, translated_errors
-from .statements import POSTGRES, Statements
+from .connection import Address, WorkThread, address_of, connect, error_text, name_of, translated_errors
+from .statements import POSTGRES, Statements, translated
 
 if TYPE_CHECKING:
     import psycopg
@@ -416,3 +418,84 @@ class Link:
             except psycopg.Error:
                 self._close()
             raise
+
+
+@asynccontextmanager
+async def own_connection(database: Database) -> AsyncIterator[Database]:
+    """The database over a separate connection, which is closed after the block."""
+    if database.pooled:
+        raise StoreError(
+            f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "
+            f"drops them. Use the address of the server itself, without pooler=transaction"
+        )
+    own = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
+    await own.open()
+    try:
+        yield own
+    finally:
+        await own.close()
+
+
+# --- Free SQL statements ---
+#
+# These statements only read, within limits of time and rows.
+
+
+async def select(
+    database: Database, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
+) -> SqlResult:
+    """Run one statement on a separate connection, in a read-only transaction that is undone.
+
+    A statement could still call a function that writes. Only a role without write access prevents this; see the
+    guide.
+    """
+    if limit < 0 or seconds <= 0:
+        raise ValueError("limit must not be negative, and seconds must be positive")
+    thread = WorkThread("callboard-postgres-sql")
+    try:
+        return await thread.run(lambda: _selected(database, sql, parameters, limit, seconds))
+    finally:
+        thread.stop()
+
+
+def _selected(
+    database: Database, sql: str, parameters: Sequence[SqlValue], limit: int, seconds: float
+) -> SqlResult:
+    import psycopg
+
+    with translated_errors(database.name):
+        connection = connect(database.dsn, database.schema)
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            connection.execute(cast("Any", f"SET LOCAL statement_timeout = {max(1, round(seconds * 1000))}"))
+            columns, rows = _rows(connection, sql, parameters, limit + 1)
+        except psycopg.errors.QueryCanceled:
+            raise StoreError(
+                f"{database.name}: the statement took longer than {seconds:g} s. Narrow it, or allow more time"
+            ) from None
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise StoreError(f"{database.name}: only reading is allowed: SELECT, WITH, EXPLAIN") from error
+        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+            raise StoreError(f"{database.name}: {error_text(error)}") from error
+        finally:
+            connection.close()
+    found = [tuple(map(_plain, row)) for row in rows]
+    return SqlResult(tuple(columns), tuple(found[:limit]), len(found) > limit)
+
+
+def _plain(value: Any) -> SqlValue:
+    return value if value is None or isinstance(value, str | int | float | bytes) else str(value)
+
+
+def _rows(
+    connection: psycopg.Connection, sql: str, parameters: Sequence[SqlValue], limit: int
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The columns and the first rows of one statement."""
+    query = cast("Any", translated(sql) if parameters else sql)
+    if sql.split(maxsplit=1)[:1] and sql.split(maxsplit=1)[0].lower() in ("explain", "show"):
+        cursor: Any = connection.cursor(binary=True)  # the binary protocol allows only one statement
+        cursor.execute(query, parameters or None, prepare=False)
+        return [column.name for column in cursor.description or ()], cursor.fetchmany(limit)
+    with connection.cursor(name="typed") as several:  # a server-side cursor accepts only a SELECT
+        several.execute(query, parameters or None)
+        return [column.name for column in several.description or ()], several.fetchmany(limit)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Self
 
 import anyio
 
@@ -39,17 +39,13 @@ from ..writing.overflow import (
     waiting_files,
     warn_of,
 )
-from .connection import WorkThread, connect, error_text, name_of, translated_errors, unstorable
-from .database import EVER_US, SCHEMA, Database
+from .connection import name_of, unstorable
+from .database import EVER_US, SCHEMA, Database, own_connection, select
 from .ledger import SLICES, slice_rows
 from .nodes import NODES, named_lock, node_rows, take_from_cluster
 from .runs import LEASE_SECONDS, Runs
 from .schema import ensure_months, migrate
-from .statements import Statements, clean_envelope, clean_text, translated
-
-if TYPE_CHECKING:
-    import psycopg
-
+from .statements import Statements, clean_envelope, clean_text
 
 _WRITING = Patience(work=20.0, cancelled=5.0)
 """Seconds for a transaction. A transaction that takes longer means that the server hangs, or that another writer
@@ -430,87 +426,3 @@ class PostgresStore(SqlStore):
 def _default_path(database: Database) -> Path:
     where = f"{name_of(database.dsn)}#{database.schema}"
     return home_folder() / "postgres" / f"trace-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
-
-
-# --- Free SQL statements ---
-#
-# These statements only read, within limits of time and rows.
-
-
-_PLAIN = (str, int, float, bytes)
-
-
-async def select(
-    database: Database, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
-) -> SqlResult:
-    """Run one statement on a separate connection, in a read-only transaction that is undone.
-
-    A statement could still call a function that writes. Only a role without write access prevents this; see the
-    guide.
-    """
-    if limit < 0 or seconds <= 0:
-        raise ValueError("limit must not be negative, and seconds must be positive")
-    thread = WorkThread("callboard-postgres-sql")
-    try:
-        return await thread.run(lambda: _selected(database, sql, parameters, limit, seconds))
-    finally:
-        thread.stop()
-
-
-def _selected(
-    database: Database, sql: str, parameters: Sequence[SqlValue], limit: int, seconds: float
-) -> SqlResult:
-    import psycopg
-
-    with translated_errors(database.name):
-        connection = connect(database.dsn, database.schema)
-        try:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            connection.execute(cast("Any", f"SET LOCAL statement_timeout = {max(1, round(seconds * 1000))}"))
-            columns, rows = _rows(connection, sql, parameters, limit + 1)
-        except psycopg.errors.QueryCanceled:
-            raise StoreError(
-                f"{database.name}: the statement took longer than {seconds:g} s. Narrow it, or allow more time"
-            ) from None
-        except psycopg.errors.ReadOnlySqlTransaction as error:
-            raise StoreError(f"{database.name}: only reading is allowed: SELECT, WITH, EXPLAIN") from error
-        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
-            raise StoreError(f"{database.name}: {error_text(error)}") from error
-        finally:
-            connection.close()
-    found = [tuple(map(_plain, row)) for row in rows]
-    return SqlResult(tuple(columns), tuple(found[:limit]), len(found) > limit)
-
-
-def _plain(value: Any) -> SqlValue:
-    return value if value is None or isinstance(value, _PLAIN) else str(value)
-
-
-def _rows(
-    connection: psycopg.Connection, sql: str, parameters: Sequence[SqlValue], limit: int
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The columns and the first rows of one statement."""
-    query = cast("Any", translated(sql) if parameters else sql)
-    if sql.split(maxsplit=1)[:1] and sql.split(maxsplit=1)[0].lower() in ("explain", "show"):
-        cursor: Any = connection.cursor(binary=True)  # the binary protocol allows only one statement
-        cursor.execute(query, parameters or None, prepare=False)
-        return [column.name for column in cursor.description or ()], cursor.fetchmany(limit)
-    with connection.cursor(name="typed") as several:  # a server-side cursor accepts only a SELECT
-        several.execute(query, parameters or None)
-        return [column.name for column in several.description or ()], several.fetchmany(limit)
-
-
-@asynccontextmanager
-async def own_connection(database: Database) -> AsyncIterator[Database]:
-    """The database over a separate connection, which is closed after the block."""
-    if database.pooled:
-        raise StoreError(
-            f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "
-            f"drops them. Use the address of the server itself, without pooler=transaction"
-        )
-    own = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
-    await own.open()
-    try:
-        yield own
-    finally:
-        await own.close()

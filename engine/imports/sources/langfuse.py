@@ -13,23 +13,22 @@ from typing import BinaryIO
 
 import msgspec
 
-from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import TokenUsage
 
-from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
+from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of
 from .records import (
-    Record,
+    JsonRow,
     amount_of,
     conversation,
     count_of,
-    json_records,
+    files_below,
+    json_rows,
     moment_of,
     object_of,
     text_of,
     vendor_and_model,
 )
-
-_decode = msgspec.json.Decoder(dict[str, Json]).decode
 
 _READ = (
     "input_cached_tokens",
@@ -53,33 +52,23 @@ class Langfuse:
         return []
 
     def files(self, place: Path) -> Iterable[SourceFile]:
-        if place.is_file():
-            yield SourceFile(path=place)
-            return
-        for file in sorted(place.rglob("*")):
-            if file.suffix in (".json", ".jsonl", ".ndjson"):
-                yield SourceFile(path=file)
+        return files_below(place, (".json", ".jsonl", ".ndjson"))
 
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
-        for record in json_records(stream, start):
-            if not isinstance(record, Record):
-                yield record
+        for row in json_rows(stream, start):
+            if not isinstance(row, JsonRow):
+                yield row
                 continue
-            try:
-                row = _decode(record.data)
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield UnreadablePart(line=record.line, why=why_not(error))
-                continue
-            found = _call({_snake(key): value for key, value in row.items()}, record.line)
+            found = _call({_snake(key): value for key, value in row.fields.items()}, row.line)
             if not content or not isinstance(found, ImportedCall):
                 if found is not None:
                     yield found
                 continue
             session = found.session or found.turn or found.identity
             yield msgspec.structs.replace(found, session=session)
-            yield from conversation(session, found.started_at, row.get("input"), row.get("output"))
+            yield from conversation(session, found.started_at, row.fields.get("input"), row.fields.get("output"))
 
 
 def _call(row: JsonObject, line: int) -> ImportedCall | UnreadablePart | None:

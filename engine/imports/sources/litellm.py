@@ -29,22 +29,20 @@ from ..source import (
     lines,
     nano_of,
     tags_of,
-    why_not,
 )
 from .records import (
-    Record,
+    JsonRow,
     amount_of,
     conversation,
     count_of,
-    json_records,
+    files_below,
+    json_rows,
     moment_of,
     object_of,
     text_of,
     tokens,
     vendor_and_model,
 )
-
-_decode = msgspec.json.Decoder(dict[str, Json]).decode
 
 _ERRORS = {
     "AuthenticationError": "auth",
@@ -72,12 +70,7 @@ class LiteLlm:
         return []
 
     def files(self, place: Path) -> Iterable[SourceFile]:
-        if place.is_file():
-            yield SourceFile(path=place)
-            return
-        for file in sorted(place.rglob("*")):
-            if file.suffix in (".csv", ".json", ".jsonl", ".ndjson"):
-                yield SourceFile(path=file)
+        return files_below(place, (".csv", ".json", ".jsonl", ".ndjson"))
 
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
@@ -85,16 +78,11 @@ class LiteLlm:
         if file.path.suffix == ".csv":
             yield from _csv(stream, content=content)
             return
-        for record in json_records(stream, start):
-            if not isinstance(record, Record):
-                yield record
-                continue
-            try:
-                row = _decode(record.data)
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                yield UnreadablePart(line=record.line, why=why_not(error))
+        for row in json_rows(stream, start):
+            if isinstance(row, JsonRow):
+                yield from items_of(row.fields, row.line, content=content)
             else:
-                yield from items_of(row, record.line, content=content)
+                yield row
 
     def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
         last, count = start.state, start.line

@@ -26,6 +26,7 @@ from .records import (
     amount_of,
     conversation,
     count_of,
+    files_below,
     json_records,
     object_of,
     read_whole,
@@ -100,12 +101,7 @@ class Otlp:
         return []
 
     def files(self, place: Path) -> Iterable[SourceFile]:
-        if place.is_file():
-            yield SourceFile(path=place)
-            return
-        for file in sorted(place.rglob("*")):
-            if file.suffix in (".json", ".jsonl", ".ndjson", ".pb", ".binpb"):
-                yield SourceFile(path=file)
+        return files_below(place, (".json", ".jsonl", ".ndjson", ".pb", ".binpb"))
 
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock,
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..source import START, ImportedMessage, Mark, UnreadablePart, lines, name
+from ..source import START, ImportedMessage, Mark, SourceFile, UnreadablePart, lines, name, why_not
 
 LARGEST_FILE: Final = 64 * 1024 * 1024
 """The maximum size in bytes of a file with a single JSON value, which must fit into memory."""
@@ -79,6 +80,39 @@ def _array(stream: BinaryIO) -> Iterator[Record | UnreadablePart | Mark]:
         return
     for record in found:
         yield Record(0, record)
+
+
+def files_below(place: Path, endings: Collection[str]) -> Iterator[SourceFile]:
+    """The file itself, or all files below a folder with one of these endings, in the order of their paths."""
+    if place.is_file():
+        yield SourceFile(path=place)
+        return
+    for file in sorted(place.rglob("*")):
+        if file.suffix in endings:
+            yield SourceFile(path=file)
+
+
+_row = msgspec.json.Decoder(dict[str, Json]).decode
+
+
+class JsonRow(NamedTuple):
+    """A record that is a JSON object."""
+
+    line: int
+    """The line, from 1; 0 in a file with one value."""
+    fields: JsonObject
+
+
+def json_rows(stream: BinaryIO, start: Mark = START) -> Iterator[JsonRow | UnreadablePart | Mark]:
+    """The records of a file, each of which must be a JSON object."""
+    for record in json_records(stream, start):
+        if not isinstance(record, Record):
+            yield record
+            continue
+        try:
+            yield JsonRow(record.line, _row(record.data))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            yield UnreadablePart(line=record.line, why=why_not(error))
 
 
 # --- Values of records, which may be anything ---

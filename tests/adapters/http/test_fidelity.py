@@ -496,4 +496,4 @@ async def test_recorded_bodies_arrive_and_recorded_replies_come_back(protocol: s
             events = events[: len(heard.raw)]
         assert heard.raw == events, case["id"]
         heard_of += bool(heard.raw)
-    assert heard_of >= 150
+    assert heard_of >= (30 if is_quick() else 150)

@@ -128,6 +128,7 @@ async def test_the_protocols_agree_on_a_conversation(adapters: dict[str, LocalAd
     assert seen["chat", "whole"][1] is StopReason.END_TURN
 
 
+@pytest.mark.deep("a question of one turn is the quick case")
 async def test_the_protocols_agree_that_a_tool_failed(adapters: dict[str, LocalAdapter]) -> None:
     """llama.cpp's Messages API overlooks `is_error`, so the model is told in words, as by the others. The host
     says here that the model takes tools."""

@@ -18,6 +18,7 @@ def anyio_backend() -> str:
     return "trio"
 
 
+@pytest.mark.deep("another start of the local model, on trio")
 async def test_a_server_lives_on_trio_too(settings: LocalServerSettings) -> None:
     """Start, health and stop are the same on trio, and a cancelled start leaves no process."""
     server = LocalServer(settings)

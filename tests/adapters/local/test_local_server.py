@@ -480,6 +480,7 @@ async def test_a_newcomer_during_the_last_release_has_a_running_server(settings:
     assert not SharedServerTable.now()
 
 
+@pytest.mark.deep("another start of the local model")
 async def test_a_cancelled_user_does_not_take_the_server_from_the_others(settings: LocalServerSettings) -> None:
     """Two tasks acquire by one handle; the one that starts the server is cancelled; the other still gets it."""
     handle = LocalServer.shared(settings)
@@ -532,6 +533,7 @@ async def test_releasing_during_the_start_ends_it(settings: LocalServerSettings)
     assert not SharedServerTable.now()
 
 
+@pytest.mark.deep("another start of the local model")
 def test_a_loop_that_ends_takes_its_servers_along(settings: LocalServerSettings) -> None:
     """Two loops never see each other's server, and what a loop forgot is ended after it."""
 
