@@ -297,7 +297,7 @@ def of_messages(folders: Iterable[Path]) -> Iterator[Text]:
 
 
 def _nodes(file: Path) -> Sequence[ast.AST]:
-    """The nodes of a file, the module first. They are cached, because the tests of the structure read them, too."""
+    """The nodes of a file, the module first, cached for the tests of the structure."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from scripts.house import nodes
