@@ -1,11 +1,11 @@
-"""One table of what Callboard costs: CPU time, each figure beside its physical floor, measured in the same run.
+"""Prints a table of Callboard's CPU time. Each figure has a floor, which is measured in the same run.
 
     python -m benchmarks [NAMES...] [--quick] [--plain] [--peers] [--core N]
     python -m benchmarks table [NAMES...] [--quick]
 
-Nothing here asserts a time: a gate is shown beside its ratio, with a mark whether it is met on this machine now.
-See benchmarks/README.md for what each row means; `table` measures each subject in its own environment and writes
-the figures there.
+No time is asserted. The table shows each gate with its ratio, and whether this machine meets it now.
+benchmarks/README.md explains the rows. `table` measures each subject in its own environment and writes the figures
+into that page.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def arguments_of(said: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     arguments = arguments_of(sys.argv[1:])
     if arguments.table or arguments.plain:
-        from . import figures  # it builds a wheel, which a copy beside a wheel can't
+        from . import figures  # it builds a wheel, which an installed copy can't
 
         if arguments.table:
             figures.renew(arguments.names or list(SUBJECTS), quick=arguments.quick)
@@ -65,11 +65,11 @@ def main() -> None:
 
 
 def shown(name: str, arguments: argparse.Namespace) -> bool:
-    """Measure a subject and print its rows; whether it could be measured."""
+    """Measure a subject and print its rows. Returns whether it could be measured."""
     begun = time.perf_counter()
     try:
         found = rows_of(name, quick=arguments.quick)
-    except Exception as error:  # the other subjects are still worth their time
+    except Exception as error:  # one failed subject should not stop the others
         print(f"{SUBJECTS[name].title}\n  FAILED: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return False
     took = f"{time.perf_counter() - begun:.0f} s"

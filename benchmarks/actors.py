@@ -1,4 +1,4 @@
-"""Actors against an asyncio.Queue and a task that reads it."""
+"""Actors, compared with an asyncio.Queue and a task that reads it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from callboard.bus import SYSTEM_CLOCK, Actor, ActorRef, Bus, ChildSpec, Supervi
 from .table import Row, against, in_turns, run
 
 BURST = 16
-"""Messages between two turns of the loop, as many as an actor handles in one."""
+"""Messages between two iterations of the event loop, as many as an actor handles in one."""
 
 
 class Counter(Actor):
-    """Answers with its message, and says when it has had enough of them."""
+    """Counts its messages, and signals when the expected number has arrived."""
 
     def __init__(self) -> None:
         self.left = 0

@@ -1,7 +1,7 @@
-"""What a call costs when many are under way at once: the server answers none before all have come.
+"""The CPU time of a call when many are in progress: the server answers only when all requests have arrived.
 
-And whether an engine takes a rush of 5,000 turns: with the limits that it has by itself, all of them start within
-a second of CPU time, and all of them complete.
+The second part measures 5,000 turns at the same time with the engine's default limits: all must start within a
+second of CPU time, and all must complete.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def _rows(quick: bool) -> list[Row]:
 
 
 async def one_of_the_rush(engine: Engine, streamed: bool) -> str:
-    """How a turn of a new session ends."""
+    """Return how a turn of a new session ended."""
     session = engine.session("chat:bench")
     try:
         if streamed:
@@ -79,7 +79,7 @@ async def one_of_the_rush(engine: Engine, streamed: bool) -> str:
 
 
 async def rush(turns: int, *, streamed: bool) -> list[Row]:
-    """So many sessions ask at the same moment, of an engine with the limits that it has by itself."""
+    """Start this number of sessions at the same time, on an engine with the default limits."""
     with reply_server(50) as url:
         async with engine_on(url) as engine:
             await one_of_the_rush(engine, streamed)

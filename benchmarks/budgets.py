@@ -1,4 +1,4 @@
-"""What budgets add to a call: reserving before it is sent, and settling when it ends."""
+"""The CPU time that budgets add to a call: the reservation before it is sent, and the settlement at its end."""
 
 from __future__ import annotations
 

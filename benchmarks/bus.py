@@ -1,4 +1,4 @@
-"""The event bus against a bare deque and event per subscriber, drained in batches."""
+"""The event bus, compared with a bare deque and event for each subscriber, drained in batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENT = LlmCallStarted(provider="p", model="p:m", requested_model="p:m", streame
 
 
 class BareQueue:
-    """A subscriber at its physical floor."""
+    """A subscriber without any features, as the floor."""
 
     def __init__(self) -> None:
         self.items: deque[object] = deque()

@@ -1,8 +1,8 @@
-"""What the command line costs: CPU of whole processes, from their start to their end, each beside its floor.
+"""The CPU time of command-line processes from start to end, each with its floor.
 
-`--help` is held against an interpreter that imports argparse, sqlite3 and json, and `ask` against a script that
-makes the same streamed call, with the same configuration, of the same server. Each figure is the least of several
-processes, taken in turn with those of its floor.
+The floor of `--help` is an interpreter that imports argparse, sqlite3 and json. The floor of `ask` is a script
+that makes the same streamed call to the same server with the same configuration. Each figure is the minimum of
+several processes, which alternate with those of the floor.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def rows(quick: bool) -> list[Row]:
 def least(
     processes: Mapping[str, Sequence[str]], environment: Mapping[str, str], repetitions: int
 ) -> dict[str, float]:
-    """CPU milliseconds of each process at its best; the first round warms up and does not count."""
+    """The minimum CPU time of each process in milliseconds, without a first round as warm-up."""
     best: dict[str, float] = {}
     for number in range(repetitions + 1):
         for name, words in processes.items():
@@ -83,7 +83,7 @@ def least(
 
 
 def cpu_ms(words: Sequence[str], environment: Mapping[str, str]) -> float:
-    """CPU milliseconds of an interpreter, of all its threads, from its start to its end."""
+    """The CPU time of an interpreter with all its threads, from start to end, in milliseconds."""
     nothing = os.open(os.devnull, os.O_RDWR)
     try:
         process = os.posix_spawn(

@@ -1,4 +1,4 @@
-"""A stream's log and its readers against direct calls: each event handed to a function of each reader."""
+"""A stream's log with several readers, compared with direct calls of one function for each reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from callboard.bus import StreamLog, TextDelta
 from .table import Row, against, in_turns, run
 
 BURST = 10
-"""Deltas that arrive together, as in one read of a provider's socket."""
+"""Deltas that arrive together, as in one read from a provider's socket."""
 DELTA = TextDelta("a few words ", 0, "msg_b")
 
 

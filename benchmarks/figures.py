@@ -1,9 +1,9 @@
-"""The figures of README.md, measured anew: each subject in its own environment, which is made of the built wheel.
+"""Measures the figures of README.md again, each subject in its own environment with the built wheel.
 
-The environments are kept in `build/benchmarks`. *plain* has the wheel and what it requires, and httpx for the
-floor: another package in the environment can cost or save a part of each call, as a search for a module that is
-missing does. *peers* also has the clients that Callboard is compared with. The benchmarks are copied
-beside.
+The environments are kept in `build/benchmarks`. *plain* has the wheel with its requirements, and httpx for the
+floor. Any other package in the environment could change the time of a call, for example because of a search for a
+missing module. *peers* also has the clients that Callboard is compared with. The benchmarks are copied next to the
+environments.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PACKAGES = {
         "langchain-openai",
     ],
 }
-"""What an environment has besides the wheel."""
+"""The packages of an environment in addition to the wheel."""
 
 
 def command(where: Where, arguments: Sequence[str]) -> tuple[list[str], Path]:
-    """The command that measures in that environment, and the folder it runs in."""
+    """The command that measures in that environment, and its working folder."""
     if where == "here":
         return [sys.executable, "-m", "benchmarks", *arguments], ROOT
     environment = _environment(where)
@@ -52,7 +52,7 @@ def command(where: Where, arguments: Sequence[str]) -> tuple[list[str], Path]:
 
 
 def _environment(where: Where) -> WheelEnvironment:
-    """That environment. What can't be installed of the peers is left out."""
+    """Create the environment. Packages of the peers that can't be installed are left out."""
     try:
         return make_plain_environment(PLACE / where, PACKAGES[where])
     except subprocess.CalledProcessError:
@@ -65,13 +65,13 @@ def _environment(where: Where) -> WheelEnvironment:
 
 
 def in_plain_environment(arguments: Sequence[str]) -> int:
-    """Run the benchmarks with these arguments as a plain install has them; its exit code."""
+    """Run the benchmarks with these arguments in the plain environment. Returns the exit code."""
     words, folder = command("plain", arguments)
     return subprocess.run(words, cwd=folder, check=False).returncode
 
 
 def renew(names: Sequence[str], *, quick: bool) -> None:
-    """Measure these subjects and write their tables into README.md, one after the other."""
+    """Measure these subjects one after the other, and write their tables into README.md."""
     for where in ("plain", "peers", "here"):
         if chosen := [name for name in SUBJECTS if name in names and SUBJECTS[name].where == where]:
             for found in measured(where, [*chosen, *(["--quick"] if quick else [])]):
@@ -79,7 +79,7 @@ def renew(names: Sequence[str], *, quick: bool) -> None:
 
 
 def measured(where: Where, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What each subject found, as it comes."""
+    """Yield the result of each subject as soon as it is measured."""
     words, folder = command(where, [*arguments, "--json"])
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -88,7 +88,7 @@ def measured(where: Where, arguments: Sequence[str]) -> Iterator[dict[str, Any]]
 
 
 def section(where: Where, found: dict[str, Any]) -> str:
-    """A subject's part of the page."""
+    """The section of a subject on the page."""
     environment = {"plain": "the plain install", "peers": "the plain install and the peers"}.get(
         where, "a checkout"
     )
@@ -98,7 +98,7 @@ def section(where: Where, found: dict[str, Any]) -> str:
 
 
 def write(name: str, text: str) -> None:
-    """Put a subject's part in the place of what is there, or at the end of the figures."""
+    """Replace a subject's section, or add it after the figures."""
     page = README.read_text("utf-8")
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     part = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)

@@ -1,8 +1,9 @@
-"""What others pay for the same requests: raw httpx with msgspec, and HTTP/1.1 by hand over asyncio with msgspec.
+"""The floors: the same requests with raw httpx and msgspec, and with hand-written HTTP/1.1 over asyncio and
+msgspec.
 
 Both have the same methods, and decode every reply and every event of a stream. httpx is what a program without
-Callboard would use. The hand-written client is the least that Python can do: it knows no TLS, no redirects and no
-deadlines, and gives up at whatever isn't as it expects.
+Callboard would use. The hand-written client is the minimum in Python: it has no TLS, no redirects and no timeouts,
+and fails on any unexpected reply.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import httpx
 import msgspec
 
 CALLS_PER_CLIENT = 16
-"""Calls at once that share an httpx client: with more, its pool costs more than the calls."""
+"""Concurrent calls that share an httpx client. With more, its pool costs more than the calls."""
 
 decode = msgspec.json.Decoder().decode
 
@@ -25,10 +26,10 @@ class Clients(Protocol):
     """A client of the reply server."""
 
     events: int
-    """Events of streams that were read so far."""
+    """The number of stream events read so far."""
 
     opened: int
-    """Streams whose reply began so far."""
+    """The number of streams whose reply has begun."""
 
     async def post(self, path: str, body: object, index: int = 0) -> Any: ...
 
@@ -38,14 +39,14 @@ class Clients(Protocol):
 
 
 class Events:
-    """The events of one stream, decoded as their bytes come."""
+    """The events of one stream, decoded as the bytes arrive."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._end = b""
 
     def take(self, piece: bytes) -> int:
-        """Decode what is whole, and keep the rest; how many events there were."""
+        """Decode the complete events and keep the remaining bytes. Returns the number of events."""
         received = self._rest + piece
         if not self._end:
             self._end = b"\r\n\r\n" if b"\r\n" in received else b"\n\n"
@@ -58,7 +59,7 @@ class Events:
 
 
 class RawClients:
-    """httpx and msgspec alone, one client for each so many calls at once."""
+    """Only httpx and msgspec, with one client for each `CALLS_PER_CLIENT` concurrent calls."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self.events = 0
@@ -100,7 +101,7 @@ class RawClients:
 
 
 class Connection(asyncio.Protocol):
-    """A connection of the hand-written client: what came, and who waits for more."""
+    """A connection of the hand-written client: the received bytes, and the waiter for more."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -124,7 +125,7 @@ class Connection(asyncio.Protocol):
         await self._waiter
 
     async def up_to(self, end: bytes) -> bytes:
-        """Everything before that end, which is taken, too."""
+        """Read up to a delimiter. Returns the bytes before it."""
         while (at := self.received.find(end)) < 0:
             await self.more()
         return self._taken(at, at + len(end))
@@ -141,7 +142,7 @@ class Connection(asyncio.Protocol):
 
 
 class HandClients:
-    """HTTP/1.1 by hand and msgspec, one connection for each call at once."""
+    """Hand-written HTTP/1.1 and msgspec, with one connection for each concurrent call."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self.events = 0
@@ -153,7 +154,7 @@ class HandClients:
         self._idle: list[Connection] = []
 
     async def _asked(self, path: str, body: object) -> tuple[Connection, bytes]:
-        """A connection that was asked, and the head of its reply."""
+        """Send a request. Returns the connection and the head of the reply."""
         if self._idle:
             connection = self._idle.pop()
         else:

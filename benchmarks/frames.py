@@ -1,7 +1,7 @@
-"""Streams that are read on another node: what framing costs the node that sends, and how far a reader is behind.
+"""Streams that are read on another node: the sender's CPU time for frames, and the reader's delay.
 
-Both nodes are in this process, each with its own connection to a real NATS server, so a reader's lateness has the
-work of both sides in it. The floor is nats-py alone: publish to subscribe.
+Both nodes are in this process, each with its own connection to a real NATS server, so the delay includes the work
+of both sides. The floor is nats-py alone, from publish to subscribe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .table import Row, against, in_turns, micros, percentile, run
 DELTA = TextDelta("a few words ", 0, "msg_b")
 STREAMS = 100
 PACE_SECONDS = 0.02
-"""Between two deltas of one stream: 50 a second."""
+"""The seconds between two deltas of one stream: 50 deltas a second."""
 
 
 class Node:
@@ -77,7 +77,7 @@ _numbers = iter(range(10**9))
 
 
 async def paced(node: Node, ticks: int, *, followed: bool) -> None:
-    """So many deltas of a hundred streams, at a pace."""
+    """Send this number of deltas in each of a hundred streams, at a fixed pace."""
     logs = [node.streams.open(f"trn_{next(_numbers)}") for _ in range(STREAMS)]
     if followed:
         for log in logs:
@@ -94,7 +94,7 @@ async def paced(node: Node, ticks: int, *, followed: bool) -> None:
 
 
 async def burst(node: Node, count: int, *, followed: bool) -> None:
-    """A stream that says all at once, ten deltas at a time, and is framed at the end of each hundred."""
+    """Send a stream as fast as possible, ten deltas at a time, with a frame after each hundred."""
     log = node.streams.open(f"trn_{next(_numbers)}")
     if followed:
         node.frames.sender.follow(log, "ses_b", lambda: False)
@@ -110,7 +110,7 @@ async def burst(node: Node, count: int, *, followed: bool) -> None:
 
 
 async def behind(sender: Node, reader: Node, count: int) -> list[float]:
-    """The seconds by which a reader on another node has each delta later than the owner's log."""
+    """The delay in seconds of each delta at a reader on another node, compared with the owner's log."""
     log = sender.streams.open(f"trn_{next(_numbers)}")
     sender.frames.sender.follow(log, "ses_b", lambda: False)
     said: list[float] = []
@@ -134,7 +134,7 @@ async def behind(sender: Node, reader: Node, count: int) -> list[float]:
 
 
 async def bare(url: str, count: int) -> list[float]:
-    """The seconds from publish to subscribe by nats-py alone."""
+    """The seconds from publish to subscribe with only nats-py."""
     import nats
 
     sender, receiver = await nats.connect(url), await nats.connect(url)
@@ -155,7 +155,7 @@ async def bare(url: str, count: int) -> list[float]:
 
 
 async def _nothing() -> None:
-    """The node runs already."""
+    """Do nothing, because the node already runs."""
 
 
 async def _rows(quick: bool) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What the functions cost above a session that says the same."""
+"""The CPU time of the plain functions, compared with a session that sends the same messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .per_call import MESSAGES, TOOLS
 from .table import Row, against, in_turns, run
 
 GATE = 1.10
-"""Of `generate` over `session.send`, by CPU."""
+"""The maximum CPU time of `generate` relative to `session.send`."""
 
 NEW = "And now?"
 MODEL = "chat:bench"
 
 
 def _emptied(engine: Engine, session: Session) -> None:
-    """Each call sends as many messages as any other."""
+    """Empty the session, so that each call sends the same number of messages."""
     del engine._runtime.sessions.states[session.id].messages[MESSAGES:]
 
 

@@ -1,8 +1,9 @@
-"""What the gateway adds to the engine: CPU of its process for each request and each delta, and the first token.
+"""The CPU time that the gateway adds to the engine for each request and each delta, and the time to the first
+token.
 
-The clients are a process of their own that writes HTTP by hand. The floor is the same engine that answers the same
-calls directly, with one reader for each stream. "The same wire" passes the provider's own bytes through, "another
-wire" reads and writes both forms.
+The clients run in a process of their own with hand-written HTTP. The floor is the same engine with the same calls
+made directly, with one reader for each stream. With "the same wire", the gateway passes the provider's bytes
+through. With "another wire", it translates between the two wires.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ DELTAS = 500
 AT_ONCE = 16
 MESSAGES = 20
 REQUEST_GATE, DELTA_GATE = 2.5, 2.0
-"""A request and a delta through the gateway, against the engine alone."""
+"""The maximum CPU time of a request and of a delta through the gateway, relative to the engine alone."""
 
 PATHS = {"the same wire": "/v1/chat/completions", "another wire": "/v1/messages"}
 
 
 def body(*, stream: bool) -> dict[str, object]:
-    """A request that both wires read. The server behind speaks Chat Completions."""
+    """A request that both wires accept. The server behind the gateway has the Chat Completions API."""
     said = [{"role": str(message.role), "content": message.text} for message in history(MESSAGES)]
     said.append({"role": "user", "content": "Go on."})
     return {"model": "chat:bench", "max_tokens": 1000, "stream": stream, "messages": said}
@@ -53,7 +54,9 @@ def canonical() -> CanonicalRequest:
 
 
 async def _serve_orders(url: str) -> None:
-    """Do the work that each line of stdin names: path, number of requests, of them at once, streamed or not."""
+    """Do the work in each line of stdin: path, number of requests, number of concurrent requests, streamed or
+    not.
+    """
     loop = asyncio.get_running_loop()
     async with HandClients(url) as clients:
         while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -63,7 +66,7 @@ async def _serve_orders(url: str) -> None:
 
 
 async def timed(ask: Callable[[], Awaitable[object]], count: int, at_once: int) -> list[float]:
-    """The seconds of each of so many requests, so many at once."""
+    """Make `count` requests with `at_once` of them concurrent. Returns the seconds of each."""
     seconds: list[float] = []
     waiting = iter(range(count))
 
@@ -112,7 +115,7 @@ async def clients_of(url: str) -> AsyncIterator[Clients]:
 
 @contextlib.asynccontextmanager
 async def served(engine: Engine) -> AsyncIterator[str]:
-    """The gateway on a real server; its URL."""
+    """Serve the gateway on a real server. Yields its URL."""
     import uvicorn
 
     from callboard.engine.gateway.server import server_options
@@ -160,12 +163,12 @@ async def _of(streamed: bool, quick: bool, engine: Engine, clients: Clients) -> 
 
 
 async def _first_token(quick: bool, engine: Engine, clients: Clients) -> list[Row]:
-    """The time of a short request alone, beside the same call directly."""
+    """The time of a short request alone, compared with the same call made directly."""
     count = 10 if quick else 200
     rows = []
     for name, path in PATHS.items():
         bare, through = [], []
-        for _ in range(2):  # there and back, so that a machine that drifts disturbs both alike
+        for _ in range(2):  # in both orders, so that drifting speed affects both alike
             bare += await direct(engine, count, 1, streamed=False)
             through += await clients.ask(path, count, 1, streamed=False)
         added = statistics.median(through) - statistics.median(bare)
@@ -185,9 +188,9 @@ async def _first_token(quick: bool, engine: Engine, clients: Clients) -> list[Ro
 
 
 async def _open_streams(quick: bool) -> list[Row]:
-    """The memory of streams that have begun and wait for more, beside the same streams without the gateway.
+    """The memory of open streams that wait for more, compared with the same streams without the gateway.
 
-    Each is measured in a process of its own, because memory that was used once stays with a process.
+    Each is measured in a process of its own, because a process keeps memory that it once used.
     """
     streams = 50 if quick else 2000
     used: dict[str, float] = {}
@@ -207,7 +210,7 @@ async def _open_streams(quick: bool) -> list[Row]:
 
 
 async def _hold_open(name: str, streams: int) -> None:
-    """Open streams, print the bytes that they take, and leave them."""
+    """Open streams, print the memory that they take in bytes, and exit."""
     with reply_server(DELTAS) as url:
         async with (
             engine_on(url, {"x-hold": "1"}, calls=streams, keep_streams=False) as engine,
@@ -225,7 +228,7 @@ async def _hold_open(name: str, streams: int) -> None:
                 await asyncio.sleep(0.05)
                 if len(engine._runtime.in_flight) == streams:
                     break
-            await asyncio.sleep(2.0)  # so that each has had its first chunk
+            await asyncio.sleep(2.0)  # so that each has received its first chunk
             print(_resident() - before, flush=True)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,11 +1,11 @@
-"""Gateways beside each other: CPU of each one's processes for a request and a delta, the time added, and memory.
+"""Compares gateways: CPU time of their processes for a request and a delta, added latency, and memory.
 
-Each gateway is started as its documentation says, as one process, in front of the same server of replies. The
-same client asks each of them, and asks the server itself as the floor. Callboard has its trace on, and LiteLLM
-stores nothing. LiteLLM is measured if ``litellm[proxy]`` is installed. Portkey is measured if `CALLBOARD_NPM`
-names a folder with the package ``@portkey-ai/gateway``, and `NODE` (or the path) has Node. Version 1.15.2 of it
-fails each stream on Node 20 and 22 ("TypeError: immutable"), so only its whole calls are measured. TensorZero's
-gateway is not measured: its packages have only the client and an embedded gateway without a server.
+Each gateway is started as its documentation says, as one process, in front of the same server of replies. The same
+client sends requests to each of them, and to the server itself as the floor. Callboard has its trace on, and
+LiteLLM stores nothing. LiteLLM is measured if ``litellm[proxy]`` is installed. Portkey is measured if
+`CALLBOARD_NPM` names a folder with the package ``@portkey-ai/gateway``, and `NODE` (or the path) has Node. Portkey
+1.15.2 fails each stream on Node 20 and 22 ("TypeError: immutable"), so only its whole calls are measured.
+TensorZero's gateway is not measured: its packages have only the client and an embedded gateway without a server.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .table import Row, against
 DELTAS = 500
 AT_ONCE = 16
 START_SECONDS = 120.0
-"""The longest wait for a gateway to answer. LiteLLM's proxy takes half a minute to start."""
+"""The time limit for a gateway's first response. LiteLLM's proxy takes half a minute to start."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Gateway(NamedTuple):
-    """One gateway: its command, and what its clients send."""
+    """One gateway: its command, and the requests of its clients."""
 
     name: str
     command: Sequence[str]
@@ -77,7 +77,7 @@ def _litellm(folder: Path, url: str, port: int) -> tuple[Gateway, int]:
     config.write_text(json.dumps({"model_list": [{"model_name": "bench", "litellm_params": served}]}))
     program = "from litellm.proxy.proxy_cli import run_server; run_server()"
     options = ("--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--telemetry", "False")
-    keyless = {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}  # as Callboard is on this machine
+    keyless = {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}  # as Callboard does on this machine
     return Gateway("LiteLLM's proxy", [sys.executable, "-c", program, *options], environment=keyless), port
 
 
@@ -104,7 +104,7 @@ def _body(*, stream: bool) -> dict[str, object]:
 async def load(
     url: str, path: str, count: int, at_once: int, *, streamed: bool, headers: Mapping[str, str]
 ) -> None:
-    """Send requests, and print the seconds of each up to its first bytes."""
+    """Send requests, and print the seconds from each request to its first bytes."""
     limits = httpx.Limits(max_connections=at_once)
     waiting, seconds = iter(range(count)), list[float]()
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits) as client:
@@ -127,7 +127,7 @@ async def load(
 
 
 def _asked(gateway: Gateway, url: str, count: int, at_once: int, how: str) -> list[float]:
-    """Have the client send requests. Returns the seconds to the first bytes of each reply."""
+    """Send requests through the client process. Returns the seconds to the first bytes of each reply."""
     command = [
         sys.executable,
         "-m",
@@ -179,7 +179,7 @@ def resident_bytes(pid: int) -> int:
 
 @contextlib.contextmanager
 def started(gateway: Gateway, port: int, folder: Path) -> Iterator[tuple[int, str]]:
-    """A gateway at work: its process and its URL."""
+    """Start a gateway. Yields its process id and its URL."""
     environment = {**os.environ, "BENCH_KEY": "bench", "CALLBOARD_HOME": str(folder), **gateway.environment}
     with (folder / f"{port}.log").open("wb") as log:
         process = subprocess.Popen(
@@ -204,7 +204,7 @@ def started(gateway: Gateway, port: int, folder: Path) -> Iterator[tuple[int, st
 
 
 def _spent(gateway: Gateway, running: tuple[int, str], count: int, how: str, repetitions: int) -> float:
-    """The least CPU seconds that a request or a stream costs the gateway."""
+    """The minimum CPU seconds of the gateway for a request or a stream."""
     pid, url = running
     _asked(gateway, url, AT_ONCE, AT_ONCE, how)
     best = float("inf")
@@ -218,14 +218,16 @@ def _spent(gateway: Gateway, running: tuple[int, str], count: int, how: str, rep
 def _measured(
     gateway: Gateway, running: tuple[int, str], bare: Mapping[str, float], quick: bool
 ) -> dict[str, float]:
-    """What a gateway costs: CPU of a call and a delta, and the seconds that it adds to the first bytes of each."""
+    """The costs of a gateway: CPU time of a call and of a delta, and the seconds that it adds to their first
+    bytes.
+    """
     count, streams, alone, repetitions = (16, 16, 10, 1) if quick else (320, 64, 100, 2)
     found: dict[str, float] = {}
     for how, many, pieces in (("call", count, 1), ("stream", streams, DELTAS)):
         try:
             found[f"added to a {how}"] = statistics.median(_asked(gateway, running[1], alone, 1, how)) - bare[how]
             found[how] = _spent(gateway, running, many, how, repetitions) / pieces
-        except RuntimeError as error:  # one that fails is no reason to lose the rest
+        except RuntimeError as error:  # one failed gateway should not discard the other results
             print(f"{gateway.name}, {how}: {str(error).strip().rpartition(chr(10))[2]}", file=sys.stderr)
     return found
 

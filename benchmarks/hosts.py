@@ -1,4 +1,4 @@
-"""What the subjects with a network share: engines that talk to the reply server, and what they ask."""
+"""Helpers for subjects with a network: engines that use the reply server, and their requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def engine_on(
     ship_to: str | None = None,
     cluster: Cluster | None = None,
 ) -> AsyncIterator[Engine]:
-    """A whole engine, its trace in a file or without one, and a quiet log."""
+    """An engine with a trace in a file or without one, and without log output."""
     logging.getLogger("callboard").setLevel(logging.ERROR)
     keep = Limits(calls_per_provider=calls)
     limits = (
@@ -55,7 +55,7 @@ async def engine_on(
 
 @contextmanager
 def home_in(folder: Path) -> Iterator[None]:
-    """A home of our own: a shipper notes there which file it ships, and adopts those of dead processes."""
+    """A home of its own. A shipper registers its file there and adopts the files of dead processes."""
     before = os.environ.get("CALLBOARD_HOME")
     os.environ["CALLBOARD_HOME"] = str(folder)
     try:
@@ -68,7 +68,7 @@ def home_in(folder: Path) -> Iterator[None]:
 
 
 def history(messages: int) -> list[Message]:
-    """So many messages, of about forty words each, the user's first."""
+    """This number of messages with about forty words each, the first from the user."""
     text = "What the notice says is read twice, by the clerk and by the actor who waits behind the curtain. " * 2
     return [
         Message.user(f"{index}. {text}") if index % 2 == 0 else Message.assistant(f"{index}. {text}")
@@ -77,7 +77,7 @@ def history(messages: int) -> list[Message]:
 
 
 def tools(count: int) -> list[Tool]:
-    """Tools that the host would answer itself, each with three parameters."""
+    """Tools that the host would run itself, each with three parameters."""
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {
@@ -91,12 +91,12 @@ def tools(count: int) -> list[Tool]:
 
 
 async def release(url: str) -> None:
-    """Let the streams go on that the server holds."""
+    """Let the server continue the streams that it delays."""
     async with httpx.AsyncClient(trust_env=False) as client:
         await client.post(url + "/release")
 
 
 async def settle() -> None:
-    """Let what has ended be gone: callbacks, closed transports."""
+    """Let callbacks finish and closed transports disappear."""
     for _ in range(20):
         await asyncio.sleep(0.005)

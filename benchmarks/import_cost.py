@@ -1,9 +1,9 @@
-"""What a start costs: CPU of fresh interpreters, byte code cached.
+"""The CPU time of a start, in new interpreters with cached byte code.
 
-Imports stand above the standard library's own floor, which any asynchronous program with a database paid already.
-*First answer* is a whole process that imports, opens what it needs, and has one answer of a local server, above
-one that does so with raw httpx and msgspec; the trace file is there already, or not yet. Each figure is the least
-of several processes, taken in turns.
+The floor of an import is the standard library's modules, which any asynchronous program with a database imports.
+*First answer* is a process that imports, opens its files and gets one answer from a local server, with an existing
+or a new trace file. Its floor does the same with raw httpx and msgspec. Each figure is the minimum of several
+processes, which alternate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .table import Row
 
 FLOOR = "import asyncio, sqlite3, json, ssl"
 ENGINE = "from callboard import Engine, generate, stream"
-"""What most programs name; `import callboard` alone imports next to nothing."""
+"""The names that most programs import; `import callboard` alone imports almost nothing."""
 IMPORTS = (
     "import anyio, msgspec",
     "from callboard.bus import Actor, Bus, Supervisor",
@@ -72,7 +72,7 @@ TELL = "\nimport time\nprint(time.process_time())"
 
 
 def cpu_ms(program: str, environment: Mapping[str, str]) -> float:
-    """CPU milliseconds of a process up to the end of its program."""
+    """The CPU milliseconds of a process up to the end of its program."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", program + TELL],

@@ -1,13 +1,14 @@
-"""How fast `llm.call_*` events get through bus and writer into the file, and how the loop does meanwhile.
+"""The speed at which `llm.call_*` events pass through bus and writer into the file, and the loop's delay
+meanwhile.
 
-The floor is `sqlite3.executemany` of the very rows that the store makes of these events, into the same tables with
-the same indexes, triggers and settings, in transactions of as many events as the writer commits at once. Both are
-wall time, from the first event to the last commit. Lateness is that of a task that sleeps for a millisecond, again
-and again, while events are published as fast as the writer takes them; its floor is the lateness of the same task
-on a loop that does nothing else. How late a loop is that works as much, beside a thread that works as much and
-never has the GIL, and writes nothing, is what the machine does to any such program: on a busy machine that alone
-is beyond the gate. What the machine has no part in is how long the loop's own thread computes between two looks at
-its clock.
+The floor of the speed is `sqlite3.executemany` of the same rows into the same tables, with the same indexes,
+triggers, settings and transaction sizes. Both are measured in wall time, from the first event to the last commit.
+
+The delay is that of a task that repeatedly sleeps for a millisecond while events are published as fast as the
+writer takes them. There are two comparisons: the same task on an idle loop, and on a loop that computes as much
+next to a thread that computes without the GIL and writes nothing. The second shows the part of the machine: on a
+busy machine, it alone exceeds the gate. Independent of the machine is the CPU time of the loop's own thread
+between two looks at its clock.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from .stored_calls import Publication, bare_copy, call, envelopes_of, stored_row
 from .table import Row, micros, per_second, percentile, run
 
 AT_ONCE = 64
-"""Events that are published before the loop may do something else."""
+"""The number of events that are published before the loop may run other tasks."""
 
 MOST_WAITING = 4096
 LATE_SECONDS = 0.005
 PIECE_SECONDS = 0.0003
-"""How long a loop that is only busy computes before it looks at its clock again."""
+"""The seconds that a busy loop computes before it looks at its clock again."""
 
 COMMIT_EVENTS = WriterOptions().batch_events
 
 
 def call_events(calls: int) -> list[Publication]:
-    """Start and end of so many calls, in the order in which they happen side by side."""
+    """The start and end events of this number of concurrent calls, in order."""
     made = [one for _ in range(calls) for one in call() if isinstance(one[0], LlmCallStarted | LlmCallCompleted)]
     return [
         one
@@ -66,7 +67,7 @@ async def _ingest(published: list[Publication], bus: Bus, core: WriterCore) -> N
 
 
 async def _watch(late: list[float]) -> None:
-    """Add how late each wake-up came, until cancelled."""
+    """Append the delay of each wake-up, until cancelled."""
     pause = 0.001
     while True:
         due = time.perf_counter() + pause
@@ -76,7 +77,7 @@ async def _watch(late: list[float]) -> None:
 
 @contextlib.contextmanager
 def _stretches(found: list[float]) -> Iterator[None]:
-    """Add the CPU seconds of each round of the running loop, in its own thread."""
+    """Append the CPU seconds of each iteration of the running loop, in its own thread."""
     loop: Any = asyncio.get_running_loop()
     run_once = loop._run_once
 
@@ -98,7 +99,7 @@ async def _idle(late: list[float], seconds: float) -> None:
 
 
 async def _busy(late: list[float], seconds: float) -> None:
-    """The lateness of a loop that computes all the time, beside a thread that does, too, but not under the GIL."""
+    """The delays of a loop that computes all the time, next to a thread that computes without the GIL."""
     stopped = threading.Event()
 
     def hash_on() -> None:
@@ -127,36 +128,36 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 
 async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
+    """The wall and CPU seconds of the work."""
     wall, cpu = time.perf_counter(), time.process_time()
     await work()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
 class _Measured(msgspec.Struct):
-    """What was measured, in seconds."""
+    """The measurements, in seconds."""
 
     ours: list[tuple[float, float]] = []
-    """Wall and CPU of each of our rounds, the first of which warms up."""
+    """Wall and CPU time of each round of Callboard. The first is a warm-up."""
     floor: list[tuple[float, float]] = []
-    """Wall and CPU of each round of the floor, the first of which warms up."""
+    """Wall and CPU time of each round of the floor. The first is a warm-up."""
     late: list[float] = []
-    """The lateness of the loop while it ingested."""
+    """The delays of the loop while events were stored."""
     idle: list[float] = []
-    """The lateness of the loop while it did nothing."""
+    """The delays of the idle loop."""
     busy: list[float] = []
-    """The lateness of the loop while it worked without writing."""
+    """The delays of the loop while it computed without writing."""
     stretches: list[float] = []
-    """CPU between two looks at the clock."""
+    """The CPU time between two looks at the clock."""
 
 
 async def _measure(calls: int, rounds: int, *, pause: float) -> _Measured:
-    """What the rounds take, ours and those of the floor.
+    """Measure the rounds of Callboard and of the floor.
 
     Args:
-        calls: The number of calls in a round.
-        rounds: The number of rounds, besides the one that warms up.
-        pause: The seconds for which the loop is watched idle, and as many busy, before each round.
+    calls: The number of calls in a round.
+    rounds: The number of rounds after the warm-up.
+    pause: The seconds of an idle loop, and of a busy loop, before each round.
     """
     found = _Measured()
     with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder:
@@ -179,11 +180,11 @@ async def _measure(calls: int, rounds: int, *, pause: float) -> _Measured:
             bus = Bus()
             core = WriterCore.for_bus(store, bus)
             pump = asyncio.create_task(core.run())
-            for left in range(rounds + 1, 0, -1):  # the first round warms up
+            for left in range(rounds + 1, 0, -1):  # the first round is a warm-up
                 found.floor.append(await _timed(execute_many))
                 published = call_events(calls)
                 gc.collect()
-                gc.freeze()  # or the collector would look through all that is prepared here, again and again
+                gc.freeze()  # otherwise the garbage collector would repeatedly scan all the prepared data
                 await _idle(found.idle, pause)
                 await _busy(found.busy, pause)
                 watcher = asyncio.create_task(_watch(found.late if left <= rounds else []))
@@ -198,7 +199,7 @@ async def _measure(calls: int, rounds: int, *, pause: float) -> _Measured:
 
 
 def _least(rounds: list[tuple[float, float]]) -> tuple[float, float]:
-    """Wall and CPU, each of the round that took least of it."""
+    """The minimum wall time and the minimum CPU time of the rounds."""
     return min(wall for wall, _ in rounds[1:]), min(cpu for _, cpu in rounds[1:])
 
 

@@ -1,8 +1,8 @@
-"""What an open stream and an idle session keep alive, and whether memory stays on a plateau.
+"""The memory of an open stream and of an idle session, and whether memory stays constant over repeated rounds.
 
     python -m benchmarks.memory STREAMS SESSIONS [--traced]
 
-As `benchmarks.scale`, it measures in a process of its own and prints JSON.
+Like `benchmarks.scale`, it measures in a process of its own and prints JSON.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .scale import memory_now, plateau
 from .table import Row
 
 MOST_RESIDENT = {"session": 3_000, "stream": 50_000}
-"""Bytes."""
+"""The maximum resident memory in bytes."""
 
 
 async def measure(streams: int, sessions: int) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     with reply_server(100) as url:
         async with engine_on(url, {"x-hold": "1"}, calls=streams) as engine:
-            async with AsyncExitStack() as stack:  # one stream first, so that what everything shares is there
+            async with AsyncExitStack() as stack:  # one stream first, which creates the shared objects
                 turn = await stack.enter_async_context(engine.session("chat:bench").stream("Go on."))
                 await anext(aiter(turn.text_stream))
                 await release(url)
@@ -70,7 +70,7 @@ def rows(quick: bool) -> list[Row]:
 
 
 def in_own_process(streams: int, sessions: int, *options: str) -> dict[str, dict[str, float]]:
-    """What it found. Tracing takes memory of its own, so resident bytes are of a process without."""
+    """Measure in new processes. Tracing takes memory of its own, so resident memory is measured without it."""
     command = [sys.executable, "-m", "benchmarks.memory", str(streams), str(sessions), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What it costs an engine to have neighbours, beside the same engine alone.
+"""The cost of being a node of a cluster, compared with the same engine alone.
 
     python -m benchmarks nodes
 
@@ -74,7 +74,7 @@ async def _beside_calls(server: NatsServer, quick: bool) -> list[Row]:
 
 
 async def _event_latency(server: NatsServer, quick: bool) -> Row:
-    """Event after event: published when the one before has come."""
+    """Publish one event after another, each when the event before has arrived."""
     events = 20 if quick else _EVENTS
     committed: dict[int, float] = {}
 
@@ -133,7 +133,7 @@ async def _rows(quick: bool) -> list[Row]:
 
 
 def rows(quick: bool) -> list[Row]:
-    """The rows of the table."""
+    """The rows of the table of nodes."""
     if (reason := why_no_nats()) is not None:
         return [Row("nodes", reason)]
     return asyncio.run(_rows(quick))

@@ -1,11 +1,11 @@
-"""What a delta costs that comes by itself, of 100, 1,000 and 5,000 streams that say 5,000 a second together.
+"""The CPU time of a delta that arrives on its own, with 100, 1,000 and 5,000 streams that send 5,000 deltas a
+second together.
 
-The streams of all ways are opened first, and held by their servers, one for each way. Then each way has its
-windows in turn, a second each: its streams are let go, and the CPU time of this process, all threads, is
-divided by the events that were read meanwhile. Opening and ending a stream aren't counted: `per_call` is about
-those. A figure is the median of the windows that kept the pace: a way that is behind reads several events at a
-time, which flatters it, so that the least would be of the busiest moment. Where no window kept it, the row says
-what the nearest one did.
+First, the streams of all ways are opened; a server for each way delays them. Then the ways alternate in windows of
+a second: the streams of one way continue, and the CPU time of this process with all its threads is divided by the
+number of events in the window. Opening and ending a stream are not counted; the subject `per_call` measures them.
+A figure is the median of the windows that kept the pace, not the minimum: a way that is late reads several events
+at a time, which takes less CPU for each. If no window kept the pace, the row shows the nearest one.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ WAYS = ("hand", "raw", "engine")
 HELD = {"x-hold": "1"}
 OPENED_AT_ONCE = 200
 LEAD_SECONDS = 0.3
-"""Between the moment at which streams are let go and the window."""
+"""The seconds between the streams' continuation and the window."""
 
 SPARE_SECONDS = 20.0
-"""The length of what is left of each stream after its last window, on a machine that does as it should."""
+"""The length of each stream after its last window, if the machine keeps the pace."""
 
 GATE = 0.9
 KEPT = (0.95, 1.05)
-"""The shares of the pace between which a window counts. Else several events come at once."""
+"""The range of the pace, relative to the nominal one, in which a window counts. Outside of it, several events come
+at once.
+"""
 
 
 class Found(NamedTuple):
-    """What a window found."""
+    """The result of a window."""
 
     spent: float
-    """CPU seconds of an event."""
+    """CPU seconds for each event."""
 
     pace: float
-    """Events in a second."""
+    """Events per second."""
 
 
 class UnderWay:
-    """So many streams of one way, which their server holds."""
+    """The open streams of one way, which their server delays."""
 
     def __init__(self, way: Way, url: str) -> None:
         self._way = way
@@ -94,14 +96,14 @@ class UnderWay:
         await asyncio.gather(*self._reading)
 
     def _tell(self, what: str) -> None:
-        """Tell the server, and wait without the loop, which a way that can't keep up leaves no time."""
+        """Send a line to the server without the event loop, because a late way leaves the loop no time."""
         with socket.create_connection((self._server.hostname, self._server.port)) as connection:
             connection.sendall(f"POST /{what} HTTP/1.1\r\n\r\n".encode())
             connection.recv(1024)
 
 
 async def level(protocol: str, count: int, *, seconds: float, rounds: int) -> list[Row]:
-    """The rows of a number of streams at once.
+    """The rows for a number of concurrent streams.
 
     Args:
         protocol: The protocol of the streams.
@@ -115,7 +117,7 @@ async def level(protocol: str, count: int, *, seconds: float, rounds: int) -> li
     async with AsyncExitStack() as stack:
         under_way = {name: await _opened(stack, name, protocol, count, (deltas, pace)) for name in WAYS}
         gc.collect()
-        gc.freeze()  # what waits its turn doesn't burden who has it
+        gc.freeze()  # so the objects of waiting ways do not slow down the collector for the current way
         stack.callback(gc.unfreeze)
         for _ in range(rounds):
             for name, each in under_way.items():
@@ -135,7 +137,7 @@ async def level(protocol: str, count: int, *, seconds: float, rounds: int) -> li
 async def _opened(
     stack: AsyncExitStack, name: str, protocol: str, count: int, said: tuple[int, float]
 ) -> UnderWay:
-    """The streams of a way on a server of its own, which says so many deltas, so many a second."""
+    """Open the streams of a way on a server of its own, with this number of deltas in total and per second."""
     url = stack.enter_context(reply_server(*said))
     found = UnderWay(await stack.enter_async_context(way(name, url, protocol, HELD)), url)
     await found.open(count)
@@ -143,7 +145,7 @@ async def _opened(
 
 
 def _typical(windows: list[Found], wanted: float) -> Found:
-    """The median of the windows that kept the pace; if none did, the one nearest to it."""
+    """The median of the windows that kept the pace. If none did, the window that is nearest to it."""
     kept = sorted(found for found in windows if KEPT[0] <= found.pace / wanted <= KEPT[1])
     return kept[len(kept) // 2] if kept else min(windows, key=lambda found: abs(found.pace / wanted - 1))
 
@@ -154,7 +156,7 @@ def _kept(found: Found, wanted: float) -> str:
 
 
 def _allow_open_files() -> None:
-    """As many as this process may have: a connection for each stream of each way."""
+    """Raise the limit of open files to the maximum: each stream of each way needs a connection."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,9 +1,9 @@
-"""The vendors' SDKs and frameworks that are installed, each in a process of its own, against the same server.
+"""Measures the installed SDKs and frameworks, each in a process of its own, with the same server.
 
     python -m benchmarks.peers CLIENT URL MODE COUNT        MODE: call or stream
 
-Every client reads the same replies with its own defaults. The figure is CPU time of the process, per call or per
-event that the client hands out; import is not counted. Callboard stands among them twice: an adapter alone, and
+Each client reads the same replies with its default settings. The figure is the CPU time of the process for each
+call, or for each event that the client returns, without the import. Callboard has two rows: an adapter alone, and
 the whole engine with its store. The clients of others are the extra ``bench`` of pyproject.toml.
 """
 
@@ -30,7 +30,7 @@ from .table import Row, against
 
 Work: TypeAlias = Callable[[], Awaitable[int]]
 Client: TypeAlias = tuple[Work, Work]
-"""One call and one stream; each returns how many events it had."""
+"""A function for one call and one for one stream. Each returns its number of events."""
 
 QUESTION = "Go on."
 TURNS: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -46,7 +46,7 @@ async def _counted(events: Any) -> int:
 
 
 async def alone(clients: Clients, path: str, body: dict[str, Any]) -> Client:
-    """A floor: its own client, and nothing of ours."""
+    """A floor: a client without Callboard."""
 
     async def call() -> int:
         await clients.post(path, body)
@@ -220,7 +220,7 @@ def gateway_file(url: str) -> Iterator[str]:
 
 
 async def tensorzero_chat(url: str, stack: AsyncExitStack) -> Client:
-    """The gateway inside this process, which stores nothing."""
+    """TensorZero's gateway embedded in this process, which stores nothing."""
     from tensorzero import AsyncTensorZeroGateway
 
     configuration = stack.enter_context(gateway_file(url))
@@ -266,11 +266,11 @@ CLIENTS: dict[str, tuple[Callable[[str, AsyncExitStack], Awaitable[Client]], str
     "callboard-engine-messages": (engine_messages, None, "raw-messages"),
     "anthropic": (anthropic_messages, "anthropic", "raw-messages"),
 }
-"""Each client, the module it needs, and its floor."""
+"""Each client, the module that it needs, and its floor."""
 
 
 async def measure(name: str, url: str, mode: str, count: int) -> float:
-    """CPU seconds per call, or per event of a stream."""
+    """CPU seconds for each call, or for each event of a stream."""
     make, _, _ = CLIENTS[name]
     async with AsyncExitStack() as stack:
         call, stream = await make(url, stack)
@@ -285,9 +285,9 @@ async def measure(name: str, url: str, mode: str, count: int) -> float:
 
 
 def in_own_process(name: str, url: str, mode: str, count: int) -> float | str:
-    """The figure, or what went wrong."""
+    """Measure in a new process. Returns the figure or the error."""
     command = [sys.executable, "-m", "benchmarks.peers", name, url, mode, str(count)]
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it fetches its prices otherwise
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise it downloads its prices
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False
@@ -308,7 +308,7 @@ def rows(quick: bool) -> list[Row]:
 
 
 def _of_mode(names: Sequence[str], url: str, mode: str, count: int, repetitions: int) -> Iterator[Row]:
-    """What each pays for a call, or for an event: the least of several processes, taken in turn."""
+    """The time of a call or an event for each client: the minimum of several processes, which alternate."""
     best: dict[str, float] = {}
     failed: dict[str, str] = {}
     for _ in range(repetitions):
@@ -331,7 +331,7 @@ def main() -> None:
     name, url, mode, count = sys.argv[1:]
     spent = asyncio.run(measure(name, url, mode, int(count)))
     print(json.dumps(spent), flush=True)
-    os._exit(0)  # some clients leave threads behind
+    os._exit(0)  # some clients leave threads running
 
 
 if __name__ == "__main__":

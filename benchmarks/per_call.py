@@ -1,9 +1,11 @@
-"""One call that isn't streamed: by hand, raw httpx, an adapter alone, whole engines without and with a store.
+"""The CPU time of a call without streaming: by hand, with raw httpx, with an adapter alone, and with whole engines
+without and with a store.
 
-It asks a question after 20 messages of a user and a model in turn, with 5 tools.
+The request has 20 alternating messages of a user and a model, then a question, and 5 tools.
 
-Calls come one after the other, so ours pay for the event loop's sleep until their replies come. Raw httpx takes so
-long over its sending that its reply is there by then. Beside them stand several callers at once, as hosts have.
+The calls are made one after the other, so Callboard's figures include the event loop's wait for each reply. Raw
+httpx takes so long to send that its reply has already arrived. Other rows have several concurrent callers, as
+hosts have.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ TOOLS = 5
 QUESTION = "And now?"
 AT_ONCE = 4
 ALONE_GATE, GATE_WITHOUT_STORE, GATE = 0.4, 0.75, 1.0
-"""An adapter alone, and whole engines without and with a store, against raw httpx."""
+"""The maximum CPU time relative to raw httpx: of an adapter alone, and of whole engines without and with a
+store.
+"""
 
 
 async def by_client(clients: Clients, path: str, body: object, calls: int) -> None:
@@ -47,7 +51,7 @@ async def adapter_alone(adapter: ProviderAdapter, request: CanonicalRequest, cal
 async def through_engine(engine: Engine, session: Session, calls: int) -> None:
     past = engine._runtime.sessions.states[session.id].messages
     for _ in range(calls):
-        del past[MESSAGES:]  # each call sends as many messages as any other
+        del past[MESSAGES:]  # so that each call sends the same number of messages
         await session.send(QUESTION, max_output_tokens=1000)
     await engine.flush()
 
@@ -57,14 +61,14 @@ async def at_once(callers: Sequence[Callable[[], Awaitable[object]]]) -> None:
 
 
 def long_session(engine: Engine, protocol: str) -> Session:
-    """A session with the messages to which each call adds its question."""
+    """A session with the messages before each call's question."""
     session = engine.session(f"{protocol}:bench", system_prompt="You are brief.", tools=tools(TOOLS))
     engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
     return session
 
 
 def long_request() -> CanonicalRequest:
-    """What such a session sends."""
+    """The request of such a session."""
     return CanonicalRequest(
         request_id="req",
         model="bench",

@@ -1,7 +1,8 @@
-"""What a delta costs in bursts: the server writes whole replies, 500 deltas each, four streams at once.
+"""The CPU time of a delta in bursts: the server sends complete replies of 500 deltas each, in four concurrent
+streams.
 
-Each way of `ways.py`, over each of the four streaming protocols, in CPU time of all threads: the least of
-interleaved repetitions. Deltas that come one at a time are the subject `paced`.
+Each way of `ways.py`, over each of the four streaming protocols, in CPU time of all threads: the minimum of
+alternating repetitions. The subject `paced` measures deltas that arrive one at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ DELTAS = 500
 AT_ONCE = 4
 WAYS = ("hand", "raw", "adapter", "engine, no store", "engine", "engine, 5 readers")
 RAW_GATE, HAND_GATE = 1.2, 4.0
-"""A delta through the whole engine with its store, against raw httpx and against the hand-written client."""
+"""The maximum CPU time of a delta through the whole engine with its store, relative to raw httpx and to the
+hand-written client.
+"""
 
 
 async def of_protocol(protocol: str, quick: bool) -> list[Row]:

@@ -1,11 +1,11 @@
-"""What it costs to reprice a million calls in PostgreSQL, and to ask what they cost, beside the barest SQL.
+"""The time to reprice a million calls in PostgreSQL and to query their costs, compared with minimal SQL.
 
     python -m benchmarks.postgres_money [CALLS]
 
 The floors are those of `store_money`: an ``INSERT ... SELECT`` of as many calls at a time with a join on the price
-of the model into a table like the store's, and a full scan. The two take turns. What counts is the CPU time of
-this process and of all processes of the server, which is the wheel's. It runs without autovacuum, whose time would
-fall on whoever is measured just then.
+of the model into a table like the store's, and a full scan. The two alternate. The figure is the CPU time of this
+process and of all processes of the PostgreSQL server, which comes from the wheel. Autovacuum is off, because its
+time would be added to either of the two.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .store_money import CALLS, DAYS, FIRST_US, FULL_SCAN, MODELS, table_of_pric
 from .stored_calls import call, envelopes_of
 from .table import Row, against, micros, run
 
-_WRITTEN = 1_000  # by the store itself; SQL makes the others of them
+_WRITTEN = 1_000  # written by the store itself; SQL generates the others from them
 _TURN = 25  # chunks
 _ROUNDS = 2
 _FEWER, _QUICK = 200_000, 10_000
-_TICKS = 100  # of the kernel's clock in a second
+_TICKS = 100  # of the kernel's clock per second
 
 _FLOOR = """
     INSERT INTO floor_cost (run, call_id, cost_nano, reason)
@@ -51,7 +51,7 @@ _FLOOR = """
 
 
 class Bare:
-    """psycopg alone on the same tables, with a price for each model and a table for its costs."""
+    """Only psycopg on the same tables, with a price for each model and a table for its costs."""
 
     def __init__(self, dsn: str) -> None:
         import psycopg
@@ -77,7 +77,7 @@ class Bare:
             )
 
     def cpu(self) -> float:
-        """CPU seconds of this process, and of the server with all that it started and ended."""
+        """CPU seconds of this process, and of the server with all its processes, ended ones included."""
         spent = _cpu_of(_stat(self._postmaster), ended=True)
         for process in Path("/proc").iterdir():
             if process.name.isdecimal():
@@ -91,7 +91,7 @@ class Bare:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of a process behind its name: state, parent, and so on."""
+    """The fields of /proc/PID/stat after the process's name: state, parent, and so on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -100,7 +100,9 @@ def _cpu_of(stat: list[str], *, ended: bool = False) -> int:
 
 
 async def _fill(dsn: str, path: Path, bare: Bare, calls: int) -> None:
-    """A trace with so many calls of ten models, over ninety days; without their events, which nothing reads."""
+    """Create a trace with this number of calls of ten models over ninety days. It has no events, because no query
+    here reads them.
+    """
     seqs = itertools.count(1)
     async with PostgresStore(dsn, path=path) as store:
         for _ in range(_WRITTEN // 100):
@@ -149,9 +151,9 @@ async def _fill(dsn: str, path: Path, bare: Bare, calls: int) -> None:
 
 
 async def _reprice(store: PostgresStore, bare: Bare, number: int) -> tuple[float, float]:
-    """CPU seconds of a repricing and of its floor."""
+    """The CPU seconds of a repricing and of its floor."""
     floor = 0.0
-    waiting: list[int] = []  # the ends of the chunks that the floor has yet to do
+    waiting: list[int] = []  # the ends of the chunks that the floor has not processed yet
 
     def chunk_done(done: int, last: int) -> None:
         nonlocal floor
@@ -176,7 +178,9 @@ async def _cpu_per_run(bare: Bare, work: Callable[[], Awaitable[object]], times:
 
 
 async def _asked(store: PostgresStore, bare: Bare, where: CallFilter, by: str, times: int) -> tuple[float, float]:
-    """CPU seconds of a grouped cost query and of a full scan. The kernel counts in hundredths, so many are run."""
+    """The CPU seconds of a grouped cost query and of a full scan. The kernel counts in hundredths of a second, so
+    each runs many times.
+    """
 
     async def scan() -> None:
         bare.run(FULL_SCAN)
@@ -188,7 +192,7 @@ async def _asked(store: PostgresStore, bare: Bare, where: CallFilter, by: str, t
 
 
 async def postgres_rows(calls: int = CALLS) -> list[Row]:
-    """Repricing over the costs at call time and over a version, and what the grouped query takes after it."""
+    """Measure repricing of the costs at call time and of a price version, and the grouped query after it."""
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder, own_server() as server:
         path = Path(folder) / "trace"
@@ -227,7 +231,7 @@ async def postgres_rows(calls: int = CALLS) -> list[Row]:
 
 
 def rows(quick: bool) -> list[Row]:
-    """The rows of the table, for fewer calls than the command takes."""
+    """The rows of the table, with fewer calls than the command uses."""
     if (reason := why_not()) is not None:
         return [Row("money in PostgreSQL", reason)]
     return run(postgres_rows(_QUICK if quick else _FEWER))

@@ -1,10 +1,11 @@
-"""A thousand streams at once through the whole engine, each with five readers; then whether anything is left.
+"""A thousand concurrent streams through the whole engine, each with five readers, and a check that nothing is left
+afterwards.
 
     python -m benchmarks.scale STREAMS DELTAS ROUNDS [--traced] [--no-floor]
 
-A process of its own, so that nothing of other subjects is counted: it prints what it found as JSON. A round makes
-STREAMS sessions, streams one turn in each, all at once, and drops them. With `--traced`, memory is traced, which
-makes everything several times slower.
+It runs in a process of its own, so that other subjects do not affect it, and prints its results as JSON. A round
+makes STREAMS sessions, streams one turn in each, all at once, and drops them. With `--traced`, memory is traced,
+which makes everything several times slower.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ BODY = {
 
 
 async def text_of(engine: Engine, stream_id: str) -> str:
-    """What a reader gets. One that is behind at the end gets a snapshot, for nothing is kept then."""
+    """The text that a reader gets. A reader that is behind at the end gets a snapshot, because the engine keeps no
+    ended streams here.
+    """
     pieces: list[str] = []
     async for event in engine.attach(stream_id):
         if isinstance(event, TextDelta):
@@ -55,7 +58,7 @@ async def text_of(engine: Engine, stream_id: str) -> str:
 
 
 async def one_stream(engine: Engine, wanted: str) -> bool:
-    """Whether the stream ended well and every reader has the whole text, as has the message."""
+    """Whether the stream completed, and the message and each reader have the complete text."""
     session = engine.session("chat:bench")
     async with session.stream("Go on.", max_output_tokens=1000) as turn:
         texts = await asyncio.gather(*(text_of(engine, turn.stream_id) for _ in range(READERS)))
@@ -76,7 +79,7 @@ async def raw_round(clients: RawClients, streams: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where there is no /proc."""
+    """The resident memory of this process; 0 without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -85,13 +88,13 @@ def resident_bytes() -> int:
 
 
 def open_files() -> dict[str, int]:
-    """Open file descriptors, and how many of them are sockets."""
+    """The number of open file descriptors, and of sockets among them."""
     links = []
     for number in os.listdir("/proc/self/fd") if Path("/proc/self/fd").exists() else []:
         try:
             links.append(os.readlink(f"/proc/self/fd/{number}"))
         except OSError:
-            continue  # the one of the listing itself
+            continue  # the descriptor of the listing itself
     return {"files": len(links), "sockets": sum(link.startswith("socket:") for link in links)}
 
 
@@ -111,7 +114,8 @@ async def measure(streams: int, deltas: int, rounds: int, *, with_floor: bool) -
     found: dict[str, Any] = {"rounds": []}
     headers = {"x-together": str(streams)}
     with reply_server(deltas) as url:
-        async with engine_on(url) as first:  # the process's own two threads (store, anyio's pool) start with it
+        # starts the two threads that the process keeps: the store's, and the one of anyio's pool
+        async with engine_on(url) as first:
             await first.session("chat:bench").send("Go on.")
         before = await present()
         async with AsyncExitStack() as stack:
@@ -164,7 +168,7 @@ def rows(quick: bool) -> list[Row]:
 
 
 def plateau(quick: bool) -> list[Row]:
-    """The third identical round against the second."""
+    """Compare the third identical round with the second."""
     streams, traced_streams, deltas = (20, 20, 50) if quick else (1000, 200, 500)
     plain = in_own_process(streams, deltas, 3, "--no-floor")["rounds"]
     traced = in_own_process(traced_streams, deltas, 3, "--no-floor", "--traced")["rounds"]

@@ -1,11 +1,11 @@
-"""What importing the session files of Claude Code costs, in CPU and in memory.
+"""The CPU time and memory of an import of Claude Code's session files.
 
     python -m benchmarks session_files
 
-The files are a gigabyte, and they are generated: sessions with prompts, replies of two lines each, and results of
-tools, which are most of the bytes, as in real ones. The floor is msgspec alone: each line is decoded to a struct
-with the fields that are used. Each import is a process of its own, into a new trace file, so that its peak of
-memory is known. Again means that no file has changed.
+The files are generated and have a gigabyte: sessions with prompts, replies of two lines each, and tool results. As
+in real files, tool results are most of the bytes. The floor is msgspec alone: each line is decoded to a struct
+with the fields that are used. Each import runs in a process of its own with a new trace file, so that its peak
+memory is known. "Again" is a second import of unchanged files.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .table import Row
 
 _MEGABYTES = 1000
 _GATE_SECONDS = 60.0
-"""CPU for a gigabyte."""
+"""The maximum CPU seconds for a gigabyte."""
 _MOST_RESIDENT = 100
-"""Megabytes."""
+"""The maximum peak memory in megabytes."""
 _AGAIN_SECONDS = 3.0
 
 _IMPORT = """
@@ -49,7 +49,7 @@ print(json.dumps([time.process_time(), peak, report.new, report.unchanged]))
 
 
 def make(top: Path, megabytes: float) -> tuple[int, int]:
-    """Fill a folder with session files. Returns their bytes and their calls."""
+    """Write session files into a folder. Returns their size in bytes and the number of their calls."""
     chance = random.Random(1)
     text = "".join(chance.choice('abcdefghij klmnop\n"{}') for _ in range(40_000))
     size = calls = sessions = 0
@@ -88,7 +88,7 @@ class _Line(msgspec.Struct):
 
 
 def _floor(top: Path) -> float:
-    """CPU seconds of decoding all lines."""
+    """The CPU seconds of decoding all lines."""
     decode = msgspec.json.Decoder(_Line).decode
     began = time.process_time()
     for path in top.rglob("*.jsonl"):

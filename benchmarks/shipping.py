@@ -1,11 +1,12 @@
-"""What shipping a trace file costs, beside the bare COPY of the same rows into the same tables.
+"""The cost of shipping a trace file, compared with a plain COPY of the same rows into the same tables.
 
     python -m benchmarks shipping
 
-The floor is psycopg alone: the rows that shipping made, as text, in transactions of as many events, into tables
-with the same indexes and triggers. Both are wall time, in turns, each into a database of its own; the least of all
-rounds counts. The second row is the CPU time of that sending process for each call of six events. The last row is
-what shipping adds to calls: the CPU time of a process whose engine ships what it traces, beside one that doesn't.
+The floor is psycopg alone: it copies the shipped rows as text in transactions of the same size, into tables with
+the same indexes and triggers. Both are measured in wall time. They alternate, each with a database of its own, and
+the minimum of all rounds counts. The second row is the sender's CPU time for each call of six events. The last row
+is the CPU time that shipping adds to calls, from a process whose engine ships its trace and one whose engine
+doesn't.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ async def _fill(path: Path, calls: int) -> int:
 
 
 async def _shipped(path: Path, dsn: str) -> tuple[float, float]:
-    """Wall and CPU seconds of shipping all."""
+    """The wall and CPU seconds of shipping all events."""
     for mark in path.parent.glob(f"{path.name}.shipped-*"):
         mark.unlink()
     shipper = TraceShipper(path, dsn)
@@ -58,7 +59,7 @@ async def _shipped(path: Path, dsn: str) -> tuple[float, float]:
 
 
 def _rows_of(dsn: str) -> dict[str, list[bytes]]:
-    """The rows of a shared store as COPY gives them."""
+    """The rows of a shared store in the format of COPY."""
     import psycopg
 
     rows = {}
@@ -71,7 +72,7 @@ def _rows_of(dsn: str) -> dict[str, list[bytes]]:
 
 
 def _copied(dsn: str, rows: dict[str, list[bytes]], batches: int) -> float:
-    """Wall seconds of the bare COPY, in so many transactions."""
+    """The wall seconds of the plain COPY in this number of transactions."""
     import psycopg
 
     with psycopg.connect(dsn, options="-c search_path=callboard") as connection:
@@ -86,7 +87,7 @@ def _copied(dsn: str, rows: dict[str, list[bytes]], batches: int) -> float:
 
 
 async def _made(server: PostgresServer, name: str, path: Path, months_of: str = "") -> str:
-    """An empty shared store; with the partitions of another one."""
+    """Create an empty shared store, with the monthly partitions of another one if `months_of` names it."""
     import psycopg
 
     server.execute(f"CREATE DATABASE {name}")
@@ -105,7 +106,7 @@ async def _made(server: PostgresServer, name: str, path: Path, months_of: str = 
 
 
 async def _rates(server: PostgresServer, folder: Path, quick: bool) -> list[Row]:
-    """What a file of many calls takes, and what of that the sender's CPU does."""
+    """The rate for a file of many calls, and the sender's CPU time."""
     calls = 1_000 if quick else 10_000
     path = folder / "trace.db"
     events = await _fill(path, calls)
@@ -140,10 +141,10 @@ async def _through(engine: Engine, session: Session, calls: int) -> None:
 
 
 async def _beside_calls(server: PostgresServer, quick: bool) -> Row:
-    """What shipping adds to the CPU of a process that calls, all its threads, until all is shipped.
+    """The CPU time that shipping adds to a process with calls, with all threads, until everything is shipped.
 
-    It is less than what a machine's other work makes of the same calls from time to time. So the two are compared
-    pair by pair, each in both orders, and the median of the pairs counts.
+    It is less than the variation from other work on the machine. So the two are compared in pairs, in both orders,
+    and the median of the pairs counts.
     """
     calls, pairs = (20, 1) if quick else (_CALLS, _TURNS)
     server.execute("CREATE DATABASE beside_calls")
@@ -154,7 +155,7 @@ async def _beside_calls(server: PostgresServer, quick: bool) -> Row:
                 session = engine.session("chat:bench", system_prompt="You are brief.", tools=tools(TOOLS))
                 engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
                 contestants.append(partial(_through, engine, session, calls))
-                await contestants[-1]()  # warms up
+                await contestants[-1]()  # a warm-up
             spent: tuple[list[float], list[float]] = [], []
             for number in range(pairs):
                 for which in (0, 1) if number % 2 else (1, 0):

@@ -1,4 +1,6 @@
-"""What the trace store costs for each call, beside sqlite3 alone writing as many rows under the same indexes."""
+"""The CPU time of the trace store for each call, compared with sqlite3 alone writing the same number of rows with
+the same indexes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .table import Row, against, in_turns, run
 
 
 async def _of_size(folder: Path, calls: int, batches: int, repetitions: int) -> list[Row]:
-    """The three beside each other, for batches of so many calls."""
+    """The three figures for batches of this number of calls."""
     rounds = batches * (repetitions + 1)
     seqs = count(1)
     published = [[one for _ in range(calls) for one in call()] for _ in range(rounds)]

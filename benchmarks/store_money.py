@@ -1,11 +1,11 @@
-"""What it costs to reprice a million calls, and to ask what they cost, beside the barest SQL that does as much.
+"""The time to reprice a million calls and to query their costs, compared with minimal SQL.
 
     python -m benchmarks.store_money [CALLS]
 
 The floor of repricing is an ``INSERT ... SELECT`` by sqlite3 alone, under the same settings and for as many calls
 at a time, with a join on the price of the model and a product for each count, into a table like the store's. It
-knows no tiers, no dates, no reasons and no sums. The two take turns, a quarter of a million calls each, so that a
-machine whose speed drifts is as fast for both. What counts is the CPU time of all rounds.
+has no price tiers, dates, reasons or sums. The two alternate after a quarter of a million calls each, so that
+drifting speed of the machine affects both alike. The figure is the CPU time of all rounds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .stored_calls import call, envelopes_of
 from .table import Row, against, micros
 
 CALLS = 1_000_000
-_WRITTEN = 1_000  # by the store itself; SQL makes the others of them
+_WRITTEN = 1_000  # written by the store itself; SQL generates the others from them
 DAYS = 90
 _TURN = 25  # chunks
-_ROUNDS = 3  # of a repricing over the costs at call time, and one over that
+_ROUNDS = 3  # each with a repricing of the costs at call time, and one of the result
 FIRST_US = 1_770_000_000_000_000
 MODELS = [
     *("openai:gpt-5", "openai:gpt-5-mini", "openai:gpt-4.1", "anthropic:claude-sonnet-4-5", "xai:grok-4"),
@@ -72,7 +72,9 @@ def table_of_prices(number: int) -> PriceTable:
 
 
 async def _fill(path: Path, calls: int) -> None:
-    """A trace file with so many calls of ten models, over ninety days; without the events, which nothing reads."""
+    """Create a trace file with this number of calls of ten models over ninety days. It has no events, because no
+    query here reads them.
+    """
     seqs = itertools.count(1)
     async with TraceStore(path) as store:
         for _ in range(_WRITTEN // 100):
@@ -111,7 +113,7 @@ async def _fill(path: Path, calls: int) -> None:
 
 
 def _bare(path: Path) -> sqlite3.Connection:
-    """sqlite3 alone on the same file, with a price for each model and a table for its costs."""
+    """Only sqlite3 on the same file, with a price for each model and a table for its costs."""
     bare = sqlite3.connect(path, isolation_level=None)
     for pragma in _PRAGMAS:
         bare.execute(f"PRAGMA {pragma}")
@@ -133,11 +135,11 @@ def _bare(path: Path) -> sqlite3.Connection:
 
 
 async def _reprice(store: TraceStore, bare: sqlite3.Connection, number: int) -> tuple[float, float, int]:
-    """CPU seconds of a repricing and of its floor, and how many bytes the process had more at the most."""
+    """The CPU seconds of a repricing and of its floor, and the maximum additional memory in bytes."""
     table = table_of_prices(number)
     most, before = 0, _resident()
     floor = 0.0
-    waiting: list[int] = []  # the ends of the chunks that the floor has yet to do
+    waiting: list[int] = []  # the ends of the chunks that the floor has not processed yet
 
     def chunk_done(done: int, last: int) -> None:
         nonlocal most, floor
@@ -165,7 +167,7 @@ def _resident() -> int:
 
 
 async def _asked(store: TraceStore, bare: sqlite3.Connection, where: CallFilter, by: str) -> tuple[float, float]:
-    """CPU seconds of a grouped cost query and of a full scan, the least of five in turns."""
+    """The CPU seconds of a grouped cost query and of a full scan: the minimum of five alternating runs."""
     spent: list[float] = []
     scanned: list[float] = []
     for _ in range(5):
@@ -179,7 +181,7 @@ async def _asked(store: TraceStore, bare: sqlite3.Connection, where: CallFilter,
 
 
 async def money_rows(calls: int = CALLS) -> list[Row]:
-    """Repricing over the costs at call time and over a version, and what the grouped query takes after it."""
+    """Measure repricing of the costs at call time and of a price version, and the grouped query after it."""
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder:
         path = Path(folder) / "trace.db"

@@ -1,4 +1,4 @@
-"""The events of a call as the engine publishes them, and trace files of them, for the benchmarks of stores."""
+"""The events of a call as the engine publishes them, and trace files with them, for the benchmarks of stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Publication = tuple[Event, dict[str, str | int]]
 
 
 def call() -> list[Publication]:
-    """What the engine publishes for a turn of one call that isn't streamed; identities have their real length."""
+    """The events of a turn with one call without streaming. Ids have their real lengths."""
     number = next(_numbers)
     stamp = f"{number:026}"
     turn = {"session_id": f"ses_{number // 20:026}", "turn_id": f"trn_{stamp}"}
@@ -70,7 +70,7 @@ def call() -> list[Publication]:
 
 
 def envelopes_of(published: Iterable[Publication], seqs: Iterator[int]) -> list[Envelope]:
-    """The same in envelopes, as the bus makes them."""
+    """The events in envelopes, as the bus creates them."""
     now_us, now_ns = SYSTEM_CLOCK.now_us(), SYSTEM_CLOCK.monotonic_ns()
     return [
         Envelope(next(seqs), "run_bench", now_us, now_ns, event, **ids)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def envelopes_of(published: Iterable[Publication], seqs: Iterator[int]) -> list[
 
 
 def stored_rows(path: Path, calls: int) -> list[tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]]:
-    """Rows of events and of calls as they stand in a trace file, in batches of so many calls."""
+    """The rows of events and calls in a trace file, in batches of this number of calls."""
     with contextlib.closing(sqlite3.connect(path)) as database:
         events = database.execute("SELECT * FROM events ORDER BY id").fetchall()
         rows = database.execute("SELECT * FROM calls ORDER BY id").fetchall()
@@ -88,7 +88,7 @@ def stored_rows(path: Path, calls: int) -> list[tuple[list[tuple[Any, ...]], lis
 
 
 def bare_copy(path: Path, like: Path) -> sqlite3.Connection:
-    """A database with the tables and indexes of a trace file, and its settings, for sqlite3 in this thread."""
+    """A database with the tables, indexes and settings of a trace file, for sqlite3 in this thread."""
     with contextlib.closing(sqlite3.connect(like)) as model:
         schema = [sql for (sql,) in model.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
     bare = sqlite3.connect(path, isolation_level=None)

@@ -1,4 +1,4 @@
-"""The subjects: what each is about, and the environment in which its figures are taken."""
+"""The subjects of the benchmarks, and the environment in which each is measured."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Literal, NamedTuple, TypeAlias
 from .table import Row, as_row
 
 Where: TypeAlias = Literal["plain", "peers", "here"]
-"""The plain install's environment, that of the peers, or the one that runs the command."""
+"""The environment of the plain install, that of the peers, or the current one."""
 
 
 class Subject(NamedTuple):
-    """One part of the table."""
+    """One section of the table."""
 
     title: str
     where: Where = "plain"
     module: str = ""
-    """The module's name, if it isn't the subject's."""
+    """The module's name, if it differs from the subject's."""
 
 
 SUBJECTS = {

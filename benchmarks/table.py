@@ -1,4 +1,4 @@
-"""What every subject of the benchmarks uses: rows, and measuring in turns."""
+"""Helpers of all subjects: the rows of the table, and alternating measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     ratio: float | None = None
     gate: str = ""
     met: bool | None = None
-    """Whether the gate is kept; None where there is no gate."""
+    """Whether the gate is met; None without a gate."""
 
 
 def per_second(count: float) -> str:
@@ -38,7 +38,7 @@ def micros(seconds: float) -> str:
 
 
 def against(name: str, spent: float, floor: float, *, gate: float | None = None) -> Row:
-    """A row of CPU seconds, with their ratio to the floor's, and how large that may be."""
+    """A row with CPU seconds, their ratio to the floor, and the maximum of the ratio."""
     ratio = spent / floor
     if gate is None:
         return Row(name, micros(spent), micros(floor), ratio)
@@ -46,7 +46,7 @@ def against(name: str, spent: float, floor: float, *, gate: float | None = None)
 
 
 async def cpu_of(work: Callable[[], Awaitable[object]]) -> float:
-    """CPU seconds of this process, all its threads, for one run of the work; without the collector's whims."""
+    """The CPU seconds of this process with all threads for one run of the work, without garbage collection."""
     gc.collect()
     before = time.process_time()
     await work()
@@ -56,9 +56,10 @@ async def cpu_of(work: Callable[[], Awaitable[object]]) -> float:
 async def in_turns(
     contestants: Mapping[str, Callable[[], Awaitable[object]]], *, repetitions: int, median: bool = False
 ) -> dict[str, float]:
-    """CPU seconds of each, measured in turn and repeatedly, so that a noisy machine disturbs all alike.
+    """The CPU seconds of each contestant, measured alternately and repeatedly, so that other work on the machine
+    affects all alike.
 
-    The minimum of the repetitions, or their median. The first round warms up and does not count.
+    Returns the minimum or the median of the repetitions. The first round is a warm-up.
     """
     spent: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repetitions + 1):
@@ -77,7 +78,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def as_row(row: Sequence[Any]) -> Row:
-    """A row from (name, figure, floor, ratio, gate), where a gate that is a number bounds the ratio."""
+    """A row from (name, figure, floor, ratio, gate). A gate that is a number is the maximum of the ratio."""
     if isinstance(row, Row):
         return row
     name, figure, floor, ratio, gate, *more = row
@@ -95,7 +96,7 @@ def _text(value: object) -> str:
 
 
 def machine() -> str:
-    """When and where figures are taken."""
+    """The date and the machine of the measurements."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
@@ -105,7 +106,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """The name of the processor, as Linux has it."""
+    """The name of the processor in /proc/cpuinfo."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -114,7 +115,7 @@ def processor() -> str:
 
 
 def in_markdown(rows: Sequence[Row]) -> str:
-    """The rows as a table of a page."""
+    """The rows as a Markdown table."""
     lines = ["| row | figure | floor | ratio | gate | |", "|---|---|---|---|---|---|"]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}×"

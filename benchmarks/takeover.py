@@ -1,4 +1,4 @@
-"""How long a session waits for another node, after its owner was killed amid a turn."""
+"""The time until a session continues on another node after its owner was killed in the middle of a turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIES_AT = 20
 
 
 async def rows(server: NatsServer, quick: bool) -> list[Row]:
-    """The row of takeovers: the longest of some."""
+    """The row of takeovers: the maximum of several."""
     if (reason := why_not()) is not None:
         return [Row("a takeover", reason)]
     with own_server() as postgres, tempfile.TemporaryDirectory() as folder, home_in(Path(folder) / "home"):

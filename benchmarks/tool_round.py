@@ -1,4 +1,6 @@
-"""A round of five calls: arguments checked and converted, run at once, results as blocks, events told."""
+"""A round of five tool calls: arguments are checked and converted, the calls run concurrently, results become
+blocks, and events are published.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,19 @@ SCHEMA: JsonObject = {
 
 @tool
 async def hinted(city: str, days: int = 1) -> dict[str, int]:
-    """An async function with hints."""
+    """An async function with type hints."""
     return {"days": days}
 
 
 @tool
 async def told(city: str, context: ToolContext, days: int = 1) -> dict[str, int]:
-    """The same with a context."""
+    """The same with a `ToolContext`."""
     return {"days": days}
 
 
 @tool
 def plain(city: str, days: int = 1) -> dict[str, int]:
-    """A plain function: each call in a thread."""
+    """A plain function: each call runs in a thread."""
     return {"days": days}
 
 
@@ -67,7 +69,7 @@ async def rounds(which: Tool, count: int) -> None:
 
 
 async def gathered(count: int, work: Callable[[], Awaitable[object]]) -> None:
-    """The floor: the same functions, gathered."""
+    """The floor: the same functions with `asyncio.gather`."""
     for _ in range(count):
         await asyncio.gather(*(work() for _ in range(CALLS)))
 

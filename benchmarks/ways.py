@@ -1,4 +1,6 @@
-"""The ways to one and the same streamed reply: by hand, raw httpx, an adapter alone, and whole engines."""
+"""The ways to read the same streamed reply: by hand, with raw httpx, with an adapter alone, and with whole
+engines.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,25 @@ from .hosts import engine_on
 QUESTION = "Say lorem ipsum."
 LIMIT = 100
 CALLS = 10_000
-"""Calls at once that an engine may have under way; more than any subject asks for."""
+"""The maximum number of concurrent calls of an engine; more than any subject makes."""
 
 
 class Way(Protocol):
-    """One way to streams, and how far it is."""
+    """One way to read streams, with its counts."""
 
     @property
     def events(self) -> int:
-        """Events that were read so far."""
+        """The number of events read so far."""
 
     @property
     def opened(self) -> int:
-        """Streams that began so far."""
+        """The number of streams begun so far."""
 
     async def stream(self, index: int) -> None:
         """Read one stream to its end.
 
         Args:
-            index: Its number among those at once.
+            index: Its number among the concurrent streams.
         """
 
 
@@ -54,7 +56,7 @@ def body_of(kind: str, url: str, request: CanonicalRequest, *, stream: bool) -> 
 
 
 class Alone:
-    """A client without any of ours, which sends what the adapter would."""
+    """A client without Callboard, which sends the adapter's body."""
 
     def __init__(self, clients: Clients, path: str, body: object) -> None:
         self._clients = clients
@@ -73,7 +75,7 @@ class Alone:
 
 
 class Counted:
-    """What ours count with."""
+    """The counters of Callboard's ways."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -102,7 +104,7 @@ class ByAdapter(Counted):
 
 
 class ByEngine(Counted):
-    """A whole engine, with so many readers of each stream."""
+    """A whole engine, with a number of readers of each stream."""
 
     def __init__(self, engine: Engine, model: str, readers: int) -> None:
         super().__init__()
@@ -121,7 +123,7 @@ class ByEngine(Counted):
 
 
 def question(request_id: str) -> CanonicalRequest:
-    """What all of them ask."""
+    """The request of all ways."""
     return CanonicalRequest(
         request_id=request_id, messages=(Message.user(QUESTION),), model="bench", max_output_tokens=LIMIT
     )
@@ -132,10 +134,10 @@ async def way(name: str, url: str, protocol: str, headers: Mapping[str, str] | N
     """One of hand, raw, adapter, engine, engine without a store, and engine with five readers.
 
     Args:
-        name: Which of them.
+        name: The name of the way.
         url: The server's.
         protocol: One of `reply_models.PROTOCOLS`.
-        headers: What each request has besides.
+        headers: Additional headers of each request.
     """
     kind = PROTOCOLS[protocol]
     if name in ("hand", "raw"):
@@ -152,7 +154,7 @@ async def way(name: str, url: str, protocol: str, headers: Mapping[str, str] | N
 
 
 async def streams(way: Way, count: int, at_once: int) -> None:
-    """Read so many streams, so many at once."""
+    """Read `count` streams, with `at_once` of them concurrent."""
     left = iter(range(count))
 
     async def worker(index: int) -> None:

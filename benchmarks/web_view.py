@@ -1,8 +1,8 @@
-"""What the live view costs an engine under traffic: a thousand streams under way, with a page open and without.
+"""The CPU time that the live view adds to an engine with a thousand streams, with an open page and without.
 
-The page is a process of its own, which reads the frames of *Now* over a real connection, as a browser does. Both
-kinds of round are of the same engine and alternate; what is compared is the CPU of the engine's process per delta.
-Then a real browser looks at it: its memory, and how soon it answers a click.
+The page is a process of its own, which reads the frames of *Now* over a real connection, as a browser does. Rounds
+with and without a page alternate on the same engine. The figure is the CPU time of the engine's process for each
+delta. Then a real browser opens the page; its memory and its response time to a click are measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .hosts import engine_on
 from .table import Row, against, cpu_of, run
 
 PER_SECOND = 4.0
-"""Deltas of each stream in a second: a thousand streams nearly fill a core."""
+"""Deltas per second in each stream; a thousand streams nearly use a whole core."""
 
 PAGE = """
 import sys, time, http.client, json
@@ -44,7 +44,7 @@ while frames.readline():
 
 @contextlib.asynccontextmanager
 async def served(engine: Engine) -> AsyncIterator[tuple[str, int, WebView]]:
-    """The engine's live view on a real server: host, port, and the view itself."""
+    """Serve the engine's live view on a real server. Yields host, port, and the view."""
     import uvicorn
 
     from callboard.engine import web
@@ -66,7 +66,7 @@ async def served(engine: Engine) -> AsyncIterator[tuple[str, int, WebView]]:
 
 @contextlib.asynccontextmanager
 async def page(host: str, port: int, view: WebView) -> AsyncIterator[None]:
-    """A page that looks at *Now*."""
+    """Open a page that shows *Now*."""
     token = view.sign_in_url("http://127.0.0.1").rpartition("=")[2]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PAGE, host, str(port), token, stdout=asyncio.subprocess.PIPE
@@ -93,7 +93,7 @@ async def streams_of(engine: Engine, streams: int, deltas: int) -> None:
 
 
 async def in_browser(engine: Engine, work: Callable[[], Awaitable[None]], streams: int) -> list[Row]:
-    """The memory of a real page that looks at *Now* for four rounds, and how soon it answers a click."""
+    """The memory of a real page that shows *Now* for four rounds, and its response time to a click."""
     if CHROMIUM is None:
         return [Row("  in a real browser", WHY_NOT)]
     heaps, clicks = [], []
@@ -136,8 +136,8 @@ async def _rows(quick: bool) -> list[Row]:
             async def work() -> None:
                 await streams_of(engine, streams, deltas)
 
-            await work()  # which warms up
-            for _ in range(rounds):  # there and back, so that a machine that drifts disturbs both alike
+            await work()  # a warm-up
+            for _ in range(rounds):  # in both orders, so that drifting speed affects both alike
                 bare.append(await cpu_of(work))
                 async with page(*place):
                     looked_at += [await cpu_of(work), await cpu_of(work)]

@@ -1,4 +1,4 @@
-"""Rounds by seeds, one after the other until a time is up, and what they came to in the end."""
+"""Plays rounds for consecutive seeds until a time limit, and prints the results."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LONGEST_SHOWN = 3000
 
 
 def play(run_round: Callable[[int], tuple[Counter[str], Sequence[str]]], first: int, seconds: float) -> int:
-    """Play rounds and print what came of them.
+    """Play rounds and print their results.
 
     Args:
-        run_round: Plays the round of a seed. It gives what was done, and what should hold and doesn't; an
-            exception of its own is such a failure.
-        first: The seed of the first round.
-        seconds: How long; at least one round is played.
+    run_round: Plays the round of a seed. It returns counts and violations. An exception also counts as a
+    violation.
+    first: The seed of the first round.
+    seconds: The time limit; at least one round is played.
 
     Returns:
-        The program's exit code: 1 if a round failed.
+    The program's exit code: 1 if a round failed.
     """
     total: Counter[str] = Counter()
     failed: list[int] = []

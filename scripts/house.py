@@ -27,9 +27,10 @@ ANNEXES = (
     *("tracestore/nodes.py", "tracestore/postgres", "tracestore/shipping"),
     *("engine/cli", "engine/gateway", "engine/imports", "engine/mcp", "engine/nodes", "engine/web_view"),
 )
-"""Parts that a reader of the rest, the core, need not know: the command line, the live view, the gateway, imports,
+"""Parts that a reader of the core does not need to know: the command line, the live view, the gateway, imports,
 MCP servers, nodes, PostgreSQL and shipping, the testing kit and the local model. Images and videos are core: an
-adapter offers them as it offers conversations."""
+adapter offers them as it offers conversations.
+"""
 
 CALL_TARGETS = {"files": "60", "functions": "", "awaiting frames": "18", "tasks": "2"}
 
@@ -70,7 +71,7 @@ def in_annex(path: Path) -> bool:
 
 
 def is_small_by_nature(path: Path) -> bool:
-    """Whether a file is a package's docstring, its face or a provider's descriptor."""
+    """Whether a file is a package's docstring, its public face or a provider's descriptor."""
     return path.name in {"__init__.py", "__main__.py"}
 
 
@@ -177,7 +178,7 @@ def _awaiting(task: asyncio.Task[object]) -> int:
 
 
 def figures() -> list[tuple[str, object, str]]:
-    """The rows of the table: what, how much, and the target."""
+    """The rows of the table: name, figure, and target."""
     files = modules()
     total = sum(map(lines, files))
     core = [path for path in files if not in_annex(path)]

@@ -23,7 +23,7 @@ _HEAD = """-- A new trace file of the newest version. scripts/make_new_file.py w
 
 
 def new_file() -> str:
-    """The text of the file."""
+    """The SQL text."""
     with closing(sqlite3.connect(":memory:")) as file:
         for _, statements in MIGRATIONS:
             for statement in statements:

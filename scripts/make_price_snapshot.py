@@ -22,7 +22,7 @@ from callboard.tracestore.prices.table import PriceTable
 
 
 def plain(value: object) -> object:
-    """The package's objects in the form of its data file."""
+    """Convert the package's objects to the form of its data file."""
     from genai_prices.types import ModelPrice
 
     if isinstance(value, ModelPrice):

@@ -15,7 +15,7 @@ ROOMS = ("bus", "adapters", "tracestore", "engine")
 
 
 def faces() -> list[Path]:
-    """The `__init__.py` of each package whose names stand in a table."""
+    """The `__init__.py` of each package with a table of names."""
     files = (path for room in ROOMS for path in sorted((ROOT / room).rglob("__init__.py")))
     return [path for path in files if "= face(" in path.read_text(encoding="utf-8")]
 
@@ -39,7 +39,7 @@ def stub(path: Path) -> str:
 
 
 def whole() -> str:
-    """The text of the stub of `callboard`, which has the names of all rooms."""
+    """The text of the stub of `callboard`, with the names of all rooms."""
     rooms: dict[str, list[str]] = {}
     known: set[str] = set()
     for folder in (*ROOMS, "engine/middleware", "engine/gateway"):

@@ -1,8 +1,8 @@
-"""Hatchling's hook for what PyPI shows: README with links that lead somewhere from there, and addresses.
+"""Hatchling's hook for the metadata on PyPI: README with absolute links, and the project's URLs.
 
-Both follow from one address, that of the repository: $CALLBOARD_REPOSITORY, else git's `origin` if it is on the
-web, else, in an unpacked sdist, what its PKG-INFO says. Without one, as in a clone of a folder, README's links
-stay as they are and the package names no addresses.
+Both need the repository's address. It comes from $CALLBOARD_REPOSITORY, else from git's `origin` if that is on the
+web, else, in an unpacked sdist, from its PKG-INFO. Without an address, as in a clone of a folder, README's links
+stay relative, and the package has no URLs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED = re.compile(r"^Project-URL: Repository, (\S+)$", re.MULTILINE)
 
 
 class Shown(MetadataHookInterface):
-    """Fills in `readme` and `urls`."""
+    """Sets `readme` and `urls`."""
 
     PLUGIN_NAME = "custom"
 
@@ -35,7 +35,7 @@ class Shown(MetadataHookInterface):
 
 
 def repository(root: Path) -> str | None:
-    """The repository's address on the web, without a slash at its end; None if it isn't known."""
+    """The repository's address on the web, without a slash at its end; None if it is unknown."""
     if given := os.environ.get("CALLBOARD_REPOSITORY"):
         return on_the_web(given)
     if (packed := root / "PKG-INFO").exists():
@@ -50,7 +50,7 @@ def repository(root: Path) -> str | None:
 
 
 def on_the_web(remote: str) -> str | None:
-    """The address that a remote has in a browser; None for a folder."""
+    """The web address of a git remote; None for a folder."""
     found = re.fullmatch(r"(?:https?://(?:[^@/]*@)?|ssh://git@|git@)([\w.-]+)[:/](.+?)(?:\.git)?/?", remote)
     return None if found is None else f"https://{found[1]}/{found[2]}"
 
@@ -65,7 +65,7 @@ def urls(address: str) -> dict[str, str]:
 
 
 def with_absolute_links(text: str, address: str, version: str) -> str:
-    """README as one reads it elsewhere: pages of that version, and pictures themselves."""
+    """README with absolute links: to the pages of that version, and to the raw files of pictures."""
 
     def absolute(found: re.Match[str]) -> str:
         mark, shown, path = found.groups()

@@ -1,12 +1,12 @@
 """Prints the share of small errors in the rooms that the tests notice.
 
-    python scripts/mutants.py                          60 mutants, as many of each room
+    python scripts/mutants.py                          60 mutants, the same number in each room
     python scripts/mutants.py --count 8 --room bus     of one room
     python scripts/mutants.py --deep                   run the deep tests for those that quick tests miss
 
-A mutant is a copy of the project with one changed expression: another comparison, a negated condition, a higher
-number, a statement left out. The tests that import its module, and those of its folder, run until one fails.
-The seed decides which mutants there are. Run it in the environment of `make test`.
+A mutant is a copy of the project with one changed expression, such as another comparison, a negated condition or a
+higher number. The tests that import its module, and those of its folder, run until one fails. The seed selects the
+mutants. Run it in the environment of `make test`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ FOLDERS = {
     "tracestore/postgres": ("tests/tracestore/postgres", "tests/tracestore/contract"),
     "tracestore/sql": ("tests/tracestore/contract", "tests/tracestore"),
 }
-"""Tests of parts of the rooms that are not in a folder of the same name."""
+"""The tests of parts of the rooms whose folders have other names."""
 
 FILES_OF_THE_ENGINE = [path.relative_to(ROOT) for path in (ROOT / "tests" / "engine").glob("test_*.py")]
-"""Its subfolders test parts that have folders of their own."""
+"""Only the files of this folder: its subfolders test parts that have folders of their own."""
 
 OTHER: dict[type[ast.AST], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -60,7 +60,7 @@ class Mutant(NamedTuple):
     """The first byte that is replaced."""
     end: int
     text: str
-    """What stands there instead."""
+    """The replacement."""
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
@@ -104,7 +104,7 @@ def mutants(path: Path) -> Iterator[Mutant]:
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run: no annotation, no text of an error or a log line, nothing for type checkers."""
+    """The nodes that run, without annotations, texts of errors and log lines, and code for type checkers."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -120,7 +120,7 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def sample(count: int, seed: int, rooms: Sequence[str]) -> list[Mutant]:
-    """As many mutants of each room, in an order that is even."""
+    """The same number of mutants of each room, in a mixed order."""
     order = random.Random(seed)
     chosen = []
     for room in rooms:

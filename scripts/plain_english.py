@@ -61,7 +61,7 @@ _STRING_OR_COMMENT = re.compile(
     r"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<comment>#[^\n]*)""",
     re.DOTALL,
 )
-"""A search for it finds each comment, because it passes over the strings."""
+"""Matches strings and comments. Only because it also matches strings, a `#` in a string is no comment."""
 _TOOL_COMMENT = re.compile(r"# *(?:noqa|type: |plain: |pragma|fmt: |mypy: |pyright: |ruff: |---)|#!")
 _SQL = re.compile(
     r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|FROM|WHERE|JOIN|ORDER BY|GROUP BY|WITH|AND|CASE|BEGIN|PRAGMA)\b"
@@ -169,7 +169,7 @@ def of_markdown(source: str, name: str) -> Iterator[Text]:
         if starts and block:
             if not (exempt or in_range):
                 yield from _texts(block, name, first)
-            exempt = exempt and bool(line.strip())  # a mark holds for a whole list or table
+            exempt = exempt and bool(line.strip())  # a mark applies to a whole list or table
             block = []
         if (mark := _MARK.match(line)) is not None:
             exempt, in_range = not mark["range"], in_range or bool(mark["range"])
@@ -222,7 +222,7 @@ def of_docstrings(folders: Iterable[Path]) -> Iterator[Text]:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements in a module, and those within them. The nodes of expressions, most by far, are left out."""
+    """The statements of a module, also nested ones. Expressions, which are most of the nodes, are left out."""
     for field in ("body", "handlers", "cases", "orelse", "finalbody"):
         inner = getattr(node, field, None)
         for statement in inner if isinstance(inner, list) else ():
@@ -286,7 +286,7 @@ def of_messages(folders: Iterable[Path]) -> Iterator[Text]:
     files = sorted(path for folder in folders for path in folder.rglob("*.*"))
     for file in files:
         name = file.relative_to(ROOT).as_posix()
-        if file.suffix == ".py" and file.name != "__init__.py":  # which has lists of names
+        if file.suffix == ".py" and file.name != "__init__.py":  # which has only lists of names
             yield from _messages_of(file, name)
         elif file.suffix in (".js", ".html") and "vendor" not in name:
             source = _JS_COMMENT.sub("", file.read_text(encoding="utf-8"))
@@ -297,7 +297,7 @@ def of_messages(folders: Iterable[Path]) -> Iterator[Text]:
 
 
 def _nodes(file: Path) -> Sequence[ast.AST]:
-    """The nodes of a file, the module first. The tests of the house walk each file too."""
+    """The nodes of a file, the module first, cached for the tests of the structure."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from scripts.house import nodes

@@ -1,11 +1,11 @@
-"""A release, as far as this machine: version, changelog, tests, wheel and sdist, commit and tag.
+"""Makes a release on this machine: version, changelog, tests, wheel and sdist, commit and tag.
 
-    python scripts/release.py 0.2.0          say what would be done, and whether anything stands in its way
+    python scripts/release.py 0.2.0          print the steps, and check whether they are possible
     python scripts/release.py 0.2.0 --do     do it
 
-The package names the repository by $CALLBOARD_REPOSITORY, else by git's `origin`.
+The repository's address in the package is $CALLBOARD_REPOSITORY, else git's `origin`.
 
-Nothing leaves the machine. Afterwards, push the tag and upload what is in `dist/`.
+Nothing is uploaded. Afterwards, push the tag and upload the files in `dist/`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VERSION = re.compile(r'^version = "([^"]+)"$', re.MULTILINE)
 
 
 class CannotRelease(Exception):
-    """What stands in the way, in a sentence."""
+    """The release is not possible. The message has the reason."""
 
 
 def main(arguments: list[str] | None = None, *, root: Path = ROOT) -> int:
@@ -47,10 +47,10 @@ def main(arguments: list[str] | None = None, *, root: Path = ROOT) -> int:
 
 
 def tell(root: Path, version: str) -> None:
-    """Say what `release` would do.
+    """Print the steps of `release`.
 
     Raises:
-        CannotRelease: Something stands in the way.
+    CannotRelease: The release is not possible.
     """
     old = require_ready(root, version)
     print(f"pyproject.toml: {old} becomes {version}")
@@ -63,7 +63,7 @@ def release(root: Path, version: str, day: datetime.date) -> None:
     """Make the release.
 
     Raises:
-        CannotRelease: Something stands in the way. Files may have been changed; the commit was not made.
+    CannotRelease: The release is not possible. Files may have been changed, but no commit was made.
     """
     require_ready(root, version)
     project, changelog = root / "pyproject.toml", root / "CHANGELOG.md"
@@ -79,11 +79,11 @@ def release(root: Path, version: str, day: datetime.date) -> None:
 
 
 def require_ready(root: Path, version: str) -> str:
-    """The version of now.
+    """Return the current version.
 
     Raises:
-        CannotRelease: The version is none or not newer, the checkout isn't clean, the tag is taken, or nothing is
-            unreleased.
+    CannotRelease: The new version is invalid or not newer, the checkout has changes, the tag exists, or nothing is
+    unreleased.
     """
     found = _VERSION.search((root / "pyproject.toml").read_text())
     if found is None:
@@ -100,10 +100,10 @@ def require_ready(root: Path, version: str) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version's three numbers.
+    """The three numbers of a version.
 
     Raises:
-        CannotRelease: It is none.
+    CannotRelease: The version is invalid.
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise CannotRelease(f"{version!r} is no version: it has three numbers, as 0.2.0")
@@ -111,10 +111,10 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def unreleased(changelog: str) -> str:
-    """What stands below Unreleased.
+    """The text below the heading Unreleased.
 
     Raises:
-        CannotRelease: There is no such heading.
+    CannotRelease: There is no such heading.
     """
     _, heading, rest = changelog.partition(UNRELEASED)
     if not heading:
@@ -123,15 +123,16 @@ def unreleased(changelog: str) -> str:
 
 
 def released(changelog: str, version: str, day: datetime.date) -> str:
-    """A changelog in which what was unreleased is a version of a day."""
+    """The changelog with the unreleased entries below a heading of this version and day."""
     return changelog.replace(UNRELEASED, f"{UNRELEASED}\n## [{version}] - {day:%Y-%m-%d}\n", 1)
 
 
 def check(dist: Path, version: str) -> None:
-    """Look into what was built.
+    """Check the built files.
 
     Raises:
-        CannotRelease: It isn't one wheel and one sdist of that version, or the wheel has more than the package.
+    CannotRelease: There isn't exactly one wheel and one sdist of that version, or the wheel contains more than the
+    package.
     """
     wheel, sdist = dist / f"callboard-{version}-py3-none-any.whl", dist / f"callboard-{version}.tar.gz"
     if sorted(dist.iterdir()) != sorted([wheel, sdist]):
@@ -151,7 +152,7 @@ def check(dist: Path, version: str) -> None:
 
 
 def run(root: Path, *command: str) -> str:
-    """What a command prints; git's are asked, the others' output is shown."""
+    """Run a command. The output of git is returned, that of others is printed."""
     asked = command[0] == "git"
     done = subprocess.run(command, cwd=root, check=True, text=True, stdout=subprocess.PIPE if asked else None)
     return (done.stdout or "").strip()

@@ -1,17 +1,17 @@
-"""What of each vendor's wire is carried: the vendors' SDK types against the decisions in `docs/wire-coverage/`.
+"""Compares the vendors' SDK types with the decisions in `docs/wire-coverage/` about the support of each field.
 
     python scripts/wire_coverage.py            writes docs/reference/wire-coverage.md
-    python scripts/wire_coverage.py --check    lists what the SDKs' types and the decisions disagree about
+    python scripts/wire_coverage.py --check    lists the differences between the SDKs' types and the decisions
 
-There is one file of decisions for each protocol. Its `parts` name the SDK types that it speaks of. A type that is
-one of several, told apart by `type` or `role`, is a table of its own. Each field is in one row. The verdicts are
+There is one file of decisions for each protocol. Its `parts` name the SDK types. Each member of a union, by its
+`type` or `role`, has a table of its own. Each field has one row. The verdicts are
 
-- `canonical`: our own name has the same meaning,
-- `options`: a host's `provider_options`, or an `OpaqueBlock`, carries it as it is,
-- `reported`: a reply has it unchanged, in `provider_raw`, an `OpaqueBlock`, an event or a warning,
+- `canonical`: a canonical field has the same meaning,
+- `options`: it is sent unchanged from a host's `provider_options` or an `OpaqueBlock`,
+- `reported`: it is returned unchanged in `provider_raw`, an `OpaqueBlock`, an event or a warning,
 - `refused`: it is not supported; the row has the reason.
 
-A new release of an SDK shows up as rows that are missing or left over. Nothing of a vendor's types is copied here.
+After a new release of an SDK, rows may be missing or superfluous. No vendor's types are copied here.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ DECISIONS = ROOT / "docs" / "wire-coverage"
 PAGE = ROOT / "docs" / "reference" / "wire-coverage.md"
 VERDICTS = ("canonical", "options", "reported", "refused")
 SINGLE = ""
-"""The name of the only type of a part that isn't one of several."""
+"""The name of the type in a part that is not a union."""
 
 Place = tuple[str, str, str]
-"""The part, the type's own name in it, and the field."""
+"""The part, the type's name in the part, and the field."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Row:
     verdict: str
     """One of VERDICTS."""
     how: str
-    """Our name for it, where it is found, or the reason of a refusal."""
+    """The canonical name, the place, or the reason of a refusal."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,15 @@ class Coverage:
     """The decisions about one protocol."""
 
     name: str
-    """The file's name, without its ending."""
+    """The file's name without its suffix."""
     protocol: str
-    """The protocol's name, for people."""
+    """The protocol's name in texts."""
     sdk: str
-    """The distribution that has the types."""
+    """The distribution with the types."""
     parts: Mapping[str, tuple[str, ...]]
-    """The SDK types of each part, `module:name`; more than one where the SDK has the same thing several times."""
+    """The SDK types of each part as `module:name`. There are several if the SDK defines the same type more than
+    once.
+    """
     rows: Mapping[Place, Row]
     """The decisions."""
 
@@ -77,7 +79,7 @@ def read_coverage(path: Path) -> Coverage:
     """The decisions of a file.
 
     Raises:
-        ValueError: A row has no such verdict, or there are two rows for a field.
+        ValueError: A verdict is unknown, or a field has two rows.
     """
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     parts = {name: (of,) if isinstance(of, str) else tuple(of) for name, of in data["parts"].items()}
@@ -112,7 +114,7 @@ def _row(verdict: str, place: str) -> Row:
 
 
 def sdk_places(coverage: Coverage) -> set[Place]:
-    """Every field of the SDK types that a file of decisions speaks of."""
+    """All fields of the SDK types in a file of decisions."""
     parts = {part: kinds(coverage, part) for part in coverage.parts}
     apart = [member for part in parts.values() for members in part.values() for member in members]
     return {
@@ -125,7 +127,7 @@ def sdk_places(coverage: Coverage) -> set[Place]:
 
 
 def kinds(coverage: Coverage, part: str) -> dict[str, list[Any]]:
-    """The types of a part by their own names."""
+    """The types of a part by their names."""
     found: dict[str, list[Any]] = {}
     members = [member for path in coverage.parts[part] for member in members_of(load(path))]
     for member in members:
@@ -134,7 +136,7 @@ def kinds(coverage: Coverage, part: str) -> dict[str, list[Any]]:
 
 
 def load(path: str) -> Any:
-    """The type at `module:name`; or, for `module:name.field`, the type of that field of it."""
+    """The type at `module:name`, or the type of a field at `module:name.field`."""
     module, _, names = path.partition(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -146,7 +148,7 @@ def load(path: str) -> Any:
 
 
 def members_of(kind: Any) -> list[Any]:
-    """The types that a union is of, its lists opened; a type alone if it is no union."""
+    """The members of a union, with lists unwrapped; a type that is no union is its only member."""
     kind = bare(kind)
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -161,7 +163,7 @@ def members_of(kind: Any) -> list[Any]:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is one of lists."""
+    """Whether a type is a list."""
     origin = typing.get_origin(kind)
     return (
         origin is not None
@@ -178,7 +180,7 @@ def bare(kind: Any) -> Any:
 
 
 def discriminator(member: Any) -> str:
-    """The name of a type among those that it may stand beside: its constant `type` or `role`, or its own."""
+    """The name of a member of a union: its constant `type` or `role`, else the type's name."""
     if typing.get_origin(member) is typing.Literal:
         return str(typing.get_args(member)[0])
     found = fields(member)
@@ -203,7 +205,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def fields(kind: Any) -> dict[str, Any]:
-    """The fields of a TypedDict or a pydantic model, by their names on the wire; none of any other type."""
+    """The fields of a TypedDict or a pydantic model by their names on the wire. Other types have none."""
     if te.is_typeddict(kind):
         return te.get_type_hints(kind, include_extras=True)
     if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
@@ -212,11 +214,11 @@ def fields(kind: Any) -> dict[str, Any]:
 
 
 def deep_fields(kind: Any, apart: Sequence[Any] = ()) -> dict[str, Any]:
-    """As `fields`, with the fields of an object inside in the place of the object: `reasoning.effort`.
+    """Like `fields`, but nested objects are replaced by their fields, as in `reasoning.effort`.
 
     Args:
-        kind: The type.
-        apart: The types that have rows of their own, and are not opened here.
+    kind: The type.
+    apart: The types that have rows of their own, so they are not expanded here.
     """
     found: dict[str, Any] = {}
     for name, inner in fields(kind).items():
@@ -245,7 +247,7 @@ def _place(place: Place) -> str:
 
 
 def page() -> str:
-    """The page of the documentation."""
+    """The documentation page."""
     head = f"""# Wire coverage
 
 This page lists every field of each vendor's wire, and how Callboard supports it.

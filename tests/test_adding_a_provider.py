@@ -1,4 +1,4 @@
-"""The worked example of docs/adding-a-provider.md works, also where a stranger would have it."""
+"""The worked example of docs/adding-a-provider.md works, also in another project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host of `examples/agent_host`, as a process that is asked over a socket, killed, and started again."""
+"""The host of `examples/agent_host` as a process that gets requests, is killed, and is started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pip install callboard` brings, without any extra, is all that a call ever looks for."""
+"""The packages of `pip install callboard` without extras are enough for each call."""
 
 from __future__ import annotations
 

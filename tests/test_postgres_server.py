@@ -1,4 +1,4 @@
-"""The server that tests of PostgreSQL run on: real, fresh, shared, and gone when its users are."""
+"""The server for tests of PostgreSQL: a real one, new, shared, and stopped after its users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that real providers gave, recorded: each is what `generate_object` and `stream_object` make of it."""
+"""Recorded objects of real providers, read by `generate_object` and `stream_object`."""
 
 from __future__ import annotations
 

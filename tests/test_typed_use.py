@@ -1,4 +1,4 @@
-"""What hosts write is understood by type checkers, with the types that they would expect."""
+"""Type checkers accept typical code of hosts and infer the expected types."""
 
 from __future__ import annotations
 

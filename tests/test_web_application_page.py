@@ -1,4 +1,4 @@
-"""The program of the page about web applications while a turn is silent; the page itself is run by tests/book."""
+"""The program of the page about web applications during a silent turn; tests/book runs the page itself."""
 
 from __future__ import annotations
 

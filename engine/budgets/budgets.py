@@ -54,18 +54,18 @@ def loader(
         if store is None:
             return Counted([])
         await settle()
-        asked: dict[SpendingQuery, list[Budget]] = {}
+        by_query: dict[SpendingQuery, list[Budget]] = {}
         # One query returns the sums of all values, so budgets for several values share the query.
         for budget in budgets:
             query = msgspec.structs.replace(query_of(budget, now_us), run_id=run_id if own_run else None)
-            asked.setdefault(msgspec.structs.replace(query, value=None), []).append(budget)
+            by_query.setdefault(msgspec.structs.replace(query, value=None), []).append(budget)
         queries = [
             msgspec.structs.replace(query, value=some[0].of) if len(some) == 1 else query
-            for query, some in asked.items()
+            for query, some in by_query.items()
         ]
         spending = await store.spending(queries, run_id)
         counted = Counted([], spending.committed_seq)
-        for query, some, rows in zip(queries, asked.values(), spending.rows, strict=True):
+        for query, some, rows in zip(queries, by_query.values(), spending.rows, strict=True):
             by_value: dict[str | None, list[Budget]] = {}
             for budget in some:
                 by_value.setdefault(budget.of, []).append(budget)
@@ -137,11 +137,11 @@ class SharedBudgets(Protocol):
         """A new account, without a grant for this node."""
         ...
 
-    async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
+    async def secure(self, accounts: Sequence[Account], amount: Amount) -> None:
         """Request a grant for this node that is large enough for a call."""
         ...
 
-    def reserved(self, accounts: Sequence[Account], asked: Amount) -> None: ...
+    def reserved(self, accounts: Sequence[Account], amount: Amount) -> None: ...
 
     async def refresh(self) -> None:
         """Refresh the state of all accounts. If the store fails, the last state remains."""
@@ -174,10 +174,10 @@ class _End(msgspec.Struct, frozen=True):
 
 
 class _Waiter:
-    def __init__(self, name: str, payer: Payer, asked: Amount) -> None:
+    def __init__(self, name: str, payer: Payer, amount: Amount) -> None:
         self.name = name
         self.payer = payer
-        self.asked = asked
+        self.amount = amount
         self.admitted = False
         self.refusals: list[Refusal] = []
         self.answered = anyio.Event()
@@ -319,26 +319,26 @@ class Budgets:
 
     # --- Before a call ---
 
-    async def reserve(self, name: str, payer: Payer, asked: Amount) -> None:
+    async def reserve(self, name: str, payer: Payer, amount: Amount) -> None:
         """Reserve the maximum cost of a call, or wait until there is room."""
         if not self._loaded:
             await self.loaded()
-        refusals = [] if self._must_queue(payer) else self._try(name, payer, asked)
+        refusals = [] if self._must_queue(payer) else self._try(name, payer, amount)
         if refusals and self._shared is not None:
-            await self._shared.secure(self._shared_accounts(payer), asked)
-            refusals = self._try(name, payer, asked)
-        while refusals and [each for each in payer.accounts if await each.secure(asked, self._now_us())]:
-            refusals = self._try(name, payer, asked)  # another call may have been faster
+            await self._shared.secure(self._shared_accounts(payer), amount)
+            refusals = self._try(name, payer, amount)
+        while refusals and [each for each in payer.accounts if await each.secure(amount, self._now_us())]:
+            refusals = self._try(name, payer, amount)  # another call may have been faster
         if refusals and self._loans and all(refusal.may_fit for refusal in refusals):
-            refusals = await self._after_loans(name, payer, asked, refusals)
+            refusals = await self._after_loans(name, payer, amount, refusals)
         if refusals is None:
             return
         if refusals:
             self._require_patience(name, payer, refusals)
-        await self._wait(_Waiter(name, payer, asked))
+        await self._wait(_Waiter(name, payer, amount))
 
     async def _after_loans(
-        self, name: str, payer: Payer, asked: Amount, refusals: list[Refusal] | None
+        self, name: str, payer: Payer, amount: Amount, refusals: list[Refusal] | None
     ) -> list[Refusal] | None:
         """Wait briefly for other nodes to return lent room, and try again. A tool's result may arrive before the
         message that returns the room it borrowed.
@@ -346,33 +346,33 @@ class Budgets:
         with anyio.move_on_after(_LOAN_SECONDS):
             while refusals and self._loans:
                 await self._loans_ended.wait()
-                refusals = self._try(name, payer, asked)
+                refusals = self._try(name, payer, amount)
         return refusals
 
-    def reserve_now(self, name: str, payer: Payer, asked: Amount) -> bool:
+    def reserve_now(self, name: str, payer: Payer, amount: Amount) -> bool:
         """Reserve without waiting. Returns False if there is no room, or an earlier call waits for it."""
-        return self._loaded and not self._must_queue(payer) and self._try(name, payer, asked) is None
+        return self._loaded and not self._must_queue(payer) and self._try(name, payer, amount) is None
 
-    def _try(self, name: str, payer: Payer, asked: Amount) -> list[Refusal] | None:
+    def _try(self, name: str, payer: Payer, amount: Amount) -> list[Refusal] | None:
         """Try to reserve. Returns the refusals, or None if it is reserved."""
-        refusals = self.ledger.reserve(name, payer, asked, self._now_us())
+        refusals = self.ledger.reserve(name, payer, amount, self._now_us())
         if refusals:
             return refusals
         if self._shared is not None:
-            self._shared.reserved(self._shared_accounts(payer), asked)
+            self._shared.reserved(self._shared_accounts(payer), amount)
         if self._bus.has_subscribers(BudgetReserved):
-            self._publish(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
+            self._publish(BudgetReserved(nano_usd=amount.nano_usd, tokens=amount.tokens), name, payer)
         return None
 
     def _shared_accounts(self, payer: Payer) -> list[Account]:
         return [account for account in self.ledger.accounts(payer) if account.budget.per not in OF_TREES]
 
-    def lend(self, name: str, payer: Payer, asked: Amount) -> Refusal | None:
+    def lend(self, name: str, payer: Payer, amount: Amount) -> Refusal | None:
         """Reserve room in the accounts of a tree for calls of another node. Returns the refusal if there is no
         room.
         """
         accounts = [account for account in self.ledger.accounts(payer) if account.budget.per in OF_TREES]
-        refusals = self.ledger.reserve_in(accounts, name, asked, self._now_us())
+        refusals = self.ledger.reserve_in(accounts, name, amount, self._now_us())
         if not refusals:
             self._loans.add(name)
         return next(iter(refusals), None)
@@ -387,27 +387,27 @@ class Budgets:
         if self._waiters:
             self._admit()
 
-    def would_refuse(self, payer: Payer, asked: Amount) -> bool:
+    def would_refuse(self, payer: Payer, amount: Amount) -> bool:
         """Whether there is no room at the moment."""
-        return bool(self.ledger.would_refuse(payer, asked, self._now_us()))
+        return bool(self.ledger.would_refuse(payer, amount, self._now_us()))
 
-    def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
+    def too_dear(self, payer: Payer, amount: Amount) -> Refusal | None:
         """The refusal of a budget that prefers cheaper models; None if there is none."""
-        refusals = self.ledger.would_refuse(payer, asked, self._now_us())
+        refusals = self.ledger.would_refuse(payer, amount, self._now_us())
         return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
 
-    def shortened(self, payer: Payer, asked: Callable[[int], Amount], limit: int) -> int:
+    def shortened(self, payer: Payer, amount_of: Callable[[int], Amount], limit: int) -> int:
         """The maximum number of output tokens that fits, if the budgets allow a shorter reply."""
         now_us = self._now_us()
-        refusals = self.ledger.would_refuse(payer, asked(limit), now_us)
+        refusals = self.ledger.would_refuse(payer, amount_of(limit), now_us)
         allowed = [refusal.budget.shorten_to for refusal in refusals]
         least = max((each for each in allowed if each is not None), default=limit)
-        if None in allowed or least >= limit or self.ledger.would_refuse(payer, asked(least), now_us):
+        if None in allowed or least >= limit or self.ledger.would_refuse(payer, amount_of(least), now_us):
             return limit
         fits, too_many = least, limit
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            if self.ledger.would_refuse(payer, asked(middle), now_us):
+            if self.ledger.would_refuse(payer, amount_of(middle), now_us):
                 too_many = middle
             else:
                 fits = middle
@@ -425,7 +425,7 @@ class Budgets:
     def _short_of(self, waiter: _Waiter) -> list[Account]:
         now_us = self._now_us()
         accounts = self.ledger.accounts(waiter.payer)
-        return [account for account in accounts if account.refuses(waiter.asked, now_us) is not None]
+        return [account for account in accounts if account.refuses(waiter.amount, now_us) is not None]
 
     def _require_patience(self, name: str, payer: Payer, refusals: list[Refusal]) -> None:
         """Raise BudgetExceededError for the first refusal that waiting can't resolve, or whose budget does not
@@ -438,8 +438,8 @@ class Budgets:
                         scope=refusal.budget.per,
                         value=refusal.value,
                         why=refusal.why,
-                        asked_nano_usd=refusal.asked.nano_usd,
-                        asked_tokens=refusal.asked.tokens,
+                        asked_nano_usd=refusal.amount.nano_usd,
+                        asked_tokens=refusal.amount.tokens,
                         left_nano_usd=refusal.left.nano_usd,
                         left_tokens=refusal.left.tokens,
                         fits_at_us=refusal.fits_at_us,
@@ -459,7 +459,7 @@ class Budgets:
                 with anyio.move_on_after(self._pause(waiter)):
                     await waiter.answered.wait()
                 if self._shared is not None and not waiter.admitted:
-                    await self._shared.secure(self._shared_accounts(waiter.payer), waiter.asked)
+                    await self._shared.secure(self._shared_accounts(waiter.payer), waiter.amount)
                 if waiter.refusals:
                     self._require_patience(waiter.name, waiter.payer, waiter.refusals)
                 self._admit()
@@ -474,7 +474,7 @@ class Budgets:
     def _pause(self, waiter: _Waiter) -> float:
         """Seconds until a window may have room for a call."""
         now_us = self._now_us()
-        refusals = self.ledger.would_refuse(waiter.payer, waiter.asked, now_us)
+        refusals = self.ledger.would_refuse(waiter.payer, waiter.amount, now_us)
         moments = [refusal.fits_at_us for refusal in refusals if refusal.fits_at_us is not None]
         longest = _LONGEST_NAP_SECONDS if self._shared is None else _SHARED_NAP_SECONDS
         return min([longest, *(max(moment - now_us, 0) / 1e6 + 0.001 for moment in moments)])
@@ -489,7 +489,7 @@ class Budgets:
             if any(id(account) in taken for account in accounts):
                 taken.update(id(account) for account in self._short_of(waiter))
                 continue
-            refusals = self._try(waiter.name, waiter.payer, waiter.asked)
+            refusals = self._try(waiter.name, waiter.payer, waiter.amount)
             if refusals is None:
                 waiter.admitted = True
                 self._waiters.remove(waiter)

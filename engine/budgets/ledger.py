@@ -56,7 +56,7 @@ class Refusal(msgspec.Struct, frozen=True):
     """The session, provider, model or tag value of the account; empty for the engine's account."""
     why: Literal["money", "tokens", "unpriced"]
     left: Amount
-    asked: Amount
+    amount: Amount
     """The amount that the call needs."""
     fits_at_us: int | None
     """The time at which the window has room for the call, in microseconds since the Unix epoch; None for
@@ -71,7 +71,9 @@ class Refusal(msgspec.Struct, frozen=True):
 
     @property
     def _fits_after_ends(self) -> bool:
-        short = self.asked.money - self.left.money if self.why == "money" else self.asked.tokens - self.left.tokens
+        short = (
+            self.amount.money - self.left.money if self.why == "money" else self.amount.tokens - self.left.tokens
+        )
         back = self.held.money if self.why == "money" else self.held.tokens
         return self.why != "unpriced" and short <= back
 
@@ -217,39 +219,39 @@ class Account:
         self._valid_to_us = min([current.slot.end_us, *(found.forgotten_us for found in slots)])
         self._slots.setdefault(current.slot.start_us, current)
 
-    def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
+    def refuses(self, amount: Amount, now_us: int) -> Refusal | None:
         """The reason why an amount has no room in the account; None if it fits."""
         if not self._valid_from_us <= now_us < self._valid_to_us:
             self._add_up(now_us)
         if self._max_money is not None:
-            if asked.nano_usd is None and self.budget.unpriced == "refuse":
-                return self._refusal("unpriced", asked, now_us)
-            if self._money + (asked.nano_usd or 0) > self._max_money:
-                return self._refusal("money", asked, now_us)
-        if self._max_tokens is not None and self._tokens + asked.tokens > self._max_tokens:
-            return self._refusal("tokens", asked, now_us)
+            if amount.nano_usd is None and self.budget.unpriced == "refuse":
+                return self._refusal("unpriced", amount, now_us)
+            if self._money + (amount.nano_usd or 0) > self._max_money:
+                return self._refusal("money", amount, now_us)
+        if self._max_tokens is not None and self._tokens + amount.tokens > self._max_tokens:
+            return self._refusal("tokens", amount, now_us)
         return None
 
-    async def secure(self, asked: Amount, now_us: int) -> bool:
+    async def secure(self, amount: Amount, now_us: int) -> bool:
         """If another node runs the account's turn, request more room from it. Return whether the room was
         granted.
         """
         return False
 
-    def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
+    def would_refuse(self, amount: Amount, now_us: int) -> Refusal | None:
         """Like `refuses`, without side effects."""
-        return self.refuses(asked, now_us)
+        return self.refuses(amount, now_us)
 
-    def _refusal(self, why: Literal["money", "tokens", "unpriced"], asked: Amount, now_us: int) -> Refusal:
+    def _refusal(self, why: Literal["money", "tokens", "unpriced"], amount: Amount, now_us: int) -> Refusal:
         state = self.state(now_us)
         left = Amount(state.left_nano_usd or 0, state.left_tokens or 0)
-        fits_at = None if why == "unpriced" else self._fits_at_us(why, asked, now_us)
-        return Refusal(self.budget, self.value, why, left, asked, fits_at, state.held)
+        fits_at = None if why == "unpriced" else self._fits_at_us(why, amount, now_us)
+        return Refusal(self.budget, self.value, why, left, amount, fits_at, state.held)
 
-    def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
+    def _fits_at_us(self, why: Literal["money", "tokens"], amount: Amount, now_us: int) -> int | None:
         """The time at which the amount fits if nothing else is spent, because old slots leave the window."""
         limit = self._max_money if why == "money" else self._max_tokens
-        need = asked.money if why == "money" else asked.tokens
+        need = amount.money if why == "money" else amount.tokens
         assert limit is not None
         if need > limit:
             return None
@@ -313,12 +315,12 @@ def sum_of(tallies: Iterable[Tally]) -> Amount:
 class _Hold:
     """A reservation: its amount, payer, time and accounts."""
 
-    __slots__ = ("asked", "at_us", "lost", "payer", "places")
+    __slots__ = ("amount", "at_us", "lost", "payer", "places")
 
     def __init__(
-        self, asked: Amount, payer: Payer | None, at_us: int, places: list[tuple[Account, SlotSum]]
+        self, amount: Amount, payer: Payer | None, at_us: int, places: list[tuple[Account, SlotSum]]
     ) -> None:
-        self.asked = asked
+        self.amount = amount
         self.payer = payer
         self.at_us = at_us
         self.places = places
@@ -363,7 +365,7 @@ class Ledger:
                 if value is not None:
                     account = self._account(number, value)
                     found = account.slot_of(hold.at_us)
-                    account.add(found, found.held, hold.asked)
+                    account.add(found, found.held, hold.amount)
                     hold.places.append((account, found))
                     carried[number, value] = account
         return list(carried.values())
@@ -400,17 +402,17 @@ class Ledger:
             account = self._accounts[number, value] = self._make_account(self._budgets[number], value)
         return account
 
-    def would_refuse(self, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
+    def would_refuse(self, payer: Payer, amount: Amount, now_us: int) -> list[Refusal]:
         """The refusals that a reservation would get; empty if it would be admitted."""
-        refusals = (account.would_refuse(asked, now_us) for account in self.accounts(payer))
+        refusals = (account.would_refuse(amount, now_us) for account in self.accounts(payer))
         return [refusal for refusal in refusals if refusal is not None]
 
-    def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
+    def reserve(self, hold_id: str, payer: Payer, amount: Amount, now_us: int) -> list[Refusal]:
         """Take room in all accounts of a call, or in none. Returns the refusals if there is no room."""
-        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us, payer)
+        return self.reserve_in(self.accounts(payer), hold_id, amount, now_us, payer)
 
     def reserve_in(
-        self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int, payer: Payer | None = None
+        self, accounts: Sequence[Account], hold_id: str, amount: Amount, now_us: int, payer: Payer | None = None
     ) -> list[Refusal]:
         """Take room in all of these accounts, or in none. Returns the refusals if there is no room.
 
@@ -418,13 +420,13 @@ class Ledger:
         """
         if hold_id in self._holds:
             raise ValueError(f"a reservation {hold_id!r} already exists")
-        refusals = [refusal for account in accounts if (refusal := account.refuses(asked, now_us)) is not None]
+        refusals = [refusal for account in accounts if (refusal := account.refuses(amount, now_us)) is not None]
         if refusals:
             return refusals
         places = [(account, account.slot_at(now_us)) for account in accounts]
         for account, found in places:
-            account.add(found, found.held, asked)
-        self._holds[hold_id] = _Hold(asked, payer, now_us, places)
+            account.add(found, found.held, amount)
+        self._holds[hold_id] = _Hold(amount, payer, now_us, places)
         return []
 
     def settle(self, hold_id: str, spent: Amount | None, counted: Collection[Budget] = ()) -> list[Account]:
@@ -436,7 +438,7 @@ class Ledger:
         if hold is None:
             return []
         for account, found in hold.places:
-            account.add(found, found.unknown if hold.lost else found.held, hold.asked, -1)
+            account.add(found, found.unknown if hold.lost else found.held, hold.amount, -1)
             if spent is not None and account.budget not in counted:
                 account.add(found, found.spent, spent)
         return [account for account, _ in hold.places]
@@ -448,9 +450,9 @@ class Ledger:
             return []
         hold.lost = True
         for account, found in hold.places:
-            account.add(found, found.held, hold.asked, -1)
+            account.add(found, found.held, hold.amount, -1)
             if account.budget not in counted:
-                account.add(found, found.unknown, hold.asked)
+                account.add(found, found.unknown, hold.amount)
         return [account for account, _ in hold.places]
 
     def __contains__(self, hold_id: str) -> bool:
@@ -515,9 +517,11 @@ class BudgetExceededError(CallboardError):
         """The money that is left in the account, in US dollars; None without a limit on money."""
         self.left_tokens: int | None = None if self.budget.max_tokens is None else refusal.left.tokens
         """The tokens that are left in the account; None without a limit on tokens."""
-        self.asked_usd: Decimal | None = None if refusal.asked.nano_usd is None else usd_of(refusal.asked.nano_usd)
+        self.asked_usd: Decimal | None = (
+            None if refusal.amount.nano_usd is None else usd_of(refusal.amount.nano_usd)
+        )
         """The most that the call can cost, in US dollars; None if it is unknown."""
-        self.asked_tokens: int = refusal.asked.tokens
+        self.asked_tokens: int = refusal.amount.tokens
         """The most tokens that the call can use."""
         self.fits_at: datetime | None = _moment(refusal.fits_at_us)
         """The time, UTC, when the window has room; None if it never has."""
@@ -536,8 +540,8 @@ def _text(error: BudgetExceededError, refusal: Refusal) -> str:
             'set max_output_tokens, or allow such calls with unpriced="allow"'
         )
     if refusal.why == "money":
-        left, asked = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.asked.money / 1e9:.6g} USD"
+        left, needed = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.amount.money / 1e9:.6g} USD"
     else:
-        left, asked = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.asked.tokens} tokens"
+        left, needed = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.amount.tokens} tokens"
     when = f". The call fits again at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
-    return f"{budget} has {left} left, and the call may need {asked}{when}. lower max_output_tokens, or raise it"
+    return f"{budget} has {left} left, and the call may need {needed}{when}. lower max_output_tokens, or raise it"

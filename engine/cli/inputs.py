@@ -163,8 +163,8 @@ def _as_text(data: bytes) -> str | None:
 
 
 # --- Options ---
-# The code is pure. An option of a turn is written as in ``-o temperature 0.2``. The name of a provider's own
-# option starts with the provider, as in ``-o anthropic.top_k 40``.
+# The code is pure. An option of a turn is written as in ``-o temperature 0.2``. The name of an option of a single
+# provider starts with the provider, as in ``-o anthropic.top_k 40``.
 
 KINDS: Mapping[str, object] = {
     "temperature": float,

@@ -100,8 +100,8 @@ class Turn(TurnContext):
         max_pauses: The maximum number of times that a paused reply is continued.
         answers: The answers to open calls by their ids. They continue an earlier turn.
         takes_up: The background reply of an earlier turn, which this turn resumes.
-        asked: The model and the options of the earlier turn, if this one continues it; None uses `model` and
-            `options`.
+        turn_options: The model and the options of the earlier turn, if this one continues it; None uses
+            `model` and `options`.
         caller: The tool run that starts the turn; None uses the tool run of the current task, if any.
     """
 
@@ -118,12 +118,14 @@ class Turn(TurnContext):
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
-        asked: StoredTurnOptions | None = None,
+        turn_options: StoredTurnOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
         levels = merged(DEFAULTS, state.options_for(model), options)
         super().__init__(runtime, state, levels, streamed=streamed, caller=caller)
-        self._asked = StoredTurnOptions(model=model, options=options) if asked is None else asked
+        self._turn_options = (
+            StoredTurnOptions(model=model, options=options) if turn_options is None else turn_options
+        )
         self.new = tuple(new)
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
@@ -344,7 +346,7 @@ class Turn(TurnContext):
         self.publish(started)
         self._history.begin(self.new)
         if self.state.id:
-            self.runtime.cluster.streams.begin(self.id, self.state, self._asked, self._history.pending)
+            self.runtime.cluster.streams.begin(self.id, self.state, self._turn_options, self._history.pending)
         return TurnModels(self, model, self._history.pending), TurnTools(self, self._keep_results)
 
     async def _waiting_reply(self, tools: TurnTools, answers: Mapping[str, Answer]) -> Reply | None:
@@ -373,7 +375,7 @@ class Turn(TurnContext):
             if status == "max_tool_rounds":
                 message, response = tools.warned_of_limit(message, response)
             if message.tool_uses and self.state.id:
-                self.runtime.sessions.keep_asked(self.state, self._asked)
+                self.runtime.sessions.keep_waiting_options(self.state, self._turn_options)
             self._history.add(message)
             caused_by = response.request_id
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))

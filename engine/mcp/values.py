@@ -75,7 +75,7 @@ def definition_of(tool: types.Tool, name: str) -> ToolDefinition:
 
 
 def tool_of(definition: ToolDefinition) -> types.Tool:
-    """Convert a tool of the engine for another host."""
+    """Convert a tool definition of the engine to MCP's type."""
     hints = definition.annotations
     return types.Tool(
         name=definition.name,

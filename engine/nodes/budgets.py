@@ -83,7 +83,7 @@ class SharedAccount(Account):
         self.scope = Scope(budget, value)
         self.granted: dict[Slot, Allotment] = {}
         """The node's slices, by slot of the window."""
-        self.asked_us = -ENDLESS_US
+        self.reserved_us = -ENDLESS_US
         """The time of the last reservation, in microseconds since the epoch."""
         self.recently: Allotment = _NOTHING
         """The amount reserved since the last check of idle slices."""
@@ -104,11 +104,11 @@ class SharedAccount(Account):
             self.scope.shared_slot(found.slot) for found in self._slots.values() if found.money or found.tokens
         ]
 
-    def short_of(self, asked: Amount, now_us: int) -> Allotment | None:
+    def short_of(self, amount: Amount, now_us: int) -> Allotment | None:
         """The size that the current slice needs for a reservation; None if it is large enough."""
         slot = self.scope.slot(now_us)
         used, has = self.used(slot), self.granted.get(slot, _NOTHING)
-        needs = (used[0] + asked.money, used[1] + asked.tokens)
+        needs = (used[0] + amount.money, used[1] + amount.tokens)
         limited = [limit is not None for limit in self.scope.limits]
         fits = all(need <= size for need, size, counts in zip(needs, has, limited, strict=True) if counts)
         return None if fits else needs
@@ -126,33 +126,33 @@ class SharedAccount(Account):
                 del self.granted[slot]
                 continue
             used = self.used(slot)
-            in_use = slot == current and not wanted and now_us - self.asked_us < idle_us
+            in_use = slot == current and not wanted and now_us - self.reserved_us < idle_us
             if not in_use and (size[0] > used[0] or size[1] > used[1]):
                 found.append((slot, (min(size[0], used[0]), min(size[1], used[1]))))
         return found
 
     # --- Interface of an account ---
 
-    def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
+    def refuses(self, amount: Amount, now_us: int) -> Refusal | None:
         """The reason why an amount has no room in this node's slices; None if it fits."""
-        refusal = self.would_refuse(asked, now_us)
-        if refusal is None and self.short_of(asked, now_us) is not None:
-            return self._refusal("money" if self._max_money is not None else "tokens", asked, now_us)
+        refusal = self.would_refuse(amount, now_us)
+        if refusal is None and self.short_of(amount, now_us) is not None:
+            return self._refusal("money" if self._max_money is not None else "tokens", amount, now_us)
         return refusal
 
-    def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
+    def would_refuse(self, amount: Amount, now_us: int) -> Refusal | None:
         """The reason why an amount has no room in the whole cluster, by the last known state; None if it fits."""
-        refusal = super().refuses(_with(_with(asked, self._spent), self._others), now_us)
-        return None if refusal is None else self._refusal(refusal.why, asked, now_us)
+        refusal = super().refuses(_with(_with(amount, self._spent), self._others), now_us)
+        return None if refusal is None else self._refusal(refusal.why, amount, now_us)
 
-    def may_come(self, asked: Amount, now_us: int) -> bool:
+    def may_come(self, amount: Amount, now_us: int) -> bool:
         """Whether an amount would have room if other nodes returned all their slices."""
-        return super().refuses(_with(asked, self._spent), now_us) is None
+        return super().refuses(_with(amount, self._spent), now_us) is None
 
-    def add_asked(self, asked: Amount, now_us: int) -> None:
+    def add_reserved(self, amount: Amount, now_us: int) -> None:
         """Count an amount towards recent reservations, so that the next requested slice is large enough."""
-        self.asked_us = now_us
-        self.recently = (self.recently[0] + asked.money, self.recently[1] + asked.tokens)
+        self.reserved_us = now_us
+        self.recently = (self.recently[0] + amount.money, self.recently[1] + amount.tokens)
 
     def _is_low(self, money: int, tokens: int) -> bool:
         spent, others = self._spent, self._others
@@ -165,12 +165,12 @@ class SharedAccount(Account):
             own, spent=_plus(own.spent, self._spent), held=_plus(own.held, self._others)
         )
 
-    def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
+    def _fits_at_us(self, why: Literal["money", "tokens"], amount: Amount, now_us: int) -> int | None:
         """The end of the slot. An earlier time is not known, because other nodes' use in the window is unknown
         here.
         """
         limit = self._max_money if why == "money" else self._max_tokens
-        need = asked.money if why == "money" else asked.tokens
+        need = amount.money if why == "money" else amount.tokens
         end = self._window.slot(now_us).end_us
         return end if limit is not None and need <= limit and end < ENDLESS_US else None
 
@@ -179,9 +179,9 @@ def _plus(amount: Amount, more: Allotment) -> Amount:
     return Amount(amount.money + more[0], amount.tokens + more[1])
 
 
-def _with(asked: Amount, more: Allotment) -> Amount:
+def _with(amount: Amount, more: Allotment) -> Amount:
     """An amount plus the amount spent elsewhere. An unknown price stays unknown."""
-    return Amount(None if asked.nano_usd is None else asked.money + more[0], asked.tokens + more[1])
+    return Amount(None if amount.nano_usd is None else amount.money + more[0], amount.tokens + more[1])
 
 
 _log = Log("engine.shared_budgets")
@@ -252,7 +252,7 @@ class BudgetSlices:
         self._accounts.append(account)
         return account
 
-    async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
+    async def secure(self, accounts: Sequence[Account], amount: Amount) -> None:
         """Get large enough slices for a call, if there is room.
 
         Idle slices of other nodes count as room. Those nodes return them when they detect the request, and this
@@ -263,25 +263,25 @@ class BudgetSlices:
             if again:
                 await anyio.sleep(LOOK_SECONDS / 2)
             async with self._asking:
-                if not self._lacks(needed, asked):
+                if not self._lacks(needed, amount):
                     return
                 try:
-                    await self._ask(needed, asked)
+                    await self._ask(needed, amount)
                 except StoreError as error:
                     if not self._admits:
                         raise
                     _log.warning("admitted_without_store", error=str(error))
-                    self._overdraw(needed, asked)
+                    self._overdraw(needed, amount)
                     return
             now_us = self.now_us()
-            if not all(account.may_come(asked, now_us) for account in self._lacks(needed, asked)):
+            if not all(account.may_come(amount, now_us) for account in self._lacks(needed, amount)):
                 return
 
-    def reserved(self, accounts: Sequence[Account], asked: Amount) -> None:
+    def reserved(self, accounts: Sequence[Account], amount: Amount) -> None:
         now_us = self.now_us()
         for account in accounts:
             assert isinstance(account, SharedAccount)
-            account.add_asked(asked, now_us)
+            account.add_reserved(amount, now_us)
 
     async def refresh(self) -> None:
         """Refresh the state of all accounts. If the store fails, the last state remains."""
@@ -349,16 +349,16 @@ class BudgetSlices:
 
     # --- Helpers ---
 
-    def _lacks(self, accounts: Sequence[SharedAccount], asked: Amount) -> list[SharedAccount]:
+    def _lacks(self, accounts: Sequence[SharedAccount], amount: Amount) -> list[SharedAccount]:
         """The accounts in which this node's slice is too small."""
         now_us = self.now_us()
-        return [account for account in accounts if account.short_of(asked, now_us) is not None]
+        return [account for account in accounts if account.short_of(amount, now_us) is not None]
 
-    async def _ask(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
+    async def _ask(self, accounts: Sequence[SharedAccount], amount: Amount) -> None:
         def requests(account: SharedAccount, slot: Slot) -> SliceRequest:
             used = account.used(slot)
             return SliceRequest(
-                account.scope, slot, (used[0] + asked.money, used[1] + asked.tokens), account.recently
+                account.scope, slot, (used[0] + amount.money, used[1] + amount.tokens), account.recently
             )
 
         def slices(now_us: int) -> _Slices:
@@ -370,18 +370,18 @@ class BudgetSlices:
         self, slices: Callable[[int], _Slices], requests: Callable[[SharedAccount, Slot], SliceRequest]
     ) -> None:
         """Request slices from the store, and apply the answer."""
-        asked: _Slices = []
+        requested: _Slices = []
 
         def ask(now_us: int) -> list[SliceRequest]:
-            asked[:] = slices(now_us)
-            self._unsure.update(asked)
-            return [requests(account, slot) for account, slot in asked]
+            requested[:] = slices(now_us)
+            self._unsure.update(requested)
+            return [requests(account, slot) for account, slot in requested]
 
         self._number += 1
         began = self._clock.now_us()
         answer = await self._tables.grant(self._node, self._number, ask)
-        self._unsure.difference_update(asked)
-        self._take_in([account for account, _ in asked], answer, began)
+        self._unsure.difference_update(requested)
+        self._take_in([account for account, _ in requested], answer, began)
 
     async def _make_sure(self) -> None:
         """Set the slices of unanswered requests again, so that these requests can't take effect later."""
@@ -396,20 +396,20 @@ class BudgetSlices:
             account.apply(balance)
         self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
 
-    def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
+    def _overdraw(self, accounts: Sequence[SharedAccount], amount: Amount) -> None:
         """Admit a call without the store: enlarge this node's slices by the amount, and report that to the store
         later.
         """
         self._overdrawn = True
         now_us = self.now_us()
         for account in accounts:
-            needs = account.short_of(asked, now_us)
+            needs = account.short_of(amount, now_us)
             if needs is not None:
                 account.granted[account.scope.slot(now_us)] = needs
 
     async def _tend(self) -> None:
         now_us = self.now_us()
-        in_use = [account for account in self._accounts if now_us - account.asked_us < FORGET_US]
+        in_use = [account for account in self._accounts if now_us - account.reserved_us < FORGET_US]
         if self._overdrawn:
             await self._report_admitted()
         async with self._asking:
@@ -421,15 +421,15 @@ class BudgetSlices:
 
     async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
         """Refresh the state of accounts. Returns for each account whether it just refused another node."""
-        asked = _in_order(accounts)
-        if not asked:
+        ordered = _in_order(accounts)
+        if not ordered:
             return {}
         async with self._asking:
             await self._make_sure()
             began = self._clock.now_us()
-            answer = await self._tables.look(self._node, [account.scope for account in asked])
-            self._take_in(asked, answer, began)
-        return dict(zip(asked, answer.wanted, strict=True))
+            answer = await self._tables.look(self._node, [account.scope for account in ordered])
+            self._take_in(ordered, answer, began)
+        return dict(zip(ordered, answer.wanted, strict=True))
 
     async def _give_back(self, wanted: dict[SharedAccount, bool]) -> None:
         async with self._asking:

@@ -2,7 +2,8 @@
 
 All nodes have the same configuration. `Runtime` joins the cluster, and `Life` starts and ends the node:
 
-    start    after the trace writer and the shipper, before the turns: a supervisor "node" with an actor a part
+    start    after the trace writer and the shipper, before the turns: a supervisor "node" with one actor for each
+             part
     drain    when all turns have ended and the trace is committed, with its store still open
     close    last, when the trace is shipped: other nodes may then take over the node's sessions
 """

@@ -19,7 +19,7 @@ from callboard.tracestore.nodes import Owner
 from ..runtime.adapters import Host
 from ..sessions.open import OpenSessions, Restored, TurnRight, require_nothing_lost, show_costs
 from ..sessions.state import SessionState
-from .frames.retained_turns import RetainedTurns, asked_in, in_its_first_turn, saved_of
+from .frames.retained_turns import RetainedTurns, in_its_first_turn, options_in, saved_of
 from .frames.sender import Frames
 from .ownership import Ownership
 
@@ -283,8 +283,8 @@ class SharedSessions(OpenSessions):
         if kept is None:
             return
         beyond = kept.beyond(len(state.messages))
-        if any(message.tool_uses for message in beyond) and (asked := asked_in(kept.opening)) is not None:
-            self.keep_asked(state, asked)
+        if any(message.tool_uses for message in beyond) and (options := options_in(kept.opening)) is not None:
+            self.keep_waiting_options(state, options)
         of_turns = {place: each.stream_id for each in kept.turns for place in each.appended}
         for message in beyond:
             self.append(state, message, of_turns.get(len(state.messages)))

@@ -60,7 +60,7 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The answer to "busy" and to a request for money."""
+    """The answer to a "busy" message or a request for money: whether the home node allows it."""
 
     granted: bool
 
@@ -233,11 +233,11 @@ class _Place:
                 pass
         return None
 
-    def _grant(self, asked: Amount) -> Grant:
+    def _grant(self, amount: Amount) -> Grant:
         name = f"{self._key}:{len(self._grants) + 1}"
         if self._run.caller.refusal:
             return Grant(granted=False)
-        refusal = self._run.budgets.lend(name, self._run.payer, asked)
+        refusal = self._run.budgets.lend(name, self._run.payer, amount)
         if refusal is None:
             self._grants.append(name)
         return Grant(granted=refusal is None)
@@ -301,9 +301,9 @@ class RemotePlace:
         self._node.refusal = f"turn {turn} on another node has ended, so its tools can make no more calls"
         self._node.cancel_open()
 
-    async def ask(self, asked: Amount) -> Grant:
+    async def ask(self, amount: Amount) -> Grant:
         """Request money from the home node."""
-        return await self._trees.ask(self._home, msgspec.structs.replace(self._about, what="money", amount=asked))
+        return await self._trees.ask(self._home, msgspec.structs.replace(self._about, what="money", amount=amount))
 
     def _send(self, message: TreeMessage) -> None:
         self._trees.send(self._home, message)
@@ -317,23 +317,23 @@ class RemoteAccount(Account):
         self._place = place
         self._unpriced = False
 
-    async def secure(self, asked: Amount, now_us: int) -> bool:
+    async def secure(self, amount: Amount, now_us: int) -> bool:
         """See `Account.secure`."""
-        if self.refuses(asked, now_us) is None:
+        if self.refuses(amount, now_us) is None:
             return False
-        grant = await self._place.ask(asked)
+        grant = await self._place.ask(amount)
         if not grant.granted:
             return False
-        self._max_money = (self._max_money or 0) + asked.money
-        self._max_tokens = (self._max_tokens or 0) + asked.tokens
-        self._unpriced = self._unpriced or asked.nano_usd is None
+        self._max_money = (self._max_money or 0) + amount.money
+        self._max_tokens = (self._max_tokens or 0) + amount.tokens
+        self._unpriced = self._unpriced or amount.nano_usd is None
         return True
 
-    def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
+    def refuses(self, amount: Amount, now_us: int) -> Refusal | None:
         """See `Account.refuses`."""
-        if asked.nano_usd is None and self._unpriced:
-            asked = Amount(0, asked.tokens)
-        return super().refuses(asked, now_us)
+        if amount.nano_usd is None and self._unpriced:
+            amount = Amount(0, amount.tokens)
+        return super().refuses(amount, now_us)
 
     @property
     def used(self) -> Amount:

@@ -109,19 +109,19 @@ class OpenSessions:
         if self._captures and not state.resumed:
             self._publish_history(state)
 
-    def keep_asked(self, state: SessionState, asked: StoredTurnOptions) -> None:
+    def keep_waiting_options(self, state: SessionState, options: StoredTurnOptions) -> None:
         """Keep the options of a turn whose tool calls wait for an answer, for the turn that answers them."""
-        state.asked = asked
+        state.waiting_options = options
         if self._captures and state.announced:
-            stored = asked.stored(state.options_for(asked.model))
-            if stored != state.asked_stored:
+            stored = options.stored(state.options_for(options.model))
+            if stored != state.waiting_options_stored:
                 self.publish_setup(state)
 
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
         """Store the session's current setup."""
         if self._captures:
             event = configured(state, begins=begins)
-            state.asked_stored = None if event.setup is None else event.setup.asked_with
+            state.waiting_options_stored = None if event.setup is None else event.setup.asked_with
             seq = self._bus.publish(event, session_id=state.id)
             if state.claimed is None:
                 state.claimed = seq

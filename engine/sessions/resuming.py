@@ -113,7 +113,7 @@ def state_of_saved(runtime: Runtime, settings: SessionToOpen, saved: SavedSessio
     model = state.model if settings.model is None else settings.model
     expand(runtime.registry, model, state.options.get("fallback"))
     state.messages.extend(saved.messages)
-    state.asked, state.asked_stored = stored_turn_options(setup.asked_with), setup.asked_with
+    state.waiting_options, state.waiting_options_stored = stored_turn_options(setup.asked_with), setup.asked_with
     return state
 
 

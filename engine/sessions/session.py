@@ -44,7 +44,7 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
         forked_from=state.id,
     )
     fork.messages.extend(state.messages[:at])
-    fork.asked = state.asked
+    fork.waiting_options = state.waiting_options
     fork.refused_reasoning = state.refused_reasoning.copy()
     if at is None or state.context.start < at:
         fork.context = state.context
@@ -383,8 +383,8 @@ class Session:
     def _resumed_turn(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:
         from ..operations.methods import turn_of_reply
 
-        asked = options_among(options, advice=_ADVICE)
-        return turn_of_reply(self._runtime, reply, asked, streamed=streamed, state=self._state)
+        turn_options = options_among(options, advice=_ADVICE)
+        return turn_of_reply(self._runtime, reply, turn_options, streamed=streamed, state=self._state)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Send another message to the model while it works. Any thread may call this.
@@ -439,18 +439,18 @@ class Session:
         options: TurnOptions,
         answers: Mapping[str, Answer] | None = None,
     ) -> Turn:
-        state, asked = self._state, None
+        state, turn_options = self._state, None
         said = options_among(options, advice=_ADVICE)
         if answers is not None:  # an earlier turn continues with its own options
-            asked = state.asked.continued(state.id, state.options, model, said)
-            model, said = asked.model, asked.options
+            turn_options = state.waiting_options.continued(state.id, state.options, model, said)
+            model, said = turn_options.model, turn_options.options
         return Turn(
             runtime=self._runtime,
             state=state,
             new=new,
             model=model,
             options=said,
-            asked=asked,
+            turn_options=turn_options,
             streamed=streamed,
             answers=answers,
         )

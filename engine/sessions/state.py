@@ -81,10 +81,10 @@ class SessionState:
         self.context = WHOLE
         """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
-        self.asked: StoredTurnOptions = NOTHING
+        self.waiting_options: StoredTurnOptions = NOTHING
         """The options of the last turn whose tool calls wait for an answer, for the turn that answers them."""
-        self.asked_stored: JsonObject | None = None
-        """`asked` as last published for the store."""
+        self.waiting_options_stored: JsonObject | None = None
+        """`waiting_options` as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
         self.queue: list[TurnInProgress] = []
@@ -145,8 +145,8 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 
-def setup_of(state: SessionState, asked: StoredTurnOptions | None = None) -> SessionSetup:
-    asked = state.asked if asked is None else asked
+def setup_of(state: SessionState, waiting: StoredTurnOptions | None = None) -> SessionSetup:
+    waiting = state.waiting_options if waiting is None else waiting
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(
         model=stored_model(state.model),
@@ -155,5 +155,5 @@ def setup_of(state: SessionState, asked: StoredTurnOptions | None = None) -> Ses
         fallback=None if fallback is None else tuple(fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
         defaults={name: value for name in DEFAULTS if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
-        asked_with=asked.stored(state.options_for(asked.model)),
+        asked_with=waiting.stored(state.options_for(waiting.model)),
     )

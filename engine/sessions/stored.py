@@ -197,5 +197,5 @@ def state_of(
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}. Pass a model of this engine with model=") from error
     state.messages.extend(document.messages)
-    state.asked, state.asked_stored = stored_turn_options(setup.asked_with), setup.asked_with
+    state.waiting_options, state.waiting_options_stored = stored_turn_options(setup.asked_with), setup.asked_with
     return state

@@ -1,7 +1,7 @@
 """An adapter for Parley, a provider that does not exist: the worked example of docs/adding-a-provider.md.
 
-Parley takes turns by user, model and tools, and answers with parts; streamed, with server-sent events that say
-what they are `on`. The wire is translation alone. What waits, retries, cancels and counts is HttpAdapter's.
+A request has turns of the user, the model and the tools. A reply has parts; a streamed reply has server-sent
+events whose kind is in the field `on`. The wire only translates. HttpAdapter waits, retries, cancels and counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ STOPS = {"done": StopReason.END_TURN, "asks": StopReason.TOOL_USE, "limit": Stop
 
 
 class Tokens(msgspec.Struct):
-    """What a reply used. `in` has the cached ones in it, so they are taken out: our counts are disjoint."""
+    """The tokens of a reply. Parley includes the cached tokens in `in`, so they are subtracted: Callboard's counts
+    are disjoint.
+    """
 
     out: int
     taken: int = msgspec.field(name="in")
@@ -52,7 +54,7 @@ class Tokens(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """An event of a stream, and a part of a whole reply; which fields are there depends on `on`."""
+    """An event of a stream, or a part of a complete reply. Its fields depend on `on`."""
 
     on: str
     text: str = ""
@@ -67,7 +69,7 @@ class Event(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """A whole reply."""
+    """A complete reply."""
 
     id: str
     model: str
@@ -77,7 +79,7 @@ class Reply(msgspec.Struct):
 
 
 def understand(event: Event, assembler: Assembler) -> bool:
-    """Feed one event; True at the reply's end. Events of unknown kinds are left alone."""
+    """Process one event. Returns True at the end of the reply. Unknown kinds of events are ignored."""
     match event.on:
         case "open":
             assembler.response_id, assembler.model = event.id, event.model or assembler.model
@@ -97,14 +99,14 @@ def understand(event: Event, assembler: Assembler) -> bool:
 
 
 class ParleyNormaliser(SseNormaliser):
-    """A streamed reply. An end without `close` is an error, which is what the base makes of it."""
+    """Reads a streamed reply. A stream without `close` ends with an error, which the base class raises."""
 
     def on_event(self, name: bytes, data: bytes) -> None:
         self.finished = understand(msgspec.json.decode(data, type=Event), self.assembler)
 
 
 class ParleyWire(ChatWire):
-    """Parley's protocol."""
+    """The protocol of Parley."""
 
     default_name = "parley"
     default_base_url = "https://api.parley.example"
@@ -158,7 +160,7 @@ class ParleyWire(ChatWire):
 
 
 class ParleyAdapter(HttpAdapter):
-    """Speaks Parley."""
+    """The adapter for Parley."""
 
     wire_type = ParleyWire
 
@@ -178,7 +180,7 @@ def write_turn(message: Message, history: FittedHistory) -> JsonObject:
 
 
 def write_answers(message: Message, history: FittedHistory) -> Iterator[JsonObject]:
-    """The results of one round of calls."""
+    """The tool results of one round."""
     for block in message.content:
         if isinstance(block, ToolResultBlock):
             yield {"ref": history.tool_ids[block.tool_use_id], "text": block.text, "failed": block.is_error}

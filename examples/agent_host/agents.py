@@ -124,7 +124,7 @@ class Agents:
     # -- turns
 
     async def say(self, session: Session, text: str) -> str:
-        """Begin a turn. Returns the id of its stream."""
+        """Start a turn. Returns the id of its stream."""
         return await self._begun(session, session.stream(text, max_output_tokens=400, max_tool_rounds=4))
 
     async def answer(self, session: Session, shown: Sequence[ToolUseBlock], why_not: str | None) -> str:

@@ -62,7 +62,7 @@ async def sign_in(given: SignIn, request: Request, response: Response) -> None:
 
 
 class Said(BaseModel):
-    """What the user says."""
+    """The user's text."""
 
     text: str = Field(min_length=1, max_length=4000)
 

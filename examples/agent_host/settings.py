@@ -1,4 +1,4 @@
-"""What the host is told from outside."""
+"""The host's settings from environment variables."""
 
 from __future__ import annotations
 

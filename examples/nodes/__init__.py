@@ -1,1 +1,1 @@
-"""Three engines in three processes that hold one conversation: `make demo-nodes`."""
+"""Three engines in three processes that share one conversation: `make demo-nodes`."""

@@ -1,4 +1,5 @@
-"""Three nodes hold one conversation; one of them is killed in the middle of a sentence. `make demo-nodes` runs it.
+"""Three nodes share one conversation, and one of them is killed in the middle of a sentence. `make demo-nodes`
+runs it.
 
 It starts a PostgreSQL server and a NATS server from the wheels that the tests use, one local model for all, and
 three processes of `examples.nodes.node`, each with a trace file of its own.
@@ -44,7 +45,7 @@ Line = Mapping[str, object]
 
 
 class NodeProcess:
-    """A node, and what it tells."""
+    """A node's process and its results."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -74,14 +75,14 @@ class NodeProcess:
             self._more = anyio.Event()
 
     async def command(self, **what: str) -> int:
-        """Give a command. Returns its number."""
+        """Send a command. Returns its number."""
         assert self._process.stdin is not None
         self._commands += 1
         await self._process.stdin.send(json.dumps({**what, "id": self._commands}).encode() + b"\n")
         return self._commands
 
     async def lines(self, number: int) -> AsyncIterator[Line]:
-        """What comes back for a command, up to its end."""
+        """The results of a command, up to its end."""
         at = 0
         while True:
             line = await self._line_at(at)
@@ -98,18 +99,18 @@ class NodeProcess:
         return self._lines[at]
 
     async def line(self, number: int, fits: Callable[[Line], bool]) -> Line:
-        """The first line for a command that fits."""
+        """The first result of a command that satisfies a condition."""
         async for line in self.lines(number):
             if fits(line):
                 return line
         raise AssertionError(f"{self.name} ended without it: {self._lines}")
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye, nothing is flushed."""
+        """Kill the process with SIGKILL, so nothing is flushed."""
         self._process.kill()
 
     async def stop(self) -> None:
-        """Let it end in order."""
+        """Stop the process regularly."""
         if self._process.returncode is None and self._process.stdin is not None:
             await self._process.stdin.aclose()
             with anyio.move_on_after(10):
@@ -128,7 +129,7 @@ def heading(number: int, title: str) -> None:
 
 
 async def show(node: NodeProcess, number: int) -> tuple[str, str]:
-    """Show the text of a turn or of a stream as it comes. Returns it, and how it ended."""
+    """Print the text of a turn or of a stream as it arrives. Returns the text, and how the turn ended."""
     text, status = "", ""
     say(f"   {node.name:5} ", end="")
     async for line in node.lines(number):

@@ -1,14 +1,14 @@
-"""One node of a cluster: an engine that is told what to do by lines of JSON, and tells what happens by others.
+"""One node of a cluster: an engine that reads commands as lines of JSON and writes results as lines of JSON.
 
 python -m examples.nodes.node NAME TRACE_FILE
 
-The environment says where the cluster is: CLUSTER_NATS and CLUSTER_STORE. The commands:
+The addresses of the cluster are in CLUSTER_NATS and CLUSTER_STORE. The commands:
 
     {"begin": ID, "ask": TEXT, "id": N}      a turn in a new session
-    {"session": ID, "ask": TEXT, "id": N}    a turn in a session, whoever has had it
+    {"session": ID, "ask": TEXT, "id": N}    a turn in a session of any node
     {"read": STREAM_ID, "id": N}             read a stream to its end, wherever its turn runs
 
-Each line that comes back has the command's id.
+Each line of output has the command's id.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CONNECT_SECONDS = 10.0
 
 
 class Node:
-    """An engine, and the sessions that it holds."""
+    """An engine and its open sessions."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sessions: dict[str, Session] = {}
 
     async def obey(self, command: Mapping[str, str | int]) -> None:
-        """Do what a line says. An error is told, and ends nothing."""
+        """Run a command. An error is reported, and the node continues."""
         number = int(command["id"])
         try:
             if "read" in command:
@@ -65,7 +65,7 @@ class Node:
 
 
 async def ask(number: int, session: Session, text: str) -> None:
-    """Run a turn, and tell what it says."""
+    """Run a turn and write its text."""
     tell(number, history=[[message.role, message.text] for message in session.messages])
     async with session.stream(text, **OPTIONS) as turn:
         tell(number, stream=turn.stream_id)
@@ -75,7 +75,7 @@ async def ask(number: int, session: Session, text: str) -> None:
 
 
 def tell(number: int, **what: object) -> None:
-    """Write one line."""
+    """Write one line of output."""
     sys.stdout.write(json.dumps({"id": number, **what}) + "\n")
     sys.stdout.flush()
 

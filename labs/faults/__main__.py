@@ -1,16 +1,16 @@
-"""The whole engine against a server that breaks its replies, with crashes, cancels and swaps on top.
+"""The whole engine with a server that breaks its replies, and with crashes, cancels and swaps.
 
     python -m labs.faults [--seed N] [--seconds S] [--uvloop] [--tls] [--verbose]
 
-One round per seed, N, N + 1, ... until S seconds are over: an engine with its real adapters over real sockets and
-its real store, several sessions side by side that swap their provider from turn to turn and have others to fall
-back to, tool rounds, readers that come and go, and a chaos that crashes adapters, calls, the session manager
-and the trace writer, and lets the store fail. After each round the invariants of `labs.faults.checks` must
-hold: no hang, one end per attempt on the bus and in the store, every stream valid and the same for all readers,
-every history valid for every provider, no failure that a fallback could have healed, nothing left.
+The lab plays one round for each of the seeds N, N + 1, ... until S seconds are over. A round has an engine with
+its real adapters, sockets and store. Several concurrent sessions swap their provider between turns, and have
+fallbacks, tool rounds and readers that come and go. Injected faults crash adapters, calls, the session manager and
+the trace writer, and let the store fail. After each round, the invariants of `labs.faults.checks` must hold: no
+hang, one end for each attempt on the bus and in the store, valid and equal streams for all readers, histories that
+are valid for each provider, no failure that a fallback could have avoided, and nothing left over.
 
-What is done to whom follows from the seed alone; only the moments depend on the machine. The seed of a failed
-round is printed, and `--seed N --seconds 0` runs its plan again. Exits with 1 if a round failed.
+The seed alone decides the faults and their targets; only the timing depends on the machine. The seed of a failed
+round is printed, and `--seed N --seconds 0` runs its plan again. The program exits with 1 if a round failed.
 """
 
 from __future__ import annotations

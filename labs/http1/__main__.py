@@ -2,11 +2,11 @@
 
     python -m labs.http1 [--seed N] [--seconds S]
 
-Seeds N, N + 1, ... until S seconds are over, each in three kinds of rounds (`labs.http1.rounds`): a reply of some
-form, whole and broken off, read in any pieces; bytes that a server may send in a reply's place, against httpcore's
-reading; and callers side by side, of whom some are cancelled and some leave, with a server in memory that breaks
-what it can. There is no socket and hardly a clock, so a seed's rounds are the same again. Exits with 1 if one
-failed.
+The lab plays the seeds N, N + 1, ... until S seconds are over, each in three kinds of rounds
+(`labs.http1.rounds`). The first reads valid replies, complete and broken off, in any pieces. The second reads
+corrupt replies and compares the result with httpcore's. The third has concurrent callers, some of which are
+cancelled or stop reading, and a server in memory with all kinds of faults. There are no sockets and almost no
+clocks, so a seed always gives the same rounds. The program exits with 1 if one failed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""kill -9, again and again, at whole engines under heavy calls; then their file is taken up and examined.
+"""Repeatedly kills whole engines with kill -9 during many calls, then opens and checks their trace file.
 
     python -m labs.kills [--rounds N] [--seed N]
 
-A round is one victim, or two on one file: processes with a whole engine, many sessions at once against the reply
-server, content captured, that tell what they were answered and what they have flushed. Some write to a full disk
-meanwhile and spill. Each is killed at a moment that its seed decides, some while they still start. Then an engine
-takes the file up as the next process would, and it must hold: what was answered or flushed is there, events of a
-run are unbroken, each attempt has one row and one end, runs are ended, sessions go on where they were, nothing
-lies beside the file, and SQLite's own integrity check is content. A file lives through 20 rounds. Exits with 1 if
-a round failed; `--seed N --rounds 1` runs one again, on a new file.
+A round has one victim, or two on one file: processes with a whole engine and many concurrent sessions on the reply
+server, with captured content. They report received answers and flushed events. Some write to a full disk and
+spill. Each is killed at a time that its seed decides, some while they still start. Then an engine opens the file
+as the next process would. These must hold: answered and flushed data is in the file, the events of a run have no
+gap, each attempt has one row and one end, runs have ended, sessions can continue, no file is left next to the
+trace, and SQLite's integrity check passes. A file is used for 20 rounds. The program exits with 1 if a round
+failed; `--seed N --rounds 1` runs one again on a new file.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The provider's own book of requests against the rows of the trace, over kills at random moments.
+"""Compares a provider's record of requests with the rows of the trace, over kills at random times.
 
     python -m labs.kills.book [--rounds N] [--seed N]
 
-A round starts one engine, or two on one file, that make calls of every kind: turns of sessions, plain calls and
-streams, replies in the background, embeddings, images, videos, batches, retries and fallbacks. Each process dies
-by kill -9: at a random moment, when the provider has a request, or between the journal and the send. Right after
-that, a reader opens the trace before any engine does. Then an engine takes the file over. Each time, the book and
-the rows must agree: each request that the provider got has its row, and a process leaves at most one row for each
-call in progress that was never sent. Exits with 1 if a round failed.
+A round starts one engine, or two on one file, that make calls of each kind: turns of sessions, plain calls and
+streams, background replies, embeddings, images, videos, batches, retries and fallbacks. Each process is killed
+with kill -9: at a random time, when the provider has a request, or between the journal and the sending.
+Immediately afterwards a reader opens the trace, and then an engine opens the file. Each time, record and rows must
+agree: each request that the provider got has its row, and a process leaves at most one row for each call in
+progress that was never sent. The program exits with 1 if a round failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One round: victims on one file, each killed at its moment; then the file is taken up again, and examined."""
+"""One round: processes on one file are killed; then another engine opens the file, and the file is checked."""
 
 from __future__ import annotations
 
@@ -20,31 +20,35 @@ from tests.support.programs import Heard
 from tests.support.reply_models import registry
 
 UP_SECONDS = 30.0
-"""Until a victim's first reply, which takes one or two seconds of CPU. On a busy machine that can be minutes, so a
-victim that takes longer doesn't fail yet: it races one that starts now, on a file of its own."""
+"""The time limit for a victim's first reply, which normally takes one or two seconds of CPU. On a busy machine it
+can take minutes. So a late victim doesn't fail yet: a second victim starts on another file, and the two race.
+"""
 
 RACE_SECONDS = 1800.0
-"""For such a race. If nobody wins it, the machine is no use."""
+"""The time limit of the race. If neither wins it, the machine is too slow."""
 
 RESUMED = 3
-"""Of the sessions whose messages were flushed, how many are resumed; of all of them the rows are looked at."""
+"""The number of sessions that are resumed, of those whose messages were flushed. The rows of all sessions are
+checked.
+"""
 
 
 class Told(msgspec.Struct):
-    """What a victim said last."""
+    """The last reports of a victim."""
 
     run: str = ""
     seq: int = 0
-    """The seq up to which everything was flushed."""
+    """All events up to this seq were flushed."""
     sessions: dict[str, int] = {}
-    """The number of messages that each session had then."""
+    """The number of stored messages of each session at that time."""
     answered: dict[str, tuple[str, int]] = {}
-    """The requests whose answers were handed over since the victim started. Each has its session, and the number
-    of messages that the session had then."""
+    """The requests whose answers the victim received, with their session and its number of messages at that
+    time.
+    """
 
 
 class Answered(msgspec.Struct):
-    """What a victim says of each answer that it was given."""
+    """A victim's report about one answer."""
 
     request: str
     session: str
@@ -52,17 +56,17 @@ class Answered(msgspec.Struct):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a seed decides for one victim."""
+    """The plan of one victim, derived from a seed."""
 
     kind: str
     once_up: bool
-    """Whether its time begins when it is up. Otherwise it begins at its start."""
+    """Whether its time begins with its first reply. Otherwise it begins at its start."""
     at: float
-    """The seconds until it is killed."""
+    """The seconds until the kill."""
 
 
 def plans(seed: int) -> list[Plan]:
-    """One victim, or two that write one file side by side."""
+    """One victim, or two that write to one file at the same time."""
     chance = random.Random(seed)
     found = []
     for _ in range(2 if chance.random() < 0.25 else 1):
@@ -73,7 +77,7 @@ def plans(seed: int) -> list[Plan]:
 
 
 class Victim:
-    """A process that runs, and what it has told so far."""
+    """A running victim, and its reports so far."""
 
     def __init__(self, url: str, path: Path, seed: str, plan: Plan) -> None:
         self.plan = plan
@@ -81,7 +85,7 @@ class Victim:
         self.flushes = 0
         self._answered: dict[str, tuple[str, int]] = {}
         self._url, self._seed = url, seed
-        self._up = threading.Event()  # or it has ended
+        self._up = threading.Event()  # or when it has ended
         command = [sys.executable, "-m", "labs.kills.victim", url, str(path), seed, plan.kind]
         self._heard = Heard(command, self._note, self._up.set)
 
@@ -98,7 +102,9 @@ class Victim:
         self.told.answered = self._answered
 
     def kill(self) -> list[str]:
-        """Wait for its moment, and kill it. What is wrong if it had ended before, or was never up."""
+        """Wait for the planned moment and kill the process. Returns what is wrong if it had already ended, or
+        never gave a reply.
+        """
         if self.plan.once_up and not self._up.wait(UP_SECONDS) and (wrong := self._overtaken()):
             return [f"{wrong}:\n{self._end()}"]
         time.sleep(self.plan.at)
@@ -107,7 +113,7 @@ class Victim:
         return [] if ended is None else [f"a victim ended by itself ({ended}): {errors}"]
 
     def _overtaken(self) -> str:
-        """What is wrong if it hangs in something in which another one, on a file of its own, has no part."""
+        """Return an error if a second victim on another file gets a reply first, so that this one hangs."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="callboard-kills-") as folder:
             other = Victim(self._url, Path(folder) / "trace.db", self._seed, Plan("calls", True, 0.0))
@@ -123,12 +129,12 @@ class Victim:
                 other._end()
 
     def _end(self) -> str:
-        """Kill it. What it wrote to stderr."""
+        """Kill the process. Returns its stderr."""
         return self._heard.kill()[-3000:]
 
 
 class Report(msgspec.Struct):
-    """What a round came to."""
+    """The result of a round."""
 
     seed: int
     failures: list[str]
@@ -136,7 +142,7 @@ class Report(msgspec.Struct):
 
 
 def run_round(seed: int, url: str, path: Path) -> Report:
-    """Let the victims of this seed live and die on a file that may have been written to before."""
+    """Run and kill the victims of this seed on a file, which may already contain events."""
     failures: list[str] = []
     counts: Counter[str] = Counter()
     victims = [Victim(url, path, f"{seed}/{number}", plan) for number, plan in enumerate(plans(seed))]
@@ -156,7 +162,7 @@ def run_round(seed: int, url: str, path: Path) -> Report:
 
 
 async def _take_up(url: str, path: Path, told: list[Told]) -> list[str]:
-    """What the next process does: a whole engine on the file, and sessions that go on."""
+    """Open the file with a new engine and resume sessions, as the next process would. Returns what is wrong."""
     wrong: list[str] = []
     async with Engine(models=registry(url), store=path, capture_content=True) as engine:
         await (await engine._host.running_life()).settle()
@@ -173,7 +179,7 @@ async def _take_up(url: str, path: Path, told: list[Told]) -> list[str]:
 
 
 def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
-    """What of the file, which nobody has open, is not as it must be."""
+    """Check the file, which no process has open. Returns what is wrong."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         wrong = [f"integrity: {said}" for (said,) in file.execute("PRAGMA integrity_check") if said != "ok"]
         runs = {
@@ -205,7 +211,7 @@ def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
 
 
 def _unkept(file: sqlite3.Connection, answered: dict[str, tuple[str, int]]) -> list[str]:
-    """Which answers were handed over and are not in the file, with the messages that were there then."""
+    """The answers that a victim received but that are missing from the file."""
     wrong = []
     for request, (session, messages) in answered.items():
         ended = file.execute("SELECT 1 FROM calls WHERE request_id = ? AND status = 'completed'", (request,))

@@ -1,13 +1,13 @@
-"""A process with a whole engine under heavy calls, which lives until somebody kills it.
+"""A process with a whole engine that makes many calls until it is killed.
 
     python -m labs.kills.victim URL FILE SEED calls|full
 
-Its calls go to the reply server at URL: sessions side by side over all protocols, whole and streamed, some left
-early, their content captured. It prints ``up`` with the first reply, a line of JSON with each answer, and one
-after each `flush()` that returned: its run, the last seq that was published before the flush, and how many
-messages each session had then.
-`full`: after a while the database takes no more pages, which is SQLite's own word for a full disk; now and then
-there is room again.
+Its calls use the reply server at URL: concurrent sessions over all protocols, streamed and not, some stopped
+early, with captured content. It prints ``up`` after the first reply, and a line of JSON for each answer. It also
+prints one after each `flush()`: the run, the last seq before the flush, and the number of messages of each
+session.
+
+With `full`, SQLite sometimes refuses new pages as on a full disk, and sometimes accepts them again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .round import UP_SECONDS, Answered
 SESSIONS = 16
 TURNS = 6
 SPILLS_SOON = WriterOptions(first_retry=0.01, longest_retry=0.1, spill_after=2, batch_seconds=0.02)
-"""A victim lives for half a second, so it can't wait for seven before it spills."""
+"""A victim lives for half a second, so the default of seven seconds before a spill would be too long."""
 
 
 async def live(url: str, path: Path, seed: str, kind: str) -> None:
-    """Make calls until killed."""
+    """Make calls until the process is killed."""
     chance = random.Random(seed)
     async with Engine(
         models=registry(url), store=path, capture_content=True, prices=PriceTable.default()
@@ -58,12 +58,12 @@ async def live(url: str, path: Path, seed: str, kind: str) -> None:
 
 
 async def _tell_stacks() -> None:
-    """In what it hangs, if it does, for whoever looks at its stderr. Without anybody, it ends."""
+    """Print the stacks of all tasks to stderr if the process hangs. If the parent process is gone, exit."""
     parent = os.getppid()
     while True:
         await asyncio.sleep(UP_SECONDS / 2)
         if os.getppid() != parent:
-            os._exit(1)  # it would never be up, nor be killed: the server has gone with the loop
+            os._exit(1)  # it would never reply nor be killed: the server is gone
         sys.stderr.write(stacks())
         sys.stderr.flush()
 
@@ -84,7 +84,7 @@ async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session
 
 
 def _tell_answer(session: Session) -> None:
-    """Say that an answer was handed over, if the last one was whole."""
+    """Report that an answer was received, if it was complete."""
     metadata = session.messages[-1].metadata if session.messages else None
     if metadata is not None and metadata.stop_reason is not StopReason.CANCELLED:
         print(
@@ -113,7 +113,7 @@ async def _flush(engine: Engine, chance: random.Random, talked: dict[str, Sessio
         try:
             await engine.flush()
         except StoreError:
-            continue  # it promises nothing then
+            continue  # an incomplete answer promises nothing
         print(msgspec.json.encode(told).decode(), flush=True)
 
 

@@ -1,1 +1,3 @@
-"""kill -9 at programs with batches and background replies, at providers that keep books and lose answers."""
+"""kill -9 of programs with batches and background replies, at providers that record requests and lose
+responses.
+"""

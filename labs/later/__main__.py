@@ -1,17 +1,18 @@
-"""Batches and replies in the background, at providers that keep books: hosts are killed, and others go on.
+"""Batches and background replies at providers with records, while the hosts' programs are killed.
 
     python -m labs.later [--seconds S] [--seed N]
 
-A round is up to three batches on the five wires, some in several jobs, some cancelled, some handed out one by
-one, and questions whose replies are made in the background: whole, streamed, in a session, or left at the first
-word. A program does all of it side by side and is killed with -9 when it has told so many lines; the next one
-goes on, perhaps beside another one that only resumes, or creates the same batches. Meanwhile answers are lost
-before and after the providers took the requests, held, cut, told twice or by halves; jobs fail and expire as a
-whole; and the providers are killed and started again. The last programs are left alone. Then a model of what
-must be, worked out from the plan and the providers' books, is held against all that was ever told, the trace,
-its sums, the budget and the sessions: each request paid once at most and billed once to the nano-dollar, no
-result lost, none invented, all in their order.
-Exits with 1 if a round failed; `--seed N --seconds 0` runs its plan again.
+A round has up to three batches on the five wires: some with several jobs, some cancelled, some whose results are
+read one by one. It also has questions with background replies: streamed or not, in a session, or left at the first
+word. A program does all of it concurrently, and is killed with -9 after a given number of lines. The next program
+continues, perhaps next to another one that only resumes batches or creates the same ones. Meanwhile responses are
+lost, delayed, cut or repeated, jobs fail or expire, and the providers are killed and started again. The last
+programs are not killed.
+
+Then the results, the trace, its sums, the budget and the sessions are compared with a model, which is computed
+from the plan and the providers' records. Each request must be paid at most once and billed once to the nano-
+dollar, and no result may be lost, invented or out of order. The program exits with 1 if a round failed; `--seed N
+--seconds 0` runs its plan again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> int:
 
 
 def in_a_folder(seed: int) -> tuple[Counter[str], list[str]]:
-    """A round with a trace of its own."""
+    """Play a round with a trace of its own."""
     with tempfile.TemporaryDirectory(prefix="callboard-later-") as folder:
         return run_round(seed, Path(folder))
 

@@ -1,4 +1,6 @@
-"""What must be, worked out from the plan and the providers' books; and where results and trace say otherwise."""
+"""Derives the correct results from the plan and the providers' records, and compares results and trace with
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +22,35 @@ from .plan import Batch, Plan, Question
 from .program import REPLIES, engine_at
 
 UNSURE = ("OutcomeUnknownError", "CancelledError")
-"""The errors of requests that a program has not seen sent. They are not counted."""
+"""The errors of requests whose sending the program did not see. They are not counted."""
 
 UNKNOWN = ("OutcomeUnknownError", "ProcessLost")
-"""The ends of calls of which nobody knows what they cost. A budget holds the most that it can be."""
+"""The errors of calls whose cost is unknown. A budget reserves their maximum cost."""
 
 WHOLE = ("completed", "incomplete")
 
 NOWHERE = "http://127.0.0.1:9"
 NO_END_TOLD = "background_not_cancelled"
-"""A reply was left, and its provider couldn't be told in time. Then its cost is an estimate."""
+"""The program stopped waiting for a reply and could not cancel it at the provider in time. Its cost is an
+estimate.
+"""
 
 
 class Due(msgspec.Struct, frozen=True):
-    """What a request of a batch must have come to."""
+    """The correct result of a request of a batch."""
 
     text: str | None
     nano: int
 
 
 def unsure_of(batch: Batch, told: Sequence[list[Any]]) -> list[Any]:
-    """What a program that was left alone has not told of a batch: what became of some requests, or of all."""
+    """The results of a batch that the last program has not reported."""
     of_batch = [line[2] for line in told if line[:2] == ["results", batch.name]]
     return [each for each in of_batch[0] if each[2] in UNSURE and each[3] is None] if of_batch else ["no results"]
 
 
 def due_of(batch: Batch, books: dict[str, Any]) -> list[Due | None]:
-    """What each request of a batch must have come to; None if no job has it, or several."""
+    """The correct result of each request of a batch; None if no job contains it, or several do."""
     found: list[Due | None] = []
     for place, text in enumerate(batch.texts):
         key = f"{batch.name}-{place}"
@@ -58,7 +62,7 @@ def due_of(batch: Batch, books: dict[str, Any]) -> list[Due | None]:
 
 
 def words_of(question: Question) -> str | None:
-    """What a question is answered with; None if it fails."""
+    """The answer to a question; None if it fails."""
     fate, _, behind = question.words.partition(" ")
     return {"say": behind, "short": WORDS[:18]}.get(fate)
 
@@ -66,7 +70,7 @@ def words_of(question: Question) -> str | None:
 async def wrong_in(
     plan: Plan, books: dict[str, Any], told: Sequence[list[Any]], store: Path, counts: Counter[str]
 ) -> list[str]:
-    """What should hold and doesn't. `store` is the trace, which nobody has open."""
+    """Compare results and trace with the plan. `store` is the trace, which no process has open."""
     async with engine_at(NOWHERE, NOWHERE, str(store)) as engine:
         await engine.start()
         wrong = [f"reply {reply.response_id} is open" for reply in await engine.open_replies()]
@@ -117,13 +121,13 @@ async def wrong_in(
 def wrong_in_batch(
     batch: Batch, books: dict[str, Any], rows: Sequence[CallRow], told: Sequence[list[list[Any]]]
 ) -> Iterator[str]:
-    """What is wrong with one batch.
+    """The faults of one batch.
 
     Args:
         batch: The batch.
-        books: Those of its provider.
+        books: The records of its provider.
         rows: The calls of its requests in the trace.
-        told: Its results, as often as they were told.
+        told: Its results, once for each report.
     """
     dues = due_of(batch, books)
     by_place = defaultdict(list)
@@ -166,14 +170,14 @@ def wrong_in_replies(
     accepted: dict[tuple[str, int], str],
     answers: Sequence[list[Any]],
 ) -> Iterator[str]:
-    """What is wrong with the reply to one question.
+    """The faults of the replies to one question.
 
     Args:
         question: The question.
-        books: Those of its provider.
+        books: The records of its provider.
         rows: Its calls in the trace.
         accepted: The provider's ids of all replies in the trace, by call and attempt.
-        answers: Text and cost, as often as they were told.
+        answers: Text and cost, once for each report.
     """
     made = {name: one["status"] for name, one in books["made"].items() if one["words"] == question.words}
     bill = {name: nano_of_reply(*books["bill"][name]) for name in made if name in books["bill"]}

@@ -1,4 +1,4 @@
-"""What a seed decides, as data: the works that are to be done, and the lives of the programs that do them."""
+"""The plan of a seed as data: the batches and questions, and the programs that run them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,42 @@ from tests.support.batch_wires import MODELS
 How: TypeAlias = Literal["whole", "streamed", "session", "cancelled"]
 
 Beside: TypeAlias = Literal["nothing", "resumes", "creates"]
-"""Another program at the same time, that asks no questions: it only resumes, or creates the same batches."""
+"""A second program at the same time, which asks no questions: it only resumes the batches, or creates the same
+ones.
+"""
 
 BATCH_FAULTS = (
     *("lose create", "drop create", "busy create", "hold create", "foreign create", "lose upload", "lose look"),
     *("break results", "cut results", "short results", "twice results", "fail job", "expire job"),
 )
 NOT_NAMELESS = "foreign create"
-"""Where jobs bear no mark, as Anthropic's, nobody could tell somebody else's of that moment from a lost one. So no
-two batches of a plan go to one provider, either."""
+"""Faults that need marked jobs. Anthropic's jobs have no mark, so a lost job there looks like a job that another
+program created at that moment. For the same reason, a plan has at most one batch for each provider.
+"""
 
 REPLY_FAULTS = (
     *("", "", "refuse", "lose", "hold", "busy", "silent", "end", "twice", "no stream", "garbage"),
     *(f"cut {size}" for size in (0, 150, 777, 1500, 4000)),
 )
-"""The empty one strikes nothing, and lets a request pass."""
+"""The faults of a reply. The empty one is no fault."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One batch. Each life goes on with it under its name."""
+    """One batch. Each program continues it under its name."""
 
     name: str
     wire: str
     texts: tuple[str, ...]
     most: int
-    """So many requests go into one job."""
+    """The maximum number of requests in one job."""
     cancelled: bool
-    """Whether each life that meets it cancels it."""
+    """Whether each program that finds the batch cancels it."""
     handed_out: bool
-    """Whether its results are handed out one by one."""
+    """Whether its results are read one by one."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One reply in the background, asked for in one life and never again."""
+    """One background reply, which only one program requests."""
 
     name: str
     words: str
@@ -53,36 +56,36 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One program, perhaps beside another one, until both are killed."""
+    """The run of one program, perhaps with a second one at the same time, until both are killed."""
 
     asks: tuple[Question, ...]
     beside: Beside
     batch_faults: tuple[str, ...]
     reply_faults: tuple[str, ...]
     restarts: tuple[float, ...]
-    """Each is the moment of a server's restart, in seconds since the program is up."""
+    """The times at which a server restarts, in seconds after the first program is ready."""
     lines: int
-    """The program is killed when it has told so many lines, or when it has nothing more to tell ..."""
+    """The program is killed after this number of lines, or when it has nothing more to report ..."""
     seconds: float
-    """... and so many seconds have passed since."""
+    """... and this number of seconds has passed since."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All that a seed decides."""
+    """The plan of a round."""
 
     batches: tuple[Batch, ...]
     lives: tuple[Life, ...]
     peace_beside: Beside
-    """What goes on beside the last program, which nobody kills."""
+    """The second program next to the last program, which is not killed."""
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """The replies that are asked for in all lives."""
+        """The questions of all programs."""
         return tuple(question for life in self.lives for question in life.asks)
 
 
 def plan_of(seed: int) -> Plan:
-    """What a seed decides."""
+    """The plan of a seed."""
     chance = random.Random(seed)
     wires = chance.sample(list(MODELS), k=chance.randint(1, 3))
     batches = tuple(_batch(chance, f"b{number}", wire) for number, wire in enumerate(wires))

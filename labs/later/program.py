@@ -1,9 +1,4 @@
-"""A host's program: it makes batches and asks for replies, or goes on with them, and tells all that it sees.
-
-    python -m labs.later.program ORDERS
-
-ORDERS are JSON. It prints a JSON array for each thing that happens, and ends when all its works have ended.
-"""
+"""The host program: it creates batches and requests replies, or resumes them, and reports all results."""
 
 from __future__ import annotations
 
@@ -44,12 +39,13 @@ MOST_TOKENS = 500
 
 
 Does: TypeAlias = Literal["hosts", "creates", "resumes"]
-"""A host creates batches, asks, and takes everything up. Others create or resume batches, and take up the replies
-that have no session."""
+"""A host creates batches, asks questions and resumes everything. The others create or resume batches, and resume
+the replies that have no session.
+"""
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a program is to do."""
+    """The orders for a program."""
 
     batch_url: str
     reply_url: str
@@ -61,7 +57,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def engine_at(batch_url: str, reply_url: str, store: str) -> AsyncIterator[Engine]:
-    """An engine with all wires of batches, and one that makes replies in the background."""
+    """An engine with all wires of batches, and a model for background replies."""
     adapters = {wire: entry(wire, type_of(wire), config_of(wire, batch_url)) for wire in MODELS}
     config = AdapterConfig(
         api_key="sk-1", base_url=reply_url, retry=QUICKLY, stream_read_timeout=1.0, options={"quirks": "openai"}
@@ -81,7 +77,7 @@ def tell(*what: object) -> None:
 
 
 async def run(orders: Orders) -> None:
-    """All works side by side, until each has ended."""
+    """Run all batches and questions concurrently, until each has ended."""
     async with engine_at(orders.batch_url, orders.reply_url, orders.store) as engine:
         await engine.start()
         with engine.bus.subscribe("batch.*", "llm.*", policy=Lossless()) as events:
@@ -130,11 +126,11 @@ async def _batch(engine: Engine, batch: Batch, *, create: bool) -> None:
                 batch.name, requests=requests, polling=OFTEN, settle_seconds=SETTLE_SECONDS
             )
         except NotFoundError:
-            return  # nobody has begun to create it
+            return  # the batch was not created yet
     if batch.cancelled:
         try:
             tell("cancel", batch.name, await handle.cancel())
-        except OutcomeUnknownError as error:  # it may be another's
+        except OutcomeUnknownError as error:  # another program may have created it
             tell("not cancelled", batch.name, str(error))
     results: list[BatchResult] = []
     if batch.handed_out:
@@ -151,7 +147,7 @@ def _told(result: BatchResult) -> tuple[str, str | None, str | None, int | None]
 
 
 def split_as_ordered(batches: Sequence[Batch]) -> AbstractContextManager[object]:
-    """A block in which each batch goes in jobs of its own size."""
+    """A context in which each batch uses its planned job size."""
     most = {batch.name: batch.most for batch in batches}
 
     def split(_: HttpBatches, items: Sequence[BatchItem]) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""One round: the lives of a plan, the faults and restarts meanwhile, and a last program that nobody kills."""
+"""One round: the programs of a plan, with faults and restarts at the same time, and a last program that is not
+killed.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ from .program import Does, Orders
 
 PACE_SECONDS = 0.01
 PATIENCE_SECONDS = 180.0
-"""How long the last programs may take."""
+"""The time limit of the last programs."""
 
 LIFE_SECONDS = 4.0
-"""A program that is up and has told too few lines is killed after so long."""
+"""A program that is ready but has written too few lines is killed after this time."""
 
 
 class Program:
-    """A program that runs, and what it has told so far."""
+    """A running program, and its reports so far."""
 
     def __init__(self, orders: Orders) -> None:
         self.told: list[list[Any]] = []
@@ -47,12 +49,12 @@ class Program:
         return self._heard.process.poll() is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, so long at most."""
+        """Wait for its end, up to this time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._heard.process.wait(seconds)
 
     def end(self) -> str:
-        """Kill it, if it has not ended. What it wrote to stderr, if it broke."""
+        """Kill it, if it has not ended. Returns its stderr if it failed."""
         self.killed = not self.over
         errors = self._heard.kill()
         code = self._heard.process.returncode
@@ -60,7 +62,7 @@ class Program:
 
 
 class Round:
-    """A round that is played."""
+    """A round in progress."""
 
     def __init__(self, plan: Plan, batches: BatchServer, replies: BackgroundServer, store: Path) -> None:
         self.plan = plan
@@ -93,7 +95,7 @@ class Round:
             )
 
     def live(self, life: Life) -> None:
-        """One life, which ends by kill -9, unless all is done before."""
+        """Run one program until it is killed with -9, or until all its work is done."""
         self.batches.fail(*life.batch_faults)
         self.replies.fail(*life.reply_faults)
         self.counts["faults"] += len(life.batch_faults) + sum(map(bool, life.reply_faults))
@@ -118,9 +120,9 @@ class Round:
         server.start()
 
     def peace(self) -> None:
-        """The last program, perhaps beside another one. They have all the time that they need."""
+        """Run the last program, perhaps with a second one. They are not killed."""
         for server in (self.batches, self.replies):
-            self._restart(server)  # which forgets whom it held
+            self._restart(server)  # which forgets the requests that it delayed
             server.forgive()
         programs = [self._start("hosts")]
         if self.plan.peace_beside != "nothing":
@@ -146,10 +148,10 @@ class Round:
 
 
 def run_round(seed: int, folder: Path) -> tuple[Counter[str], list[str]]:
-    """A round.
+    """Play a round.
 
     Returns:
-        What was done, and what should hold and doesn't.
+    The counts, and the violations.
     """
     plan = plan_of(seed)
     with batch_server(folder) as batches, background_server(PACE_SECONDS, folder) as replies:

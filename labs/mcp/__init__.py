@@ -1,1 +1,1 @@
-"""MCP servers under random kills, and the protocol's own conformance suite."""
+"""Random kills of MCP servers, and the protocol's conformance suite."""

@@ -49,7 +49,7 @@ EXPECTED_ERRORS = ("stopped during this call", "is restarting")
 
 
 class Known(NamedTuple):
-    """A call whose answer is known."""
+    """A call with a known answer."""
 
     server: str
     tool: str
@@ -94,7 +94,7 @@ def calls_of(servers: Mapping[str, McpServerSettings], folder: Path) -> list[Kno
 
 
 def children() -> list[int]:
-    """The processes that this one has started and that still run."""
+    """The child processes that still run."""
     found: list[int] = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
@@ -137,7 +137,7 @@ async def round_of(seed: int, options: argparse.Namespace, folder: Path) -> tupl
 
     settings = servers_of(options, folder)
     known = calls_of(settings, folder)
-    others = children()  # in the test suite: servers of other tests
+    others = children()  # in the test suite, servers of other tests also run
     over = asyncio.Event()
 
     async def work(pick: Callable[[], Known]) -> None:
@@ -165,7 +165,7 @@ async def round_of(seed: int, options: argparse.Namespace, folder: Path) -> tupl
                     group.create_task(work(lambda own=own: own.choice(known)))  # type: ignore[misc]
             for each in known:
                 outcome = await call(servers, each)
-                if outcome == "calls that a kill ended":  # the kill was the last thing that happened
+                if outcome == "calls that a kill ended":  # the kill was the last event
                     outcome = await call(servers, each)
                 note(outcome if outcome == "calls answered" else f"wrong: after the kills: {outcome}")
             tree = engine.statistics().supervisor

@@ -58,17 +58,17 @@ NOT_APPLICABLE = {
 """Scenarios and checks of servers by the reason why they do not apply."""
 
 OF_CLIENTS = {r"sep-2640-.*|auth/dpop.*|auth/wif-.*": NO_EXTENSION}
-"""Those of clients. The client library has neither DPoP nor federated identities of workloads."""
+"""The same for clients. The client library supports neither DPoP nor workload identity federation."""
 
 OF_OFFERS = r"resources-.*|prompts-.*|completion-.*|sep-2164-.*|sep-2549-(resources|prompts)-.*|.*-list-changed-.*"
 OF_HTTP = r"dns-.*|server-sse-.*|server-session-.*|server-stateless|http-.*"
 
 
 class Target(NamedTuple):
-    """What is tested."""
+    """The program under test."""
 
     words: list[str]
-    """The words of the suite that name it."""
+    """The arguments of the suite that name it."""
     versions: tuple[str, ...] = ("",)
     not_applicable: dict[str, str] = NOT_APPLICABLE
 

@@ -34,7 +34,7 @@ class Bridge:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             message = json.loads(line)
-            # The server's own messages go to the latest stream: to a call, or else to the client's GET.
+            # Messages from the server are sent to the newest stream: to a call, or else to the client's GET.
             key = message["id"] if "method" not in message else next(reversed(self._waiting), None)
             if (queue := self._waiting.get(key)) is not None:
                 queue.put_nowait(message)
@@ -44,7 +44,7 @@ class Bridge:
         self._process.stdin.write(body.replace(b"\n", b" ") + b"\n")
 
     async def messages(self, key: Any) -> AsyncIterator[bytes]:
-        """The events of a stream, until the answer to its request."""
+        """The events of a stream, up to the response to its request."""
         queue = self._waiting[key] = asyncio.Queue()
         try:
             while True:

@@ -44,7 +44,7 @@ def arguments_of(tool: McpTool) -> dict[str, Any]:
 
 
 class Person:
-    """A person who follows each login page at once, as a browser does."""
+    """A user who follows each login page at once, as a browser does."""
 
     def __init__(self) -> None:
         self._came = ""
@@ -105,7 +105,7 @@ def authentication(scenario: str, url: str, context: dict[str, Any]) -> object:
 
 
 def cross_app_access(url: str, storage: Memory, context: dict[str, Any]) -> object:
-    """A login at the company's identity provider that also opens the server."""
+    """A login at the company's identity provider that also gives access to the server."""
     from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 
     async def assertion(audience: str, resource: str) -> str:
@@ -140,7 +140,7 @@ def cross_app_access(url: str, storage: Memory, context: dict[str, Any]) -> obje
 
 
 class Memory:
-    """A storage for the client library's own objects."""
+    """A storage in memory for the client library's objects."""
 
     def __init__(self) -> None:
         self._tokens: Any = None

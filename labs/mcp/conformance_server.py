@@ -134,7 +134,7 @@ def test_streaming_elicitation() -> str:
 
 
 def another() -> str:
-    """Come and go."""
+    """A tool that is added and removed."""
     return "another"
 
 
@@ -182,7 +182,7 @@ def static_binary() -> ImageBlock:
 
 
 def watched() -> str:
-    """A text to which a client subscribes."""
+    """A text that a client subscribes to."""
     return "Watched."
 
 

@@ -1,1 +1,1 @@
-"""Three nodes of one cluster in processes of their own, and what befalls them."""
+"""Faults of a cluster with three nodes, each in a process of its own."""

@@ -1,14 +1,16 @@
-"""Faults of a cluster, by seeds.
+"""Faults of a cluster, derived from seeds.
 
     python -m labs.nodes [--rounds N] [--seed N] [--fault kill|stop|postgres|nats|clock|budget|both|late]
 
-A round is three nodes in processes of their own, each with a trace file, one PostgreSQL server, one broker. They
-hold a conversation whose turns are read on other nodes. At a random piece of text the owner is killed with -9, or
-suspended until another node has taken over, or PostgreSQL is restarted, or the broker is stopped and its store is
-wiped; or a clock is wrong by an hour. Or 50 callers share a budget for 10 calls, and a node is killed meanwhile.
-Afterwards each reader must have had one end and a beginning of what the provider said, the shared store must have
-each event of the files once, a row for each attempt and the files' sums, and the conversation must have no hole.
-Exits with 1 if a round failed; its folder is kept.
+A round has three nodes in processes of their own, each with a trace file, one PostgreSQL server and one broker.
+Most rounds run a conversation whose turns are read on other nodes. At a random piece of text there is a fault: the
+owner is killed with -9, or suspended until another node has taken over; PostgreSQL is restarted; the broker is
+stopped and its store deleted; or a clock is wrong by an hour. In other rounds, 50 callers share a budget for 10
+calls, and a node is killed.
+
+Afterwards, each reader must have one end, and a text that the provider's text begins with. The shared store must
+have each event of the files once, a row for each attempt, and the files' sums. The conversation must have no gap.
+The program exits with 1 if a round failed, and keeps the round's folder.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def play(first: int, rounds: int, fault: str | None = None, *, per_second: float
     Args:
         first: The seed of the first one.
         rounds: Their number.
-        fault: What befalls them; None takes turns.
-        per_second: The pieces of text that the provider says in a second.
+        fault: The fault; None uses each fault in turn.
+        per_second: The number of text pieces that the provider sends per second.
 
     Returns:
         The seeds of those that failed.

@@ -1,4 +1,4 @@
-"""What must hold after a round: PostgreSQL has the events of all files once, and conversations are whole."""
+"""The checks after a round: PostgreSQL has each event of all files once, and conversations are complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = tuple[Any, ...]
 
 
 async def ship(traces: Sequence[Path], dsn: str) -> None:
-    """Ship what is left in each file."""
+    """Ship the remaining events of each file."""
     for trace in traces:
         shipper = TraceShipper(trace, dsn)
         try:
@@ -34,14 +34,14 @@ async def ship(traces: Sequence[Path], dsn: str) -> None:
 
 
 async def failures_of(traces: Sequence[Path], dsn: str, folder: Path, served: Served, whole: bool) -> list[str]:
-    """What is wrong with the shared store, by all files together and by what the provider says it has served.
+    """The faults of the shared store, compared with all files and with the provider's counts.
 
     Args:
-        traces: The files of all nodes.
-        dsn: The shared store.
-        folder: A folder for what is needed.
-        served: What the provider says.
-        whole: Whether each call came to its own end.
+    traces: The files of all nodes.
+    dsn: The shared store.
+    folder: A folder for temporary files.
+    served: The provider's counts.
+    whole: Whether each call ended by itself.
     """
     try:
         await ship(traces, dsn)
@@ -76,7 +76,7 @@ def _differences(what: str, files: list[Row], shared: list[Row]) -> list[str]:
 
 
 def _event_failures(events: list[Row], calls: list[Row]) -> list[str]:
-    """What is wrong with the calls, by their events."""
+    """The faults of the calls, compared with their events."""
     failures = []
     attempts = Counter(row[3] for row in events if row[2] == "llm.call_started")
     if attempts != Counter(row[0] for row in calls):
@@ -92,7 +92,7 @@ def _event_failures(events: list[Row], calls: list[Row]) -> list[str]:
 
 
 def _provider_failures(calls: list[Row], served: Served, whole: bool) -> list[str]:
-    """What is wrong with the calls, by what the provider says."""
+    """The faults of the calls, compared with the provider's counts."""
     failures = []
     completed = [row for row in calls if row[1] == "completed"]
     cut = len(calls) - len(completed)
@@ -110,14 +110,14 @@ def _provider_failures(calls: list[Row], served: Served, whole: bool) -> list[st
 async def conversation_failures(
     dsn: str, folder: Path, session_id: str, asked: Mapping[int, str], replies: Mapping[int, str]
 ) -> list[str]:
-    """What is wrong with a conversation in which each question has one reply.
+    """The faults of a conversation in which each question has one reply.
 
     Args:
-        dsn: The shared store.
-        folder: A folder for what is needed.
-        session_id: The session.
-        asked: The questions, by their places.
-        replies: The replies, by their places. One that is not there is a beginning of what was said.
+    dsn: The shared store.
+    folder: A folder for temporary files.
+    session_id: The session.
+    asked: The questions, by position.
+    replies: The replies, by position. If one is missing here, the stored reply may be incomplete.
     """
     async with PostgresStore(dsn, path=folder / "pg") as shared:
         saved = await shared.saved_session(session_id)

@@ -1,4 +1,4 @@
-"""A conversation on three nodes, one of which is hit in the middle of a turn, and those who read that turn."""
+"""A conversation on three nodes with a fault in the middle of a turn, and the readers of that turn."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .reading import Reading
 from .servers import Servers
 
 LATE_SECONDS = 0.1
-"""The time behind the last piece of text within which an owner is killed at its end."""
+"""The maximum time after the last piece of text at which an owner is killed near the end of a turn."""
 
 
 class Conversation:
-    """A session whose turns are asked on any of the nodes, and read on the others.
+    """A session whose turns run on any of the nodes and are read on the others.
 
     Args:
-        fault: What befalls the owner, or all.
-        dice: What decides by the seed.
-        servers: The servers that the nodes share.
-        lease: The seconds of a lease.
-        seed: The seed.
+    fault: The fault of the owner, or of all nodes.
+    dice: The random generator of the seed.
+    servers: The servers that the nodes share.
+    lease: The duration of a lease in seconds.
+    seed: The seed.
     """
 
     def __init__(self, fault: str, dice: random.Random, servers: Servers, lease: int, seed: int) -> None:
@@ -40,21 +40,21 @@ class Conversation:
         self._befalls = dice.choice(("kill", "nothing")) if fault == "clock" else fault
         self._lease = lease
         self._asked: list[str] = []
-        self._end = ""  # of the turn of the fault, as the first reader was told
-        self._said: dict[int, str] = {}  # what was read of replies, by their place
-        self._may_lack: list[int] = []  # the places of turns that only the broker had, the last one first
+        self._end = ""  # how the turn with the fault ended, as the first reader saw it
+        self._said: dict[int, str] = {}  # the replies that were read, by position
+        self._may_lack: list[int] = []  # the positions of turns that only the broker had, the last one first
 
     @property
     def whole(self) -> bool:
-        """Whether each call comes to its own end."""
+        """Whether each call ends by itself."""
         return self._befalls not in ("kill", "late", "stop", "both")
 
     def environment(self) -> Mapping[str, str]:
-        """What nodes are told besides."""
+        """Additional environment variables of the nodes."""
         return {}
 
     async def play(self, nodes: Sequence[NodeProcess], group: anyio.abc.TaskGroup) -> None:
-        """Hold the conversation."""
+        """Run the conversation."""
         owner, second, third = self._dice.sample(nodes, 3)
         await self._turn(owner, [second], begin=True)
         if self._dice.random() < 0.5:
@@ -71,7 +71,7 @@ class Conversation:
         await self._befall(owner)
         readings.append(await Reading("a late reader", stream).begin(self._dice.choice((second, third))))
         await hopping.go_on(there)
-        if not self.whole and self._dice.random() < 0.5:  # taken over before readers see the end
+        if not self.whole and self._dice.random() < 0.5:  # the session is taken over before readers see the end
             await self._turn(second, [third])
         texts = [await self._read(reading) for reading in (*readings, hopping)]
         self.told += f", caller told {owner.count(asked, 'done')} end, readers {self._end}"
@@ -86,7 +86,7 @@ class Conversation:
         self._agree(place, texts)
 
     async def _aftermath(self, owner: NodeProcess, asked: int, stream: str, group: anyio.abc.TaskGroup) -> None:
-        """Let the owner come back, wherever it was."""
+        """Start, resume or reconnect the owner after its fault."""
         if self._befalls == "stop":
             owner.send_signal(signal.SIGCONT)
             told = await owner.end(asked)
@@ -101,13 +101,13 @@ class Conversation:
     # -- Turns and readers
 
     async def _ask(self, node: NodeProcess, **more: object) -> tuple[int, str]:
-        """Ask the next question. Returns the command, and the turn's stream."""
+        """Ask the next question. Returns the number of the command and the turn's stream."""
         self._asked.append(f"Question {len(self._asked) + 1}?")
         number = await node.command(session=self._session, ask=self._asked[-1], **more)
         return number, await node.stream(number)
 
     async def _turn(self, node: NodeProcess, readers: Sequence[NodeProcess], **more: object) -> None:
-        """A turn that nothing disturbs."""
+        """Run a turn without a fault."""
         asked, stream = await self._ask(node, **more)
         self._said[len(self._asked) - 1] = TEXT
         readings = [await Reading("a reader", stream).begin(reader) for reader in readers]
@@ -116,10 +116,10 @@ class Conversation:
             self._check(f"{reading.who} of {node.name}'s turn", await reading.end())
 
     async def _read(self, reading: Reading) -> str:
-        """The text of a reader of the turn of the fault."""
+        """Read the turn with the fault to its end. Returns its text."""
         text, end = await reading.end()
         due = "completed" if self.whole else "outcome_unknown"
-        if self._befalls == "late":  # the first one says how it was
+        if self._befalls == "late":  # the first reader decides how the turn ended
             due = self._end = self._end or ("completed" if end == "completed" else due)
         self._check(reading.who, (text, end), due)
         return text
@@ -132,8 +132,8 @@ class Conversation:
             self.failures.append(f"{who} ended as {end!r}, not {due!r}")
 
     def _agree(self, place: int, texts: list[str]) -> None:
-        """All have read the same, and it is kept. Not so if only the broker had it, and was wiped. And a turn that
-        said nothing to anybody leaves nothing, like each that fails so early.
+        """Check that all readers got the same text, and keep it. A turn may be missing if only the wiped broker
+        had it. A turn that failed before its first text leaves no reply.
         """
         if self._befalls == "both":
             self._may_lack = [*range(place, -1, -1)]
@@ -160,12 +160,12 @@ class Conversation:
     # -- Afterwards
 
     def failures_of_provider(self, served: Served) -> list[str]:
-        """What the provider says otherwise."""
+        """The differences from the provider's counts."""
         due = len(self._asked)
         return [] if served.requests == due else [f"{due} turns made {served.requests} requests"]
 
     async def failures_of_store(self, folder: Path) -> list[str]:
-        """What is wrong with the conversation that is kept."""
+        """The faults of the stored conversation."""
         asked = dict(enumerate(self._asked))
         may_lack = iter(self._may_lack)
         while True:

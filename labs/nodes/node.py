@@ -1,12 +1,13 @@
-"""One node in a process of its own: it is told what to do by lines of JSON, and tells what happens by others.
+"""One node in a process of its own: it reads commands as lines of JSON and writes results as lines of JSON.
 
     python -m labs.nodes.node NAME TRACE_FILE
 
-The environment says where everything is. The commands, each of which ends with a line that has `done`:
+The addresses are in environment variables. After the last result of each command there is a line with `done`. The
+commands:
 
     {"ask": TEXT, "session": ID, "id": N}    a turn in a session; "begin": true begins, "anew": true resumes it
     {"read": STREAM_ID, "id": N}             read a stream to its end, or "pieces" pieces of text, "from" a seq
-    {"callers": NUMBER, "id": N}             so many calls at once without a session, half of them streamed
+    {"callers": NUMBER, "id": N}             concurrent calls without a session, half of them streamed
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from callboard.bus.clock import SystemClock
 
 MODEL = "lab:bench"
 OUTPUT_TOKENS = 120
-"""The most tokens of a reply, which is also what each reply has."""
+"""The maximum number of tokens of a reply, and the actual number."""
 
 
 _From = TypedDict("_From", {"from": int}, total=False)
 
 
 class Command(_From, total=False):
-    """A line that a node is given."""
+    """A command in a line of input."""
 
     id: int
     ask: str
@@ -50,7 +51,7 @@ class Command(_From, total=False):
 
 
 class SkewedClock(SystemClock):
-    """The real clock, wrong by so many seconds."""
+    """The real clock with an offset in seconds."""
 
     def __init__(self, seconds: int) -> None:
         self._skew_us = seconds * 1_000_000
@@ -60,14 +61,14 @@ class SkewedClock(SystemClock):
 
 
 class Node:
-    """An engine, and the sessions that it holds."""
+    """An engine and its open sessions."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sessions: dict[str, Session] = {}
 
     async def obey(self, command: Command) -> None:
-        """Do what a line says. An error is told, and ends nothing."""
+        """Run the command in a line. An error is reported, and the node continues."""
         number = command["id"]
         try:
             if "read" in command:
@@ -101,7 +102,7 @@ class Node:
         if command.get("begin"):
             self._sessions[session_id] = self._engine.session(MODEL, session_id=session_id)
         if command.get("anew"):
-            self._sessions.pop(session_id, None)  # another node has had it since
+            self._sessions.pop(session_id, None)  # another node has owned it since
         session = self._sessions.get(session_id) or await self._engine.resume(session_id)
         self._sessions[session_id] = session
         try:
@@ -111,7 +112,7 @@ class Node:
                     tell(number, text=piece)
                 tell(number, done=(await turn.result()).status)
         except CallboardError:
-            del self._sessions[session_id]  # it may have moved: the next turn resumes it
+            del self._sessions[session_id]  # its owner may have changed, so the next turn resumes it
             raise
 
     async def _call(self, number: int, callers: int) -> None:
@@ -143,13 +144,13 @@ def said(events: Iterable[TurnEvent]) -> str:
 
 
 def tell(number: int, **what: object) -> None:
-    """Write one line."""
+    """Write one line of output."""
     sys.stdout.write(json.dumps({"id": number, **what}) + "\n")
     sys.stdout.flush()
 
 
 def engine_of(name: str, trace: Path, given: Mapping[str, str]) -> Engine:
-    """The node's engine, as the environment says."""
+    """The node's engine, configured by environment variables."""
     cluster = Cluster(
         nats=given["LAB_NATS"], store=given["LAB_STORE"], node=name, lease_seconds=float(given["LAB_LEASE"])
     )
@@ -163,7 +164,8 @@ def engine_of(name: str, trace: Path, given: Mapping[str, str]) -> Engine:
 async def main(name: str, trace: Path) -> None:
     async with engine_of(name, trace, os.environ) as engine:
         node = Node(engine)
-        await engine._host.settle()  # a node that stops immediately has ended the calls of a killed one
+        # after it, a node that stops immediately has already ended the calls of a killed node
+        await engine._host.settle()
         tell(0, ready=os.getpid())
         async with anyio.create_task_group() as group:
             while line := await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):

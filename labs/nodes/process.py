@@ -1,4 +1,4 @@
-"""A node's process, seen from the loop: commands go in, and what it tells is kept by command."""
+"""The process of a node: sends commands, and stores the results by command."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Line = Mapping[str, object]
 
 
 class Told(NamedTuple):
-    """What a node told of a command."""
+    """The result of a command."""
 
     text: str
-    """The text of the reply that was read."""
+    """The text of the reply."""
     end: str
-    """The ends of the stream, joined by +; or the error."""
+    """The ends of the stream, joined by +, or the error."""
     following: int
-    """The seq behind what was read."""
+    """The seq after the last event that was read."""
     reset: bool
-    """Whether what had been read before had to be forgotten."""
+    """Whether the stream was reset, so that the text before must be discarded."""
 
 
 class NodeProcess:
-    """A node, and what it tells."""
+    """A node's process and its results."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class NodeProcess:
         self._environment = environment
         self._process: anyio.abc.Process
         self.killed = False
-        """Whether it was killed, and is not up again."""
+        """Whether it was killed and has not started again."""
         self._lines: dict[int, list[Line]] = {}
         self._more = anyio.Event()
         self._commands = 0
@@ -65,14 +65,14 @@ class NodeProcess:
             self._more = anyio.Event()
 
     async def command(self, **what: object) -> int:
-        """Give a command. Returns its number."""
+        """Send a command. Returns its number."""
         assert self._process.stdin is not None
         self._commands += 1
         await self._process.stdin.send(json.dumps({**what, "id": self._commands}).encode() + b"\n")
         return self._commands
 
     async def until(self, number: int, fits: Callable[[list[Line]], bool]) -> list[Line]:
-        """What has come back for a command, as soon as it fits."""
+        """Wait until the results of a command satisfy a condition, and return them."""
         with anyio.move_on_after(PATIENCE_SECONDS):
             while not fits(self._lines.get(number, [])):
                 await self._more.wait()
@@ -80,14 +80,14 @@ class NodeProcess:
         raise AssertionError(f"{self.name} told no more of {number} than {self._lines.get(number, [])[-2:]}")
 
     async def stream(self, number: int) -> str:
-        """The stream of a turn."""
+        """The stream id of a turn."""
         lines = await self.until(number, lambda lines: bool(lines))
         if "stream" not in lines[0]:
             raise AssertionError(f"{self.name} has no stream: {lines[0]}")
         return str(lines[0]["stream"])
 
     async def end(self, number: int) -> Told:
-        """What came for a command, when it is over."""
+        """Wait for the end of a command. Returns its result."""
         lines = await self.until(number, lambda lines: bool(lines) and "done" in lines[-1])
         text, reset = "", False
         for line in lines:
@@ -98,25 +98,25 @@ class NodeProcess:
         return Told(text, str(lines[-1]["done"]), following if isinstance(following, int) else 0, reset)
 
     def pieces(self, number: int) -> int:
-        """How much text has come for a command."""
+        """The number of text pieces that a command has returned so far."""
         return sum("text" in line for line in self._lines.get(number, []))
 
     def count(self, number: int, key: str) -> int:
-        """How many lines of a command have that key."""
+        """The number of results of a command that have this key."""
         return sum(key in line for line in self._lines.get(number, []))
 
     async def kill(self) -> None:
-        """Kill it with -9."""
+        """Kill the process with -9."""
         self.killed = True
         self._process.kill()
         await self._process.wait()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     async def stop(self) -> None:
-        """Let it end in order."""
+        """Stop the process regularly."""
         if self._process.returncode is None and self._process.stdin is not None:
             with contextlib.suppress(OSError, anyio.BrokenResourceError):
                 await self._process.stdin.aclose()

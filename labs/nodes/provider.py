@@ -1,4 +1,4 @@
-"""The provider that all nodes call, and what it says it has served: the oracle of all sums."""
+"""The provider of all nodes. All sums of the trace must agree with its counts."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ PER_SECOND = 50.0
 TEXT = "".join(words(DELTAS))
 OUTPUT_TOKENS = USAGE_OUT
 OUTPUT_NANO_USD = 1000
-"""The price of a token of a reply. Those of requests cost nothing."""
+"""The price of an output token. Input tokens are free."""
 CALL_NANO_USD = OUTPUT_TOKENS * OUTPUT_NANO_USD
 _ESTIMATED = estimate_tokens(TEXT, rates_for("openai_compatible", "127.0.0.1", "bench"))
 CUT_NANO_USD = max(OUTPUT_TOKENS, _ESTIMATED) * OUTPUT_NANO_USD
-"""The most that a cut call may cost: the estimate of its text, which is above the stated usage."""
+"""The maximum cost of a call that broke off: the estimate of its text, which is more than the stated usage."""
 
 
 class Served(NamedTuple):
-    """What was served to one key."""
+    """The provider's counts for one key."""
 
     requests: int
-    """The number of requests that had the beginning of a reply, at least."""
+    """The number of requests with at least the beginning of a reply."""
     whole: int
-    """The number of replies that were said to their end, whether or not somebody still listened."""
+    """The number of replies that were sent completely, even if the client had already disconnected."""
 
 
 class Provider:
-    """A provider of canned replies that counts what it serves.
+    """A provider with fixed replies that counts its requests.
 
     Args:
-        url: Its address.
+    url: Its address.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     async def served(self, key: str) -> Served:
-        """What was served to a key."""
+        """The counts for a key."""
         told = await anyio.to_thread.run_sync(self._ask)
         return Served(*told.get(f"Bearer {key}", (0, 0)))
 
@@ -57,6 +57,6 @@ class Provider:
 
 @contextlib.contextmanager
 def lab_provider(per_second: float = PER_SECOND) -> Iterator[Provider]:
-    """Start the provider, which says so many pieces of text in a second. It ends with the block."""
+    """Run the provider within a block. It sends this number of text pieces per second."""
     with reply_server(DELTAS, per_second) as url:
         yield Provider(url)

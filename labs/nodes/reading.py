@@ -1,4 +1,4 @@
-"""A reader of one stream, who may leave it and go on on another node."""
+"""A reader of one stream that can continue on another node."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from .process import NodeProcess
 
 
 class Reading:
-    """A reader, and what it has read.
+    """A reader, and the text that it has read.
 
     Args:
-        who: A name for people.
-        stream: The stream.
+    who: A name for people.
+    stream: The stream.
     """
 
     def __init__(self, who: str, stream: str) -> None:
@@ -19,13 +19,13 @@ class Reading:
         self._legs: list[tuple[NodeProcess, int]] = []
 
     async def begin(self, node: NodeProcess, pieces: int = -1) -> Reading:
-        """Attach on a node, to read to the end, or so many pieces of text."""
+        """Start to read on a node, up to the end or this number of text pieces."""
         self.who += f" on {node.name}"
         self._legs.append((node, await node.command(read=self._stream, pieces=pieces)))
         return self
 
     async def go_on(self, node: NodeProcess) -> None:
-        """Go on on another node behind what was read, if that was not all."""
+        """Continue on another node after the last event, if the stream has not ended."""
         last, number = self._legs[-1]
         told = await last.end(number)
         if not told.end:
@@ -34,7 +34,7 @@ class Reading:
             self._legs.append((node, await node.command(**command)))
 
     async def end(self) -> tuple[str, str]:
-        """The text of all legs, and how the stream ended."""
+        """The text from all nodes, and how the stream ended."""
         text, end = "", ""
         for node, number in self._legs:
             told = await node.end(number)

@@ -1,4 +1,4 @@
-"""One round: three nodes, one conversation or one budget, and one fault, all by a seed."""
+"""One round, derived from a seed: three nodes, one conversation or one budget, and one fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAULTS = ("kill", "stop", "postgres", "nats", "clock", "budget", "both", "late")
 
 
 class Round:
-    """Three nodes, what befell them, and what was wrong."""
+    """Three nodes, their fault, and the violations."""
 
     def __init__(self, seed: int, fault: str, folder: Path, servers: Servers) -> None:
         self.fault = fault
@@ -40,11 +40,11 @@ class Round:
 
     @property
     def told(self) -> str:
-        """What befell the nodes."""
+        """The description of the fault."""
         return self._scene.told
 
     def _skews(self) -> dict[int, int]:
-        """The seconds by which the clocks of nodes are wrong."""
+        """The clock offsets of the nodes in seconds."""
         wrong = self.fault == "clock" or (self.fault == "budget" and self._dice.random() < 0.5)
         return {self._dice.randrange(3): self._dice.choice((-3600, 3600))} if wrong else {}
 
@@ -54,13 +54,13 @@ class Round:
         return {**os.environ, **servers, **own, **self._scene.environment()}
 
     async def play(self) -> None:
-        """Play the round, and look at what is left."""
+        """Play the round and check the results."""
         self._servers.write_configuration(self._folder)
         async with anyio.create_task_group() as group:
             try:
                 await _of_all(partial(node.start, group) for node in self._nodes)
                 await self._scene.play(self._nodes, group)
-                # the next process on a file ends what the killed one had under way
+                # the next process on a file ends the calls that the killed process had in progress
                 await _of_all(partial(node.start, group) for node in self._nodes if node.killed)
             except* AssertionError as errors:
                 self.failures += map(str, errors.exceptions)
@@ -80,7 +80,7 @@ class Round:
 
 
 async def _of_all(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Do something of several nodes at once."""
+    """Run steps on several nodes concurrently."""
     async with anyio.create_task_group() as group:
         for step in steps:
             group.start_soon(step)

@@ -30,8 +30,8 @@ class Servers:
     """The servers that the nodes share.
 
     Args:
-        postgres: The server of the shared store, which may be restarted.
-        nats: The broker, which may be stopped and wiped.
+        postgres: The server of the shared store, which the lab may restart.
+        nats: The broker, which the lab may stop and wipe.
         dsn: The round's database.
         provider: The provider.
     """
@@ -48,17 +48,17 @@ class Servers:
         return self._nats.url
 
     async def restart_postgres(self) -> None:
-        """Kill all that PostgreSQL has under way, and start it again."""
+        """Kill PostgreSQL with all its connections, and start it again."""
         await anyio.to_thread.run_sync(self._postgres.restart, "immediate")
 
     async def wipe_nats(self, away_seconds: float) -> None:
-        """Kill the broker, have it forget everything, and start it again after a while."""
+        """Kill the broker, delete its data, and start it again after a while."""
         self._nats.stop()
         self._nats.wipe()
         await anyio.sleep(away_seconds)
         await anyio.to_thread.run_sync(self._nats.start)
 
     def write_configuration(self, home: Path) -> None:
-        """Write the files that say how the provider is called, and what it costs."""
+        """Write the files with the provider's address and prices."""
         (home / "models.yaml").write_text(MODELS.format(url=self.provider.url))
         (home / "prices.yaml").write_text(PRICES)

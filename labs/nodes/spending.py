@@ -1,4 +1,4 @@
-"""Callers on three nodes who share a budget."""
+"""Concurrent callers on three nodes that share a budget."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FAULTS = ("nothing", "kill", "stop", "postgres", "nats")
 
 
 class Spending:
-    """Fifty callers against a budget for ten calls, what befalls their nodes, and nine callers more.
+    """Fifty callers with a budget for ten calls, a fault of their nodes, and nine more callers.
 
     Args:
-        fault: Not used: what befalls the nodes is thrown.
-        dice: What decides by the seed.
-        servers: The servers that the nodes share.
-        lease: The seconds of a lease.
-        seed: Not used.
+    fault: Not used: the fault is chosen at random.
+    dice: The random generator of the seed.
+    servers: The servers that the nodes share.
+    lease: The duration of a lease in seconds.
+    seed: Not used.
     """
 
     def __init__(self, fault: str, dice: random.Random, servers: Servers, lease: int, seed: int) -> None:
@@ -42,16 +42,16 @@ class Spending:
 
     @property
     def whole(self) -> bool:
-        """Whether each call comes to its own end."""
+        """Whether each call ends by itself."""
         return self._befalls != "kill"
 
     def environment(self) -> Mapping[str, str]:
-        """What nodes are told besides."""
+        """Additional environment variables of the nodes."""
         limit = {"LAB_BUDGET": f"{AFFORDED * CALL_NANO_USD / 1e9:.9f}"}
         return {**limit, "LAB_WINDOW": self._window} if self._window else limit
 
     async def play(self, nodes: Sequence[NodeProcess], group: anyio.abc.TaskGroup) -> None:
-        """Have all call, and strike."""
+        """Start all callers and inject the fault."""
         shares = [CALLERS // 3, CALLERS // 3, CALLERS - 2 * (CALLERS // 3)]
         calls = [(node, await node.command(callers=share)) for node, share in zip(nodes, shares, strict=True)]
         victim, at_victim = self._dice.choice(calls)
@@ -82,7 +82,7 @@ class Spending:
             await self._servers.wipe_nats(away)
 
     def failures_of_provider(self, served: Served) -> list[str]:
-        """The calls that there was no money for, and those that were not made although there was."""
+        """The calls that exceeded the budget, and the calls that were refused although the budget allowed them."""
         failures = []
         if max(served.requests, self._made) > AFFORDED:
             failures.append(f"{served.requests} requests and {self._made} calls, with money for {AFFORDED}")
@@ -91,5 +91,5 @@ class Spending:
         return failures
 
     async def failures_of_store(self, folder: Path) -> list[str]:
-        """Nothing more."""
+        """No additional checks."""
         return []

@@ -1,1 +1,1 @@
-"""What the adapters make of recorded traffic of real providers, and what they should."""
+"""Compares the adapters' results with recorded traffic of real providers."""

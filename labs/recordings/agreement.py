@@ -2,13 +2,13 @@
 
     python -m labs.recordings.agreement FOLDER          (or CALLBOARD_RECORDED=FOLDER)
 
-FOLDER holds one JSON-lines file for each protocol: an exchange as it was recorded, and what a correct reader
-understands of it (its "oracle"). Every reliable exchange goes through the real adapter, over a transport that
-answers with the recorded body: whole, byte by byte (streams), and cut at random places, always the same ones.
-Compared are text, tool calls, reasoning, stop reason, the four buckets of usage and the class of an error; an
-exchange agrees if all of them do. Of whose server it is, an adapter is told no more than whether it is known never
-to give a finish reason. What is no reply of its protocol must raise. Anything raised that is no AdapterError, any
-broken stream invariant, and any stream whose events depend on the cuts is a failure of its own.
+FOLDER contains one JSON-lines file for each protocol. Each line has a recorded exchange and its correct reading
+(the "oracle"). Every reliable exchange goes through the real adapter, over a transport that answers with the
+recorded body: whole, byte by byte (streams), and cut at random places, always the same ones. Compared are text,
+tool calls, reasoning, stop reason, the four buckets of usage and the class of an error; an exchange agrees if all
+of them do. Of whose server it is, an adapter is told no more than whether it is known never to give a finish
+reason. What is no reply of its protocol must raise. Anything raised that is no AdapterError, any broken stream
+invariant, and any stream whose events depend on the cuts is a failure of its own.
 
 Prints a table and each disagreement; exits with 1 below 98 % for a protocol, or at any failure. Says what it
 skips when there is no such folder or file.
@@ -36,20 +36,20 @@ from tests.support.invariants import check_stream
 from tests.support.recordings import PROTOCOLS, THRESHOLD, fragments, make_adapter, read_cases
 
 LARGEST_BY_BYTE = 64 * 1024
-"""Larger streams are cut at random only: byte by byte they would take most of the time."""
+"""Larger streams are only cut at random places, because byte by byte they would take too long."""
 BUCKETS = ("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens")
 
 
 @dataclass
 class Outcome:
-    """What an adapter made of an exchange."""
+    """The adapter's result of an exchange."""
 
     content: tuple[ContentBlock, ...] = ()
     stop_reason: StopReason | None = None
     usage: TokenUsage | None = None
     error: AdapterError | None = None
     failure: str | None = None
-    """What no adapter may do, and this one did."""
+    """The violation, if the adapter did what no adapter may do."""
     events: list[StreamEvent] = field(default_factory=list)
 
 
@@ -66,7 +66,7 @@ class Tally:
 
 
 async def play(kind: str, case: Mapping[str, Any], mode: str) -> Outcome:
-    """One exchange through the adapter, as it was asked for then."""
+    """Run one exchange through the adapter, with the recorded request options."""
     body = case["response_body"].encode()
     adapter = make_adapter(kind, case, fragments(body, mode))
     model = case["request_body"].get("model") or "unknown"
@@ -107,7 +107,7 @@ async def _stream(adapter: HttpAdapter, request: CanonicalRequest, outcome: Outc
 
 
 def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
-    """Each field in which the outcome differs from what is known to be true."""
+    """The fields in which the result differs from the oracle."""
     oracle = case["oracle"]
     if oracle.get("must_not_succeed"):
         if outcome.error is None:
@@ -155,7 +155,7 @@ def _short(value: object) -> str:
 
 
 async def measure(path: Path, kind: str) -> dict[str, Tally]:
-    """The tally of each mode: of plain replies and of streams."""
+    """Measure a file. Returns a tally for each mode, of plain replies and of streams."""
     tallies: dict[str, Tally] = {}
     for case in read_cases(path):
         streamed = case["streamed"] or case.get("request_streamed")
@@ -181,7 +181,7 @@ async def measure(path: Path, kind: str) -> dict[str, Tally]:
 
 
 def report(results: Mapping[str, Mapping[str, Tally]]) -> tuple[str, bool]:
-    """The table and the disagreements as text, and whether all is well."""
+    """The table and the disagreements as text, and whether everything agrees."""
     lines = [f"{'protocol':<18}{'mode':<20}{'exchanges':>10}{'agree':>8}{'%':>8}"]
     good = True
     for protocol, tallies in results.items():

@@ -1,12 +1,12 @@
-"""How far our prices agree with what a provider itself says that a recorded call cost.
+"""Compares Callboard's prices with the costs that providers stated in recorded replies.
 
-    python -m labs.recordings.costs FOLDER          (or CALLBOARD_RECORDED=FOLDER)
+python -m labs.recordings.costs FOLDER (or CALLBOARD_RECORDED=FOLDER)
 
-FOLDER is that of `agreement.py`. Every exchange whose reply carries the provider's own cost (OpenRouter's
-do) goes through the real adapter; its usage is priced by the shipped table at the moment of the recording. Printed
-is each exchange with both costs, and the disagreements by their reasons, which are worked out from the parts of
-the bill that the reply states: what the tokens in and out cost. Exits with 1 if the adapter lost a stated cost, or
-if a disagreement has no reason.
+FOLDER is the one of `agreement.py`. The lab reads each exchange whose reply states its cost, as OpenRouter's
+replies do. The real adapter reads the usage, and the shipped price table prices it for the time of the recording.
+The program prints each exchange with both costs, and the disagreements by reason. A reason is derived from the
+stated costs of input and output tokens. The program exits with 1 if the adapter lost a stated cost, or if a
+disagreement has no reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from callboard.tracestore.prices.table import Explanation
 from .agreement import play
 
 PROTOCOLS = {"openai_chat": "openai_compatible", "openai_responses": "openai"}
-"""The file's name, and the type of the adapter."""
+"""The adapter's type for each file of recordings."""
 
 NANO = Decimal(10) ** 9
 INPUT = ("input", "cache_read", "cache_write_5m", "cache_write_1h")
@@ -41,18 +41,18 @@ COMPLETION_COST = ("upstream_inference_completions_cost", "upstream_inference_ou
 
 @dataclass
 class Bill:
-    """An exchange priced twice, in nano-USD."""
+    """Both costs of an exchange, in nano-USD."""
 
     case: str
     model: str
     stated: Decimal
-    """The price that the reply itself states."""
+    """The cost in the reply."""
     kept: int | None
-    """What the adapter kept of the stated price."""
+    """The stated cost as the adapter read it."""
     ours: int | None
-    """The price by our table."""
+    """The cost by the shipped price table."""
     reasons: list[str] = field(default_factory=list)
-    """Why the prices differ. Where the reply says nothing about it, the reason begins with UNEXPLAINED."""
+    """Why the costs differ. If the reply gives no explanation, the reason begins with UNEXPLAINED."""
 
     @property
     def agrees(self) -> bool:
@@ -63,7 +63,7 @@ UNEXPLAINED = "unexplained"
 
 
 def stated_usage(body: str) -> dict[str, Any] | None:
-    """The usage object of a reply that states a cost; a stream's last one."""
+    """The usage object of a reply that states a cost; in a stream, the last one."""
     found = None
     for line in body.splitlines() if body.lstrip().startswith(("data:", "event:", ":")) else [body]:
         text = line.removeprefix("data:").strip()
@@ -77,7 +77,7 @@ def stated_usage(body: str) -> dict[str, Any] | None:
 
 
 def bill(case: Mapping[str, Any], kind: str, table: PriceTable) -> Bill | None:
-    """Both prices of one exchange; None if its reply states no cost, or none of its tokens."""
+    """Both costs of one exchange; None if the reply states no cost or no tokens."""
     stated = stated_usage(case["response_body"])
     if stated is None:
         return None
@@ -97,7 +97,7 @@ def bill(case: Mapping[str, Any], kind: str, table: PriceTable) -> Bill | None:
 
 
 def reasons(total: Decimal, stated: Mapping[str, Any], usage: TokenUsage, ours: Explanation) -> Iterator[str]:
-    """Why a stated cost isn't ours, as far as the parts of the bill tell."""
+    """The reasons why a stated cost differs from ours, as far as the parts of the bill show them."""
     if ours.cost.nano_usd is None:
         yield f"not priced, and said so: {ours.cost.reason}"
         return
@@ -138,7 +138,7 @@ def _part(details: Mapping[str, Any], names: tuple[str, ...]) -> Decimal:
 
 
 def read(folder: Path, table: PriceTable) -> Iterator[Bill]:
-    """Every exchange of a folder whose reply states its cost."""
+    """Yield the exchanges of a folder whose replies state their cost."""
     for protocol, kind in PROTOCOLS.items():
         path = folder / f"{protocol}.jsonl"
         if not path.exists():
@@ -150,7 +150,7 @@ def read(folder: Path, table: PriceTable) -> Iterator[Bill]:
 
 
 def report(bills: list[Bill]) -> tuple[str, bool]:
-    """The table and the reasons as text, and whether all is well."""
+    """The table and the reasons as text, and whether everything is explained."""
     lines = [f"{'exchange':<18}{'model':<30}{'stated, nano-USD':>18}{'ours':>14}"]
     for each in bills:
         ours = "unpriced" if each.ours is None else f"{each.ours:,}"

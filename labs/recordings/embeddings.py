@@ -1,11 +1,11 @@
-"""How far the embeddings agree with recorded traffic of real providers.
+"""Compares the embeddings with recorded traffic of real providers.
 
     python -m labs.recordings.embeddings FOLDER          (or CALLBOARD_RECORDED=FOLDER)
 
-The sibling of `agreement`, for the files ``embeddings_*.jsonl``: each exchange goes through the real
-adapter, its body whole, byte by byte and cut at random. Compared are the number of vectors, their dimensions,
-their first values and their sums, the served model, the tokens and the class of an error. Values are float32: they
-agree when they are those of the wire, rounded to that. Exits with 1 at any disagreement.
+Works as `agreement` does, with the files ``embeddings_*.jsonl``. The real adapter reads each body as a whole, byte
+by byte, and cut at random places. The lab compares the number of vectors, their dimensions, first values and sums,
+the served model, the tokens and the class of an error. Values must equal those of the wire, rounded to float32.
+Exits with 1 at any disagreement.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from tests.support.recordings import CountingClock, Recording, fragments
 from .agreement import Tally, report
 
 PROTOCOLS = ("openai", "gemini", "voyage", "cohere", "bedrock")
-"""By the ends of the files' names; the adapters' types are called the same."""
+"""The suffixes of the files' names, which are also the adapters' types."""
 
 MODES = ("whole", "random-1", "random-2", "byte")
 LARGEST_BY_BYTE = 64 * 1024
 SUM_ERROR = 1e-4
-"""A sum of a few thousand float32 numbers is off by less."""
+"""The maximum difference of two sums of a few thousand float32 numbers."""
 
 
 @dataclass
 class Outcome:
-    """What an adapter made of an exchange."""
+    """The adapter's result of an exchange."""
 
     response: EmbeddingResponse | None = None
     error: AdapterError | None = None
     failure: str | None = None
-    """What no adapter may do, and this one did."""
+    """The violation, if the adapter did what no adapter may do."""
 
 
 def texts_of(body: JsonObject) -> tuple[str, ...]:
-    """The texts that a recorded request asks for, wherever its protocol has them."""
+    """The input texts of a recorded request, in any of the protocols."""
     match body:
         case {"input": list(texts)} | {"texts": list(texts)}:
             return tuple(map(str, texts))
@@ -61,7 +61,7 @@ def texts_of(body: JsonObject) -> tuple[str, ...]:
 
 
 def model_of(case: Mapping[str, Any]) -> str:
-    """The model that a recorded request names, in its body or in its path."""
+    """The requested model, which is in the body or in the path."""
     named: str | None = case["request_body"].get("model")
     if named is not None:
         return named
@@ -92,7 +92,7 @@ async def play(kind: str, case: Mapping[str, Any], mode: str) -> Outcome:
 
 
 def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
-    """Each field in which the outcome differs from what is known to be true."""
+    """The fields in which the result differs from the oracle."""
     oracle = case["oracle"]
     wanted_error = (oracle.get("contract") or {}).get("error_class")
     found_error = outcome.error.error_class.value if outcome.error is not None else None
@@ -125,7 +125,7 @@ def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
 
 
 def _tokens(usage: Any) -> int | None:
-    """What the provider says that it will bill; None if it doesn't say."""
+    """The number of billed tokens by the reply; None if it has none."""
     match usage:
         case {"billed_units": {"input_tokens": int(tokens)}}:
             return tokens
@@ -138,7 +138,7 @@ def _tokens(usage: Any) -> int | None:
 
 
 async def measure(path: Path, kind: str) -> dict[str, Tally]:
-    """The tally of each way to cut the bodies."""
+    """Measure a file. Returns a tally for each way to cut the bodies."""
     with path.open(encoding="utf-8") as lines:
         cases = [json.loads(line) for line in lines if line.strip()]
     tallies: dict[str, Tally] = {}
@@ -161,7 +161,7 @@ async def measure(path: Path, kind: str) -> dict[str, Tally]:
 
 
 def run(folder: Path) -> tuple[str, bool]:
-    """Measure every protocol whose file is in the folder; good is only if all of them agree in all."""
+    """Measure each protocol whose file is in the folder. The second value is whether everything agrees."""
     results: dict[str, dict[str, Tally]] = {}
     for kind in PROTOCOLS:
         path = folder / f"embeddings_{kind}.jsonl"

@@ -1,1 +1,3 @@
-"""Every server as it is: its wire, its demands, its refusals and its errors; see `__main__`."""
+"""Servers that behave like each real server: its wire, its demands, its refusals and its errors; see
+`__main__`.
+"""

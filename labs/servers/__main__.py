@@ -1,11 +1,12 @@
-"""Random conversations over every ordered pair of servers, each of which behaves as the field notes say.
+"""Random conversations over each ordered pair of servers. Each server behaves as the field notes say.
 
     python -m labs.servers --conversations 2000 [--seed S] [--show]
 
-The notes are `adapters/servers/*.jsonl`: what must go back (A), what is refused (B) and what errors say (C). A
+The notes are `adapters/servers/*.jsonl`: the parts that must be sent back (A), refusals (B) and errors (C). A
 conversation has tools, thinking, images, cancels, errors, and swaps of the model. A refusal that Callboard could
-have avoided is a failure, and so is a history that a server does not get again as it was. `--show` prints the
-servers with the number of their notes and rules, and plays nothing. Exits with 1 if a conversation failed.
+have avoided is a failure. It is also a failure if a server does not get its history back unchanged. `--show`
+prints the servers with the number of their notes and rules, and plays nothing. The program exits with 1 if a
+conversation failed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> int:
 
 
 async def run(first: int, conversations: int) -> int:
-    """Play conversations and print what became of them."""
+    """Play conversations and print their results."""
     total: Counter[str] = Counter()
     failed: list[int] = []
     async with TemperServer() as server:

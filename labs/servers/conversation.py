@@ -36,7 +36,7 @@ from .server import Says, TemperServer
 from .tempers import TEMPERS, TYPES, Temper, notes_of
 
 STEP_SECONDS = 30.0
-"""No turn takes longer, unless something hangs."""
+"""The time limit of a turn."""
 
 PAIRS: tuple[tuple[Temper, Temper], ...] = tuple(itertools.permutations(TEMPERS, 2))
 """All ordered pairs of wires, in an order that mixes the servers."""
@@ -69,17 +69,19 @@ class Step(NamedTuple):
     says: tuple[Says, ...]
     streamed: bool
     ends: str
-    """How: `said`, `failed`, `healed` by a fallback, `shortened` after an overflow, `unrun`, or `cancelled`."""
+    """The end of the turn: `said`, `failed`, `healed` by a fallback, `shortened` after an overflow, `unrun`, or
+    `cancelled`.
+    """
     error: Note | None = None
 
     @property
     def rounds(self) -> int:
-        """How often the turn may run tools."""
+        """The number of tool rounds of the turn."""
         return len(self.says) - 2 if self.ends == "unrun" else 9
 
     @property
     def last(self) -> str:
-        """The text of the turn's reply."""
+        """The text of the turn's last reply."""
         return self.says[-2 if self.ends == "unrun" else -1].text
 
 
@@ -97,7 +99,7 @@ def plan_of(seed: int) -> list[Step]:
         for _ in range(chance.randint(1, most)):
             step = _step(temper, chance, len(steps))
             if step.ends == "shortened" and not any(before.ends == "said" for before in steps):
-                step = step._replace(says=step.says[:1] * 3, ends="failed")  # there is nothing to leave out
+                step = step._replace(says=step.says[:1] * 3, ends="failed")  # no message can be left out
             steps.append(step)
     return steps
 
@@ -112,7 +114,8 @@ def _step(temper: Temper, chance: random.Random, number: int) -> Step:
     says = [Says(chance.choice(looking), chance.choice((1, 2)), _thought(chance)) for _ in range(rounds)]
     says.append(Says(text=f"Answer {number}.", thought=_thought(chance)))
     draw = chance.random()
-    notes = [note for note in notes_of(temper, "C") if not note.expect.get("seconds")]  # they would be waited for
+    # the engine would wait for these
+    notes = [note for note in notes_of(temper, "C") if not note.expect.get("seconds")]
     said = tuple(content)
     if draw < 0.15 and notes:
         return _with_error(temper, said, says, chance.choice(notes), chance)
@@ -125,7 +128,7 @@ def _step(temper: Temper, chance: random.Random, number: int) -> Step:
 def _with_error(
     temper: Temper, content: tuple[ContentBlock, ...], says: list[Says], note: Note, chance: random.Random
 ) -> Step:
-    """A turn in which the server says what the note says."""
+    """A turn in which the server answers with the note's error."""
     in_stream = "events" in note.input
     streamed = in_stream or chance.random() < 0.5
     at = chance.randrange(len(says))
@@ -134,7 +137,8 @@ def _with_error(
         return Step(temper, content, (Says(error=note), *says), streamed, "shortened", note)
     if note.expect["fallback"] and not overflow and not in_stream:
         return Step(temper, content, (*says[:at], Says(error=note), *says[at:]), streamed, "healed", note)
-    errors = [Says(error=note)] * 3  # a request that was mended is refused again
+    # the engine changes the request and sends it again, so the error is needed more than once
+    errors = [Says(error=note)] * 3
     return Step(temper, content, (*says[:at], *errors), streamed, "failed", note)
 
 
@@ -143,7 +147,7 @@ def _thought(chance: random.Random) -> str:
 
 
 class Report(msgspec.Struct):
-    """What became of a conversation."""
+    """The result of a conversation."""
 
     counts: Counter[str]
     failures: list[str]
@@ -159,7 +163,7 @@ async def play(seed: int, server: TemperServer) -> Report:
             where = f"turn {number} with {step.temper.name}, {step.ends}"
             server.plan(*step.says)
             session.model = _model(step)
-            server.keeps = step.ends != "shortened"  # where the beginning of the history is left out
+            server.keeps = step.ends != "shortened"  # shortening leaves out the beginning of the history
             try:
                 async with asyncio.timeout(STEP_SECONDS):
                     found = await _turn(session, step)
@@ -183,7 +187,7 @@ async def play(seed: int, server: TemperServer) -> Report:
 
 
 async def _turn(session: Session, step: Step) -> str | None:
-    """Play a turn. What is wrong with its end; None if nothing is."""
+    """Run a turn. Returns what is wrong with its end, or None."""
     content = list(step.content)
     options: TurnOptions = {"max_tool_rounds": step.rounds}
     if step.ends == "shortened":
@@ -229,12 +233,13 @@ def _registry(url: str) -> ModelRegistry:
             models[name] = ModelEntry(id=name, adapter=temper.name, wire_name=temper.model, fallback=fallback)
     steady = AdapterConfig(api_key="key-of-the-lab", base_url=f"{url}/steady-chat", max_retries=0)
     adapters["steady"] = AdapterEntry(name="steady", type="openai_compatible", config=steady)
-    models["steady:alone"] = ModelEntry(id="steady:alone", adapter="steady", wire_name="m")  # set back by no error
+    # no error makes this model unavailable
+    models["steady:alone"] = ModelEntry(id="steady:alone", adapter="steady", wire_name="m")
     return ModelRegistry(adapters, models)
 
 
 def _not_at_home(name: str, histories: Sequence[list[Json]]) -> list[str]:
-    """Where a later history of a server does not begin with the one before it."""
+    """The places where a later history of a server does not begin with the history before it."""
     for before, after in itertools.pairwise(histories):
         for place, (one, other) in enumerate(zip(before, after, strict=False)):
             if one != other and not _last_of_the_user(before, place):
@@ -245,7 +250,7 @@ def _not_at_home(name: str, histories: Sequence[list[Json]]) -> list[str]:
 
 
 def _last_of_the_user(history: Sequence[Json], place: int) -> bool:
-    """Whether more can be said in the last entry, because no reply followed: the next message is joined to it."""
+    """Whether the next message is joined to the last entry, because no reply followed that entry."""
     return place == len(history) - 1
 
 

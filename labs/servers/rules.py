@@ -1,7 +1,7 @@
-"""What servers demand of a history and refuse in a request, as functions of the request.
+"""The demands of servers on a history and on a request, as functions of the request.
 
-A field note of kind A or B names its rule here as `input.rule`. The server of the lab applies the rules of its
-notes. A rule returns what is wrong with a request, or None.
+A field note of kind A or B has the name of its rule in `input.rule`. The server of the lab applies the rules of
+its notes. A rule returns the violation as a text, or None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from callboard.bus.values.base import JsonObject
 
 
 class Asked(NamedTuple):
-    """A request as a server gets it."""
+    """A request as a server receives it."""
 
     wire: str
     """The name of the wire in the field notes."""
@@ -58,7 +58,7 @@ def _blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(asked: Asked) -> Iterator[dict[str, Any]]:
-    """The schemas of the tools' parameters."""
+    """Yield the parameter schemas of the tools."""
     for tool in asked.body.get("tools") or []:  # type: ignore[union-attr]
         if isinstance(tool, dict):
             function = tool.get("function") if isinstance(tool.get("function"), dict) else tool
@@ -82,7 +82,7 @@ def _all_blocks(asked: Asked) -> Iterator[dict[str, Any]]:
 
 
 def _images(asked: Asked) -> Iterator[tuple[str, bytes]]:
-    """Each image's label and its bytes."""
+    """Yield the media type and the bytes of each image."""
     for block in _all_blocks(asked):
         source, address = block.get("source"), block.get("image_url")
         url = address.get("url") if isinstance(address, dict) else address
@@ -104,7 +104,7 @@ def _images(asked: Asked) -> Iterator[tuple[str, bytes]]:
 
 @rule
 def reasoning_with_tool_calls(asked: Asked) -> str | None:
-    """Every message with calls has its reasoning, if only an empty one (DeepSeek, Moonshot)."""
+    """Each message with tool calls has a reasoning field, which may be empty (DeepSeek, Moonshot)."""
     for number, message in enumerate(_messages(asked)):
         if message.get("tool_calls") and not isinstance(message.get("reasoning_content"), str):
             return f"Missing `reasoning_content` field in the assistant message at message index {number}"
@@ -113,7 +113,7 @@ def reasoning_with_tool_calls(asked: Asked) -> str | None:
 
 @rule
 def reasoning_with_tool_calls_not_empty(asked: Asked) -> str | None:
-    """As `reasoning_with_tool_calls`, and the reasoning must not be empty (Moonshot)."""
+    """As `reasoning_with_tool_calls`, but the reasoning must not be empty (Moonshot)."""
     for number, message in enumerate(_messages(asked)):
         if message.get("tool_calls") and not message.get("reasoning_content"):
             return f"thinking is enabled but reasoning_content is missing in assistant tool call message {number}"
@@ -122,7 +122,9 @@ def reasoning_with_tool_calls_not_empty(asked: Asked) -> str | None:
 
 @rule
 def thinking_with_tool_uses(asked: Asked) -> str | None:
-    """Every message with calls begins with thinking, also without a signature (DeepSeek's Messages endpoint)."""
+    """Each message with tool calls begins with thinking; a signature is not needed (DeepSeek's Messages
+    endpoint).
+    """
     thinking = asked.body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         return None
@@ -135,7 +137,7 @@ def thinking_with_tool_uses(asked: Asked) -> str | None:
 
 @rule
 def no_foreign_signatures(asked: Asked) -> str | None:
-    """Signatures are the server's own: all that it gave are the same in this lab."""
+    """No signature comes from another server. In this lab, each server gives only one signature."""
     for block in _all_blocks(asked):
         if block.get("type") == "thinking" and block.get("signature") not in ("c2lnbmF0dXJl",):
             return "Invalid `signature` in `thinking` block"
@@ -144,7 +146,7 @@ def no_foreign_signatures(asked: Asked) -> str | None:
 
 @rule
 def reasoning_with_tool_calls_of_deepseek(asked: Asked) -> str | None:
-    """Behind a gateway, messages with calls have reasoning if the model is DeepSeek's or Moonshot's."""
+    """Behind a gateway, messages with tool calls have reasoning if the model is DeepSeek's or Moonshot's."""
     if not re.search("(?i)deepseek|kimi", str(asked.body.get("model"))):
         return None
     for number, message in enumerate(_messages(asked)):
@@ -170,7 +172,7 @@ def no_reasoning_fields(asked: Asked) -> str | None:
 
 @rule
 def no_reasoning_content(asked: Asked) -> str | None:
-    """No message has `reasoning_content` (Cerebras, which takes `reasoning`)."""
+    """No message has `reasoning_content` (Cerebras, which accepts `reasoning`)."""
     for number, message in enumerate(_messages(asked)):
         if "reasoning_content" in message:
             place = f"messages.{number}.assistant.reasoning_content"
@@ -180,7 +182,7 @@ def no_reasoning_content(asked: Asked) -> str | None:
 
 @rule
 def short_call_ids(asked: Asked) -> str | None:
-    """An id of a call has nine letters and digits (Mistral)."""
+    """The ids of tool calls have nine letters and digits (Mistral)."""
     for message in _messages(asked):
         ids = [call.get("id") for call in message.get("tool_calls") or () if isinstance(call, dict)]
         ids += [message["tool_call_id"]] if "tool_call_id" in message else []
@@ -195,7 +197,7 @@ def short_call_ids(asked: Asked) -> str | None:
 
 @rule
 def union_at_schema_root(asked: Asked) -> str | None:
-    """A tool's schema is an object, without a union at its top."""
+    """The root of a tool's schema is an object, not a union."""
     for schema in _tools(asked):
         found = [name for name in ("anyOf", "oneOf", "allOf", "enum", "not") if name in schema]
         if found:
@@ -244,14 +246,14 @@ def blank_tool_result(asked: Asked) -> str | None:
 
 @rule
 def too_many_cache_marks(asked: Asked) -> str | None:
-    """At most four breakpoints of the cache."""
+    """There are at most four cache breakpoints."""
     marks = json.dumps(asked.body).count('"cache_control"')
     return f"A maximum of 4 blocks with cache_control may be provided. Found {marks}." if marks > 4 else None
 
 
 @rule
 def user_after_tool(asked: Asked) -> str | None:
-    """A message of the assistant stands between tool results and the user's (Mistral)."""
+    """Between tool results and a user message there is an assistant message (Mistral)."""
     roles = [message.get("role") for message in _messages(asked)]
     if ("tool", "user") in itertools.pairwise(roles):
         return "Unexpected role 'user' after role 'tool'"
@@ -260,9 +262,9 @@ def user_after_tool(asked: Asked) -> str | None:
 
 @rule
 def alternating_roles(asked: Asked) -> str | None:
-    """After the system messages, user and assistant alternate, and a user ends (Perplexity)."""
+    """After the system messages, user and assistant alternate, and the last message is the user's (Perplexity)."""
     roles: list[Any] = []
-    for message in _messages(asked):  # the results of one reply's calls are one turn
+    for message in _messages(asked):  # the results of one reply's tool calls are one turn
         if message.get("role") != "tool":
             roles.append(message.get("role"))
         elif "tool_call_id" in message and (not roles or roles[-1] != "results"):
@@ -287,7 +289,7 @@ def fixed_temperature(asked: Asked) -> str | None:
 
 @rule
 def plain_media_types(asked: Asked) -> str | None:
-    """An image's label is a plain media type in lower case."""
+    """The media type of an image is plain and in lower case."""
     for label, _ in _images(asked):
         if label not in ("image/png", "image/jpeg", "image/gif", "image/webp"):
             return f"unsupported media type {label!r}"
@@ -304,7 +306,7 @@ _MAGIC: Sequence[tuple[bytes, str]] = (
 
 @rule
 def true_media_types(asked: Asked) -> str | None:
-    """An image is what its label says."""
+    """The media type of an image is its actual format."""
     for label, data in _images(asked):
         for magic, kind in _MAGIC:
             if data.startswith(magic) and label != kind:
@@ -363,7 +365,7 @@ def refused_message_fields(asked: Asked) -> str | None:
 
 @rule
 def longest_output(asked: Asked) -> str | None:
-    """The reply may have at most the note's `most` tokens."""
+    """The maximum number of output tokens is at most the note's `most`."""
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         limit = asked.body.get(name)
         if isinstance(limit, int) and limit > asked.note["most"]:
@@ -402,7 +404,7 @@ def tool_id_form(asked: Asked) -> str | None:
 
 @rule
 def text_in_every_message(asked: Asked) -> str | None:
-    """The content of a message with calls is a string, not null and not missing."""
+    """The content of a message with tool calls is a string, not null or missing."""
     for number, message in enumerate(_messages(asked)):
         if message.get("tool_calls") and not isinstance(message.get("content"), str):
             return f"messages.{number}.content: Input should be a valid string"
@@ -418,7 +420,7 @@ def one_system_message(asked: Asked) -> str | None:
 
 @rule
 def no_developer_role(asked: Asked) -> str | None:
-    """The role developer is unknown."""
+    """No message has the role developer."""
     if any(message.get("role") == "developer" for message in _messages(asked)):
         return "unknown variant `developer`, expected one of `system`, `user`, `assistant`, `tool`"
     return None
@@ -426,7 +428,7 @@ def no_developer_role(asked: Asked) -> str | None:
 
 @rule
 def json_is_mentioned(asked: Asked) -> str | None:
-    """With the format json_object, a message holds the word JSON."""
+    """If the format is json_object, a message contains the word JSON."""
     form = asked.body.get("response_format")
     if not isinstance(form, dict) or form.get("type") != "json_object":
         return None
@@ -445,7 +447,7 @@ def reply_formats(asked: Asked) -> str | None:
 
 @rule
 def one_sampler(asked: Asked) -> str | None:
-    """Temperature and top_p are not both given (Claude since Opus 4.1)."""
+    """The request does not have both temperature and top_p (Claude since Opus 4.1)."""
     if asked.body.get("temperature") is not None and asked.body.get("top_p") is not None:
         return "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
     return None
@@ -453,7 +455,7 @@ def one_sampler(asked: Asked) -> str | None:
 
 @rule
 def images_as_data(asked: Asked) -> str | None:
-    """Images are data, not addresses of the web."""
+    """Images are sent as data, not as URLs."""
     for block in _all_blocks(asked):
         address = block.get("image_url")
         url = address.get("url") if isinstance(address, dict) else address
@@ -464,7 +466,7 @@ def images_as_data(asked: Asked) -> str | None:
 
 @rule
 def arguments_are_objects(asked: Asked) -> str | None:
-    """The arguments of calls are objects, not strings (Ollama)."""
+    """The arguments of tool calls are objects, not strings (Ollama)."""
     for message in _messages(asked):
         for call in message.get("tool_calls") or []:
             if not isinstance(call["function"].get("arguments"), dict):
@@ -474,7 +476,7 @@ def arguments_are_objects(asked: Asked) -> str | None:
 
 @rule
 def open_ranges(asked: Asked) -> str | None:
-    """A top_p is between 0 and 1, and a temperature is positive (TGI)."""
+    """top_p is between 0 and 1, and the temperature is positive (TGI)."""
     given = asked.body.get("parameters")
     given = given if isinstance(given, dict) else asked.body
     top_p, temperature = given.get("top_p"), given.get("temperature")
@@ -487,7 +489,7 @@ def open_ranges(asked: Asked) -> str | None:
 
 @rule
 def properties_with_required(asked: Asked) -> str | None:
-    """A tool's schema with `required` has `properties` (Groq)."""
+    """A tool's schema that has `required` also has `properties` (Groq)."""
     for schema in _tools(asked):
         if "required" in schema and "properties" not in schema:
             return "invalid JSON schema for tool: 'required' present but 'properties' is missing"
@@ -496,7 +498,7 @@ def properties_with_required(asked: Asked) -> str | None:
 
 @rule
 def assistant_says_something(asked: Asked) -> str | None:
-    """A message of the assistant has text or calls (Moonshot)."""
+    """An assistant message has text or tool calls (Moonshot)."""
     for number, message in enumerate(_messages(asked)):
         silent = not str(message.get("content") or "").strip() and not message.get("tool_calls")
         if message.get("role") == "assistant" and silent:

@@ -1,8 +1,7 @@
-"""One HTTP server on 127.0.0.1 that is every server: the first part of the path names the server and its wire.
+"""One HTTP server on 127.0.0.1 that plays all servers. The first part of the path names the server and its wire.
 
-A request that breaks a rule is refused as the server would refuse it, and the refusal is kept. Otherwise the
-server says what the plan of the conversation has next. That is a reply of its wire, whole or streamed, or an error
-of its notes.
+A request that breaks a rule gets the error of the real server, and the refusal is recorded. Otherwise the server
+sends the next planned response: a reply of its wire, streamed or not, or an error of its notes.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from .rules import RULES, Asked
 from .tempers import TEMPERS, Temper, notes_of
 
 _REASONS = {200: "OK", 400: "Bad Request"}
-_STEADY = Temper("steady", "chat")  # the fallback of all others, without notes
+_STEADY = Temper("steady", "chat")  # the last fallback of all conversations, without notes
 _BY_NAME = {temper.name: temper for temper in (*TEMPERS, _STEADY)}
 _SAYS_REASONING = frozenset({"cerebras", "groq", "lmstudio", "ollama", "openrouter", "together", "vllm"})
-"""Servers of Chat whose replies call the field `reasoning`. Databricks has no field for it."""
+"""Servers of Chat Completions whose replies name the field `reasoning`. Databricks has no field for it."""
 _IDS = re.compile(rb'"(toolu_|call_|fc_)(\d+)"')
 
 
 class Says(msgspec.Struct, frozen=True):
-    """What the server says next."""
+    """A planned response."""
 
     text: str = ""
     calls: int = 0
     thought: str = ""
     error: Note | None = None
     stalls: bool = False
-    """Whether a stream stops after its first piece, until the reader leaves."""
+    """Whether a stream stops after its first chunk, until the reader disconnects."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A request that a server did not take."""
+    """A request that a server refused."""
 
     server: str
     rule: str
@@ -49,15 +48,15 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class TemperServer:
-    """The server; it is up within a block: `async with TemperServer() as server: server.url`."""
+    """The server. It runs within a block: `async with TemperServer() as server: server.url`."""
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
-        """The requests that were refused, since `reset`."""
+        """The refused requests since `reset`."""
         self.histories: dict[str, list[list[Json]]] = {}
-        """The histories that each server got, since `reset`."""
+        """The histories that each server received since `reset`."""
         self.keeps = True
-        """Whether the histories of requests are kept in `histories`."""
+        """Whether histories are stored in `histories`."""
         self.requests = 0
         self._next: list[Says] = []
         self._said = 0
@@ -70,11 +69,11 @@ class TemperServer:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def reset(self) -> None:
-        """Forget the conversation."""
+        """Delete the records of the conversation."""
         self.refusals, self.histories, self._next = [], {}, []
 
     def plan(self, *says: Says) -> None:
-        """What is said to the next requests. Requests beyond them get a short text."""
+        """Set the responses to the next requests. Further requests get a short text."""
         self._next = list(says)
 
     async def __aenter__(self) -> TemperServer:
@@ -103,7 +102,7 @@ class TemperServer:
                 length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
                 body = await reader.readexactly(int(length[1])) if length else b""
                 if await self._answer(writer, method, target, body):
-                    await reader.read()  # the reply has stopped, and its reader leaves
+                    await reader.read()  # the reply has stopped, and its reader disconnects
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -112,7 +111,7 @@ class TemperServer:
                 await writer.wait_closed()
 
     async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, body: bytes) -> bool:
-        """Answer a request. True if the reply stops before its end."""
+        """Answer a request. Returns True if the reply stops before its end."""
         name, _, path = target.lstrip("/").partition("/")
         temper, path = _BY_NAME[name], f"/{path}"
         known = _known(temper, path)
@@ -163,7 +162,9 @@ class TemperServer:
     # -- what is said
 
     def _say_next(self, temper: Temper) -> Says:
-        """The next of the plan. An error of another server is left out: the engine did not ask that one at all."""
+        """Return the next planned response. The planned error of another server is skipped, because the engine
+        sent that server no request.
+        """
         while self._next:
             says = self._next.pop(0)
             if says.error is None or says.error.server == temper.server:
@@ -193,7 +194,7 @@ class TemperServer:
         await writer.drain()
 
     def _own_ids(self, temper: Temper, body: bytes) -> bytes:
-        """Each reply's calls have ids of their own. Mistral's have nine characters."""
+        """Make the call ids of each reply unique. Mistral's have nine characters."""
         if temper.server in _SAYS_REASONING:
             body = body.replace(b'"reasoning_content"', b'"reasoning"')
         if temper.server == "mistral":
@@ -202,15 +203,12 @@ class TemperServer:
 
 
 def _known(temper: Temper, path: str) -> Json:
-    """The answer to a question that an adapter asks by itself."""
+    """The response to a request that an adapter makes by itself."""
     return next((answer for end, answer in temper.kit.knows.items() if path.endswith(end)), None)
 
 
 def _history(temper: Temper, request: JsonObject) -> list[Json]:
-    """The request's history without what may change from call to call.
-
-    Marks of a cache move.
-    """
+    """The history of a request without the parts that may change between calls, such as cache marks."""
     found = request.get("messages") or request.get("input") or request.get("contents") or []
     assert isinstance(found, list | str)
     plain: Json = msgspec.json.decode(msgspec.json.encode([found] if isinstance(found, str) else found))
@@ -228,7 +226,7 @@ def _unmark(value: Json) -> None:
         if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
             text = content[0]
             if text.keys() == {"type", "text"}:
-                value["content"] = text["text"]  # a text with a mark is a block, and without one it is a text
+                value["content"] = text["text"]  # a text with a mark is a block; without a mark it is a string
     elif isinstance(value, list):
         for inner in value:
             _unmark(inner)
@@ -253,7 +251,7 @@ async def _send(
 
 
 async def _send_error(writer: asyncio.StreamWriter, note: Note) -> None:
-    """What the note says that the server says."""
+    """Send the error of a note."""
     given = note.input
     if "events" in given:
         kind = "application/x-ndjson" if note.wire == "ollama" else "text/event-stream"

@@ -1,4 +1,4 @@
-"""The servers of the lab: which wires each one speaks, and how an adapter is configured for it."""
+"""The servers of the lab: the wires of each server, and the configuration of an adapter for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIRES: Mapping[str, Wire] = {
     "ollama": OllamaWire(),
     "tgi": TGIWire(),
 }
-"""How each wire says the same things."""
+"""The test kit of each wire."""
 
 TYPES: Mapping[str, str] = {
     "chat": "openai_compatible",
@@ -31,7 +31,7 @@ TYPES: Mapping[str, str] = {
     "ollama": "ollama",
     "tgi": "tgi",
 }
-"""The type of a wire's adapter."""
+"""The adapter's type for each wire."""
 
 
 class Temper(NamedTuple):
@@ -42,18 +42,18 @@ class Temper(NamedTuple):
     wire: str
     """The name of the wire in the field notes."""
     quirks: str = ""
-    """The name in the quirk table, if it has the server."""
+    """Its name in the quirk table, if it is listed there."""
     model: str = "some-model"
-    """The model's name on the wire."""
+    """The model's name in requests."""
 
     @property
     def name(self) -> str:
-        """The adapter's name and the first part of its address's path."""
+        """The adapter's name, which is also the first part of the URL's path."""
         return f"{self.server}-{self.wire}"
 
     @property
     def kit(self) -> Wire:
-        """How the wire says things."""
+        """The test kit of its wire."""
         return WIRES[self.wire]
 
     @property
@@ -65,12 +65,12 @@ class Temper(NamedTuple):
 
     @property
     def tools(self) -> bool:
-        """Whether the model calls tools."""
+        """Whether the model supports tools."""
         return self.wire != "tgi"
 
     @property
     def images(self) -> bool:
-        """Whether the model sees images."""
+        """Whether the model accepts images."""
         return self.wire != "tgi" and self.server not in ("perplexity", "cerebras")
 
 
@@ -128,7 +128,7 @@ def _notes() -> tuple[Note, ...]:
 
 
 def notes_of(temper: Temper, *kinds: str) -> list[Note]:
-    """The field notes of these kinds about one wire of a server."""
+    """The field notes of these kinds for one wire of a server."""
     return [
         note
         for note in _notes()

@@ -1,1 +1,1 @@
-"""Shipping a trace file to a server that is stopped, cut off, filled up, by shippers that are killed."""
+"""Ships a trace file while the server is stopped, disconnected or full, and while shippers are killed."""

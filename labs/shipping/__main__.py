@@ -1,17 +1,20 @@
-"""Faults while a trace file is shipped, by seeds.
+"""Faults while a trace file is shipped, derived from seeds.
 
     python -m labs.shipping [--rounds N] [--seed N]
     python -m labs.shipping --stopped SECONDS | --hanging SECONDS | --full-server | --full-log
 
-A round is a file that a writer fills with calls and captured content, and one or two shippers of it: processes
-that are killed with -9, or shippers here whose connections are cut and whose server is restarted between copy and
-insert, between insert and commit, and after the commit. The server is stopped and restarted meanwhile; sessions
-are deleted, and begin anew. Every tenth round fills the disk of the server, where a small one can be mounted.
-Afterwards the shared store must have each event once, the sums of the file, those that follow from the events
-alone, and all content, and none that was deleted. Exits with 1 if a round failed.
+A round has a writer that fills a file with calls and captured content, and one or two shippers of the file. Some
+shippers are processes that are killed with -9. Others run here: their connections are cut and their server is
+restarted between copy and insert, between insert and commit, and after the commit. Meanwhile the server is stopped
+and started, and sessions are deleted and started again. Each tenth round fills the server's disk, if a small one
+can be mounted.
 
-The long ones are played by name: an engine makes calls while its server is stopped, or hangs, for so long; and a
-server has no room left for anything, its write-ahead log included, or for that log alone.
+Afterwards the shared store must have each event once, the sums of the file, the same sums computed from the
+events, and all content except deleted content. The program exits with 1 if a round failed.
+
+Long faults have options of their own. With `--stopped` and `--hanging`, an engine makes calls while its server is
+stopped or hangs for that time. With `--full-server` and `--full-log`, the server's disk or only the disk of its
+write-ahead log is full.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def _play_long(options: argparse.Namespace) -> int:
 
 
 def play(first: int, rounds: int) -> tuple[Counter[str], list[int]]:
-    """All rounds; what befell, and the seeds of those that failed."""
+    """Play all rounds. Returns the counts of faults, and the seeds of the rounds that failed."""
     total: Counter[str] = Counter()
     failed: list[int] = []
     with own_server() as server:

@@ -1,4 +1,4 @@
-"""What must hold after a round: the shared store has each event of the file once, and the sums of the file."""
+"""The checks after a round: the shared store has each event of the file once, and the sums of the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _USAGE = """
 
 
 async def failures_of(trace: Path, dsn: str) -> list[str]:
-    """The ways in which a shared store differs from the file that was shipped to it."""
+    """The differences between a shared store and the file that was shipped to it."""
     failures = []
     with closing(sqlite3.connect(trace)) as file:
         events = file.execute(_EVENTS).fetchall()
@@ -65,7 +65,7 @@ def _sorted(rows: Iterable[object]) -> list[str]:
 
 
 def _recomputed(events: list[tuple[Any, ...]]) -> tuple[int, int, int, int]:
-    """Calls, tokens and costs, from the events alone."""
+    """Calls, tokens and costs, computed only from the events."""
     calls = {row[5] for row in events if row[2] == "llm.call_started"}
     ends = [msgspec.json.decode(row[6]) for row in events if row[2] == "llm.call_completed"]
     usages = [end["usage"] for end in ends]

@@ -1,4 +1,4 @@
-"""A round whose shared store lies on a small disk, which somebody else fills up on the way."""
+"""A round with the shared store on a small disk, which another program fills during the round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def run_full_disk(seed: int, server: StartedServer, dsn: str, trace: Path) -> tuple[Counter[str], list[str]]:
-    """Play one round. Returns what befell, and what was wrong afterwards. Without a small disk nothing happens."""
+    """Play one round. Returns the counts of faults, and the violations. Without a small disk nothing happens."""
     seen: Counter[str] = Counter()
     with _small_disk() as disk:
         if disk is None:
@@ -47,7 +47,7 @@ async def _fill_up(dsn: str, seed: int, trace: Path, seen: Counter[str]) -> list
 
     shipper = TraceShipper(trace, dsn, options=EAGER)
     try:
-        with psycopg.connect(dsn, autocommit=True) as full:  # another one could not connect any more
+        with psycopg.connect(dsn, autocommit=True) as full:  # another client could not connect any more
             async with TraceStore(trace, clock=AFTERWARDS) as store:
                 await _write(store, seed, 10)
                 await shipper.ship()

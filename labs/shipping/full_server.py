@@ -1,5 +1,5 @@
-"""A server whose whole disk is full, or that of its write-ahead log alone: for want of it the server ends (PANIC).
-It comes up only with room.
+"""A server whose disk is full, or only the disk of its write-ahead log. PostgreSQL then stops (PANIC), and starts
+only when there is space again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ async def run_full_server(seed: int, trace: Path, *, log_only: bool) -> tuple[Co
     """Play one round. Without a small disk nothing happens.
 
     Args:
-        seed: The seed.
-        trace: The trace file to be made.
-        log_only: Whether only the write-ahead log is on the disk that is full.
+    seed: The seed.
+    trace: The path of the new trace file.
+    log_only: Whether only the write-ahead log is on the full disk.
 
     Returns:
-        What befell, and what was wrong.
+    The counts of faults, and the violations.
     """
     seen: Counter[str] = Counter()
     with _small_disk(LOG_SIZE if log_only else SIZE) as disk:
@@ -70,7 +70,7 @@ async def _fill_up(
             for number in range(1, 6):
                 await _write(store, seed + number * 1_000_000, 40)
                 with suppress(Exception):
-                    server.execute("SELECT pg_switch_wal()")  # the log needs room now
+                    server.execute("SELECT pg_switch_wal()")  # the log needs space now
                 try:
                     await shipper.ship()
                 except StoreError as error:

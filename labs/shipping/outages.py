@@ -1,4 +1,4 @@
-"""Long outages under a working engine: a server that is gone, and one that hangs without an answer."""
+"""Long outages while an engine works: a server that is stopped, and one that hangs without a response."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .checks import failures_of
 
 CALLS_PER_SECOND = 20
 SLOWEST_CALL_SECONDS = 2.0
-"""A call of a scripted model that takes longer has waited for somebody."""
+"""A call of a scripted model that takes longer was blocked by the outage."""
 
 CATCHES_UP_SECONDS = 60.0
 NOTICED_SECONDS = 65.0
-"""After this time a server that hangs counts as out of reach."""
+"""After this time a hanging server counts as unreachable."""
 
 
 async def run_outage(
     kind: Literal["stopped", "hanging"], seconds: float, server: StartedServer, dsn: str, trace: Path
 ) -> tuple[Counter[str], list[str]]:
-    """Make calls before, during and after an outage. Returns the figures, and what was wrong."""
+    """Make calls before, during and after an outage. Returns the figures, and the violations."""
     seen: Counter[str] = Counter()
     failures: list[str] = []
     engine = Engine(models=registry(*[Say("Hello.")] * 100_000), store=trace, ship_to=dsn)
@@ -86,7 +86,7 @@ async def _note_backlog(engine: Engine, seen: Counter[str], failures: list[str],
 
 
 async def _caught_up(engine: Engine, failures: list[str]) -> float:
-    """The seconds until the shared store has everything."""
+    """The seconds until the shared store has all events."""
     began = time.monotonic()
     shipper = engine._runtime.shipper
     assert shipper is not None

@@ -1,4 +1,4 @@
-"""One round: a file that grows, shippers, and what befalls them, all by a seed."""
+"""One round, derived from a seed: a growing file, its shippers, and their faults."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from .shipper import EAGER
 T = TypeVar("T")
 MODEL = "openai:gpt-5"
 AFTERWARDS = FakeClock(epoch_us=2_500_000_000_000_000)
-"""The clock of whoever deletes: later than all that is said."""
+"""The clock of the process that deletes sessions: later than all events."""
 
 
 class Run:
-    """The events of one run, as random as its seed."""
+    """Generates the events of one run from a seed."""
 
     def __init__(self, run_id: str, dice: random.Random) -> None:
         self._run_id = run_id
@@ -62,13 +62,13 @@ class Run:
         ]
 
     def _event(self, event: Event, **ids: Any) -> Envelope:
-        self._now += self._dice.randrange(1_000_000, 40_000_000_000)  # so that some runs go through months
+        self._now += self._dice.randrange(1_000_000, 40_000_000_000)  # so that some runs last for months
         seq = next(self._seqs)
         envelope = Envelope(seq, self._run_id, self._now, seq, event, session_id=self._session, **ids)
         return self._capture.apply(envelope)
 
     def call(self) -> list[Envelope]:
-        """The events of one more call."""
+        """Generate the events of one more call."""
         request = f"req_{self._run_id}_{next(self._requests)}"
         cost = Cost(self._dice.randrange(10**6), CostSource.COMPUTED, "000000000000")
         usage = TokenUsage(self._dice.randrange(1000), self._dice.randrange(1000))
@@ -91,7 +91,7 @@ class Run:
         return events
 
     def begin_anew(self) -> str:
-        """Let the next call begin the session, whose deletion is the caller's. Returns its name."""
+        """Let the next call restart the session, which the caller has deleted. Returns its id."""
         self._said = 0
         self._waiting = self._begin()
         return self._session
@@ -104,7 +104,7 @@ class Run:
 
 
 class FaultyDatabase(Database):
-    """A database where something may befall a batch: when it is staged, when it is stored, and afterwards."""
+    """A database with injected faults: while a batch is staged, while it is stored, and afterwards."""
 
     befall: Callable[[str], None] = staticmethod(lambda place: None)
 
@@ -125,7 +125,7 @@ class FaultyDatabase(Database):
 
 
 async def run_round(seed: int, server: StartedServer, dsn: str, trace: Path) -> tuple[Counter[str], list[str]]:
-    """Play one round. Returns what befell, and what was wrong afterwards."""
+    """Play one round. Returns the counts of faults, and the violations."""
     dice = random.Random(seed)
     seen: Counter[str] = Counter()
     async with TraceStore(trace, clock=AFTERWARDS) as store, anyio.create_task_group() as group:
@@ -163,7 +163,7 @@ async def _write(store: TraceStore, seed: int, batches: int) -> None:
 async def _killed_shippers(
     dice: random.Random, server: StartedServer, dsn: str, trace: Path, seen: Counter[str]
 ) -> None:
-    """Processes that ship are killed and begin anew; the server is stopped, and connections are cut."""
+    """Ship in processes that are killed and started again, while the server is stopped and connections are cut."""
     number = dice.choice((1, 2))
     with contextlib.ExitStack() as stack:
         shippers = [stack.enter_context(_process(trace, dsn)) for _ in range(number)]
@@ -208,9 +208,9 @@ def _trouble(server: StartedServer, what: str, seconds: float) -> None:
 async def _faulty_shippers(
     dice: random.Random, server: StartedServer, dsn: str, store: TraceStore, seen: Counter[str]
 ) -> None:
-    """One or two shippers here, whose batches meet with trouble at places that the seed decides.
+    """Ship with one or two shippers in this process, with faults at places that the seed decides.
 
-    They take from memory what was just written, but for what they have to read.
+    The shippers read recent events from memory, and only older ones from the file.
     """
     recents = [Recent() for _ in range(dice.choice((1, 2)))]
     store.tell(lambda batch: [recent.keep(batch) for recent in recents])

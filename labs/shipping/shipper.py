@@ -1,4 +1,4 @@
-"""A shipper in a process of its own, to be killed: python -m labs.shipping.shipper TRACE DSN"""
+"""A shipper in a process of its own that the lab kills: python -m labs.shipping.shipper TRACE DSN"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""A deterministic simulation of many nodes: the machines of production, against models of what they share."""
+"""A deterministic simulation of many nodes: the classes of production with simulated brokers, databases and
+clocks.
+"""

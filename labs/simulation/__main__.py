@@ -1,12 +1,12 @@
-"""Many nodes, by a seed.
+"""Simulates many nodes from a seed.
 
     python -m labs.simulation [--seed N] [--seeds N] [--steps N] [--nodes N] [--sessions N]
 
 Nodes take sessions from each other, write in them, share budgets, ship their files, and read each other's streams
-and events. Meanwhile messages are lost, doubled, late, and out of order; processes are killed, stopped, and go
-on; hosts are cut off; database and broker go away; clocks are wrong by hours. Exits with 1 if a promise is broken:
-two owners that write in one epoch, a budget that is overspent, a reader with two ends, none, or a gap, an event
-that is shipped or given twice, or never.
+and events. Meanwhile messages are lost, duplicated, delayed and reordered; processes are killed, stopped and
+continued; hosts lose their connection; database and broker are unreachable; clocks are wrong by hours. The program
+exits with 1 if an invariant is violated: two owners write in one epoch, a budget is overspent, a reader has no
+end, two ends or a gap, or an event is shipped or delivered twice or never.
 """
 
 from __future__ import annotations

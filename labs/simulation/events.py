@@ -1,7 +1,7 @@
-"""Events that are read on other hosts: pages through the broker, and the shared store for what is missing.
+"""Events that are read on other hosts. Pages come through the broker, and missing events from the shared store.
 
-`BridgeQueue` and `Incoming` are those of production. A reader is given each event of a run once, in order, and
-none is left out.
+`BridgeQueue` and `Incoming` are the classes of production. A reader must get each event of a run once and in
+order.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .trace import File, SharedTrace, Written
 
 SWEEP_SECONDS = 10.0
 FLUSH_SECONDS = 0.1
-"""The time after which what was written is committed."""
+"""The time from writing an event to its commit."""
 
 
 class Bridge:
-    """One host's events on their way out.
+    """Sends the events of one host to the broker.
 
     Args:
-        kernel: The kernel.
-        network: The network.
-        file: The host's file.
-        host: The host.
+    kernel: The kernel.
+    network: The network.
+    file: The host's file.
+    host: The host.
     """
 
     def __init__(self, kernel: Kernel, network: Network, file: File, host: Host) -> None:
@@ -37,20 +37,20 @@ class Bridge:
         self._messages: set[str] = set()  # the pages that the broker has
 
     def begin(self) -> None:
-        """A new process begins. What the one before did not send is in the shared store some time."""
+        """Start a new process. The unsent events of the process before are in the shared store later."""
         self._outgoing = BridgeQueue(behind=self._kernel.chance(0.5))
         self._uncommitted: list[int] = []
         self._is_busy = False
 
     def wrote(self, written: Written) -> None:
-        """An event was written. It is committed soon, with others."""
+        """Add an event that was written. It is committed soon, together with others."""
         if self.readers:
             self._uncommitted.append(written.seq)
             if len(self._uncommitted) == 1:
                 self._host.soon(FLUSH_SECONDS, self._commit)
 
     def connected(self) -> None:
-        """The broker is back."""
+        """Handle a new connection to the broker."""
         self._outgoing.connected()
         self._step()
 
@@ -94,7 +94,7 @@ class Bridge:
 
     def _acknowledged(self, page: Page) -> None:
         if page.run_id != self._host.run_id:
-            return  # that process is gone
+            return  # that process has ended
         self._outgoing.acknowledged(page)
         self._is_busy = False
         self._step()
@@ -107,14 +107,14 @@ class Bridge:
 
 
 class EventReader:
-    """A reader of all events of one host, on another one.
+    """A reader on one host of all events of another host.
 
     Args:
-        kernel: The kernel.
-        network: The network.
-        trace: The shared store.
-        file: The other host's file.
-        host: The reader's host.
+    kernel: The kernel.
+    network: The network.
+    trace: The shared store.
+    file: The other host's file.
+    host: The reader's host.
     """
 
     def __init__(self, kernel: Kernel, network: Network, trace: SharedTrace, file: File, host: Host) -> None:
@@ -126,19 +126,19 @@ class EventReader:
         self._asking: set[str] = set()
 
     def begin(self) -> None:
-        """A new process begins to read, from the beginning of all runs."""
+        """Start a new process that reads all runs from the beginning."""
         self._runs, self._places, self._asking = {}, {}, set()
         self.host.soon(self._kernel.random.uniform(0, SWEEP_SECONDS), self._sweep)
 
     def take(self, page: Page) -> None:
-        """A page arrives."""
+        """Handle a page that has arrived."""
         seqs = None if page.lines is None else [int(each) for each in page.lines.split()]
         envelopes = None if seqs is None else _envelopes(page.run_id, seqs)
         arrived = Arrived(page.after, page.last, envelopes)
         self._give(page.run_id, self._incoming(page.run_id).receive(arrived, self._kernel.now))
 
     def check_all_given(self) -> None:
-        """At the end, nothing is missing."""
+        """Check at the end that no event is missing."""
         for run_id, seqs in self._file.seqs.items():
             if self._places.get(run_id, 0) != len(seqs):
                 raise BrokenPromise(

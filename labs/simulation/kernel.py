@@ -1,8 +1,8 @@
-"""Virtual time, hosts that fail, and a network that does: everything by one seed.
+"""Virtual time, failing hosts and a failing network, all derived from one seed.
 
-A host runs processes one after another. What is on its way to a process that has died is dropped; what comes to
-one that is stopped is taken in when it goes on, in the order in which it came. Its clocks have nothing to do with
-those of others: they are wrong by hours, and its wall clock jumps.
+A host runs processes one after another. Messages to a dead process are dropped. Messages to a stopped process are
+handled in order when it continues. The clocks of hosts are independent: they are wrong by hours, and the wall
+clock jumps.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Act: TypeAlias = Callable[[], None]
 HOUR = 3600.0
 
 ANSWER_SECONDS = 2.0
-"""The time after which a question to the database counts as failed."""
+"""The time after which a statement to the database counts as failed."""
 
 LATE_SECONDS = 60.0
-"""How late a statement may be carried out whose client has long given up."""
+"""The maximum delay of a statement that the database runs after its client has given up."""
 
 
 class BrokenPromise(AssertionError):
-    """An invariant does not hold."""
+    """An invariant was violated."""
 
 
 class Kernel:
-    """The time, the events to come, and the chance.
+    """The virtual time, the scheduled events, and the random generator.
 
     Args:
-        seed: The seed of all that happens.
+    seed: The seed of the simulation.
     """
 
     def __init__(self, seed: int) -> None:
@@ -44,12 +44,12 @@ class Kernel:
         self._count = 0
 
     def after(self, seconds: float, act: Act) -> None:
-        """Have something done after so many seconds."""
+        """Schedule an action after this number of seconds."""
         self._count += 1
         heapq.heappush(self._heap, (self.now + seconds, self._count, act))
 
     def run(self, steps: int, until: float = float("inf")) -> None:
-        """Do what comes next, so many times at most, and nothing later than `until`."""
+        """Run the scheduled actions, at most this number of steps, and none later than `until`."""
         for _ in range(steps):
             if not self._heap or self._heap[0][0] > until:
                 return
@@ -58,7 +58,7 @@ class Kernel:
             act()
 
     def chance(self, probability: float) -> bool:
-        """Whether something happens that happens so often."""
+        """Return True with this probability."""
         return self.random.random() < probability
 
 
@@ -66,17 +66,17 @@ class Host:
     """A machine, and the process that runs on it.
 
     Args:
-        kernel: The kernel.
-        number: The host's number.
+    kernel: The kernel.
+    number: The host's number.
     """
 
     def __init__(self, kernel: Kernel, number: int) -> None:
         self.number = number
         self.state: Literal["up", "stopped", "down"] = "up"
         self.lives = 1
-        """The number of processes that it has run, the one of now included."""
+        """The number of processes so far, including the current one."""
         self.side = 0
-        """The side of the network on which it is; the database and the broker are on side 0."""
+        """The host's side of a network partition; the database and the broker are on side 0."""
         self._kernel = kernel
         self._deferred: list[tuple[int, Act]] = []
         self._monotonic_ahead = round(kernel.random.uniform(0, 1000 * HOUR) * 1e9)
@@ -85,7 +85,7 @@ class Host:
 
     @property
     def run_id(self) -> str:
-        """The identity of its process."""
+        """The run id of the current process."""
         return f"run_{self.number}_{self.lives}"
 
     def monotonic_ns(self) -> int:
@@ -97,11 +97,13 @@ class Host:
         return round(self._kernel.now * 1e6) + self._wall_ahead
 
     def set_clock(self) -> None:
-        """Have the wall clock be wrong by other hours from now on."""
+        """Set the wall clock to another error of some hours."""
         self._wall_ahead = round(self._kernel.random.uniform(-5 * HOUR, 5 * HOUR) * 1e6)
 
     def soon(self, seconds: float, act: Act) -> None:
-        """Have the process of now do something after so many seconds, if it still runs then."""
+        """Schedule an action of the current process after this number of seconds. It is dropped if the process
+        ends before.
+        """
         life = self.lives
         self._kernel.after(seconds, lambda: self._take(life, act))
 
@@ -110,7 +112,7 @@ class Host:
         self.state = "stopped"
 
     def go_on(self) -> None:
-        """Have the process go on, with all that has come meanwhile."""
+        """Continue the process and handle all waiting messages."""
         self.state = "up"
         waiting, self._deferred = self._deferred, []
         for life, act in waiting:
@@ -122,7 +124,7 @@ class Host:
         self._deferred.clear()
 
     def restart(self) -> None:
-        """Run a new process."""
+        """Start a new process."""
         self.lives += 1
         self.state = "up"
 
@@ -136,22 +138,22 @@ class Host:
 
 
 class Network:
-    """Messages that are lost, doubled, late, and out of order; and two servers that may be out of reach.
+    """A network that loses, duplicates, delays and reorders messages, with two servers that may be unreachable.
 
     Args:
-        kernel: The kernel.
+    kernel: The kernel.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.bad = 1.0
-        """How often messages suffer, in proportion; 0 is a network that loses nothing."""
+        """The relative frequency of faults; 0 is a network that loses no message."""
         self.database_up = self.broker_up = True
 
     def ask(self, host: Host, work: Callable[[], T], answered: Callable[[T], None], failed: Act) -> None:
-        """Have the database carry out a statement for a host, which gets the answer, or hears that there is none.
+        """Run a statement in the database for a host. The host gets the result or a failure.
 
-        A statement that has failed, for all that its host knows, may have been carried out, or may be later.
+        A statement that failed for its host may have run, or may run later.
         """
         kernel, fate = self.kernel, self.kernel.random.random()
         if fate < 0.02 * self.bad or not self._reaches_database(host):
@@ -174,13 +176,13 @@ class Network:
         kernel.after(self.delay(), carry_out)
 
     def send(self, sender: Host | None, receiver: Host | None, act: Act, doubled: Act | None = None) -> None:
-        """Send a message, which may get lost, or arrive twice. None is the broker.
+        """Send a message, which may be lost or arrive twice. None as sender or receiver is the broker.
 
         Args:
-            sender: The sender.
-            receiver: The receiver.
-            act: What its arrival does.
-            doubled: What a second arrival does; the same by default.
+        sender: The sender.
+        receiver: The receiver.
+        act: The action on arrival.
+        doubled: The action on a second arrival; by default the same.
         """
         if not self.broker_up or any(each is not None and each.side for each in (sender, receiver)):
             return
@@ -192,7 +194,7 @@ class Network:
             self._deliver(receiver, doubled or act)
 
     def delay(self) -> float:
-        """The seconds that a message takes."""
+        """The delay of a message in seconds."""
         random = self.kernel.random
         return random.uniform(0.0005, 0.005) if random.random() > 0.05 * self.bad else random.uniform(0, 1.5)
 
@@ -211,7 +213,7 @@ class Network:
 
 
 def result(work: Coroutine[object, None, T]) -> T:
-    """What a coroutine that never waits returns."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         work.send(None)
     except StopIteration as stop:

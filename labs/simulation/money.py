@@ -1,7 +1,7 @@
-"""Budgets that all nodes share: `BudgetSlices` and `Ledger` of production, against a model of the shared rows.
+"""Budgets that all nodes share: `BudgetSlices` and `Ledger` of production, and a model of the shared rows.
 
-Its coroutines wait for the shared rows alone; they are driven by hand here, one after another at each node,
-so that a question takes its time, and a host may be stopped or die meanwhile.
+Their coroutines wait only for the shared rows. The simulation runs them by hand, one at a time on each node, so
+that a statement takes time and a host may be stopped or die in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_WAITING = 20
 
 
 class Question:
-    """A question to the shared rows, which a coroutine waits for."""
+    """A statement to the shared rows that a coroutine waits for."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.work = work
@@ -41,12 +41,12 @@ Act: TypeAlias = Coroutine[object, object, None]
 
 
 class Bank:
-    """All accounts, and what has been spent of each.
+    """All accounts, and the amounts spent from each.
 
     Args:
-        kernel: The kernel.
-        network: The network.
-        accounts: How many there are.
+    kernel: The kernel.
+    network: The network.
+    accounts: The number of accounts.
     """
 
     def __init__(self, kernel: Kernel, network: Network, accounts: int) -> None:
@@ -54,17 +54,17 @@ class Bank:
         self.model = LedgerModel()
         self.values = [f"account_{number}" for number in range(accounts)]
         self.committed = dict.fromkeys(self.values, 0)
-        """What was spent, and what the calls under way can still cost, of each account."""
+        """The spent amount of each account plus the maximum cost of its calls in progress."""
         self.admitted = self.refused = 0
 
     def commit(self, value: str, nano: int) -> None:
-        """Count a reservation, or what less was spent of it."""
+        """Add a reservation, or subtract the unspent part of one."""
         self.committed[value] += nano
         if self.committed[value] > LIMIT:
             raise BrokenPromise(f"{self.committed[value]} nano-USD of {LIMIT} are spent of {value}")
 
     def check(self) -> None:
-        """All that is spent or under way counts in the shared rows."""
+        """Check that the shared rows include all spent and reserved amounts."""
         self.model.now = self.kernel.now
         for value, nano in self.committed.items():
             counted = self.model.counted(Scope(BUDGET, value))[0]
@@ -73,7 +73,7 @@ class Bank:
 
 
 class Tables:
-    """The shared rows, as a host asks for them."""
+    """The shared rows, as a host reads and writes them."""
 
     def __init__(self, bank: Bank) -> None:
         self._model = bank.model
@@ -99,11 +99,11 @@ class Tables:
 
 
 class Purse:
-    """One host's money.
+    """The budget slices of one host.
 
     Args:
-        bank: The accounts.
-        host: The host.
+    bank: The accounts.
+    host: The host.
     """
 
     def __init__(self, bank: Bank, host: Host) -> None:
@@ -117,7 +117,7 @@ class Purse:
         self._values = [bank.kernel.random.choice(bank.values) for _ in range(mine)]
 
     def begin(self) -> None:
-        """A new process begins. What the one before has spent is in the trace some time."""
+        """Start a new process. The amounts that the process before spent appear in the trace later."""
         bank, host = self._bank, self._host
         if host.lives > 1:
             before = f"run_{host.number}_{host.lives - 1}"
@@ -131,7 +131,7 @@ class Purse:
         self._is_busy = False
 
     def call(self, value: str | None = None, tries: int = 4) -> None:
-        """Somebody makes a call here, on one of this host's few accounts."""
+        """Make a call on one of this host's accounts."""
         value = value or self._kernel.random.choice(self._values)
         if len(self._waiting) > MOST_WAITING:
             return
@@ -147,13 +147,13 @@ class Purse:
         self._do(lambda: self._slices.secure(accounts, asked), secured)
 
     def close(self) -> None:
-        """Let go of the coroutine that is under way."""
+        """Close the coroutine in progress."""
         if self._act is not None:
             self._act.close()
             self._act = None
 
     def tend(self) -> None:
-        """Look at the accounts, and give back what lies idle."""
+        """Check the slices, and return unused amounts."""
         self._do(self._slices._tend, lambda _: None)
 
     # -- Calls
@@ -178,7 +178,7 @@ class Purse:
         self._spent[value] = self._spent.get(value, 0) + nano
 
     def _left(self) -> dict[str, int]:
-        """What the trace will have of this process: what was under way counts in full."""
+        """The amounts that the trace will have for this process. Calls in progress count with their maximum."""
         spent = dict(self._spent)
         for value, nano in self._calls.values():
             spent[value] = spent.get(value, 0) + nano
@@ -206,11 +206,11 @@ class Purse:
             self._drive(self._act, then, lambda act: act.send(None))
 
     def _drive(self, act: Act, then: Callable[[bool], None], step: Callable[[Act], object]) -> None:
-        """Go on until it waits for the shared rows, or for time to pass: then somebody else may go first."""
+        """Run a coroutine until it waits for the shared rows or for time. Then others may run first."""
         waits = False
         try:
             asked = step(act)
-            while asked is None:  # anyio lets others run
+            while asked is None:  # anyio lets other tasks run
                 asked = act.send(None)
             if isinstance(asked, Question):
                 self._bank.network.ask(

@@ -14,7 +14,7 @@ def play(seed: int, size: Size) -> dict[str, float]:
         BrokenPromise: An invariant does not hold.
     """
 
-    async def story() -> dict[str, float]:  # anyio's locks want a loop; nothing ever waits in it
+    async def story() -> dict[str, float]:  # anyio's locks need an event loop; nothing ever waits in it
         world = World(seed, size)
         try:
             world.run()

@@ -1,7 +1,7 @@
-"""Sessions that move from node to node: leases, claims, turns that write under an epoch, and letting go.
+"""Sessions that move between nodes: leases, claims, turns that write in an epoch, and releases.
 
-`Holding` is that of production. What drives it here does as `Ownership` does, but for the waiting: a host whose
-claim is refused tries another time.
+`Holding` is the class of production. The code here replaces `Ownership`, but does not wait: a host whose claim is
+refused tries again later.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ LEASE_SECONDS = 15.0
 
 
 class Open(msgspec.Struct):
-    """A session that is open at a node."""
+    """An open session of a node."""
 
     epoch: int
     """The epoch of its claim."""
     length: int
-    """The number of its messages, as the node knows."""
+    """The number of its messages, as far as the node knows."""
     left: int = 0
-    """The messages that its turn has still to say; 0 without a turn."""
+    """The number of messages that its turn has still to write; 0 without a turn."""
     stream: OwnStream | None = None
-    """What readers read of its turn."""
+    """The stream of its turn, which readers read."""
 
 
 class Node:
@@ -49,7 +49,7 @@ class Node:
     """
 
     tell: Callable[[str], None]
-    """Tells an owner that one of its sessions is waited for."""
+    """Notifies an owner that another node waits for one of its sessions."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class Node:
         self.open: dict[str, Open] = {}
         self.turns = self.moves = 0
         self.own_late_claims = 0
-        """How often it wrote in an epoch that a late claim of its own had passed. The store refuses that."""
+        """How often it wrote in an epoch that a later claim of its own had replaced. The store refuses that."""
         self._wanted: set[str] = set()
         self._claiming: set[str] = set()
         self._renewing = False
 
     def begin(self) -> None:
-        """A new process begins."""
+        """Start a new process."""
         self.holding = Holding(LEASE_SECONDS)
         self.open = {}
         self._wanted, self._claiming = set(), set()
@@ -118,7 +118,7 @@ class Node:
     # -- Turns
 
     def turn(self, session_id: str) -> None:
-        """Somebody wants a turn of a session here."""
+        """Start a turn of a session on this node."""
         session = self.open.get(session_id)
         now = self.host.monotonic_ns()
         if session is not None:
@@ -177,7 +177,7 @@ class Node:
         if self.open.get(session_id) is not session or not session.left:
             return
         if not self.holding.may_act(session_id, session.epoch, self.host.monotonic_ns()):
-            self._renew()  # as `Ownership.require` does: ask, and go on if it is still its own
+            self._renew()  # as `Ownership.require` does: ask, and continue if the node still owns the session
             self.host.soon(1.0, partial(self._say, session_id, session))
             return
         self._check(session_id, session.epoch)
@@ -195,10 +195,10 @@ class Node:
             self.file.write(session_id, session.epoch, -1, stream.log)
             session.stream = None
         if self.kernel.chance(0.3):
-            self._lose(session_id)  # nobody holds it here any more
+            self._lose(session_id)  # the session is not open here any more
 
     def _check(self, session_id: str, epoch: int) -> None:
-        """Whoever believes that a session is its own is right."""
+        """Check that the node really owns the session."""
         self.tables.now = self.kernel.now
         owner = result(self.tables.owner(session_id))
         if owner is not None and owner.node == self.host.run_id and owner.epoch > epoch:
@@ -209,7 +209,7 @@ class Node:
     # -- Letting go
 
     def wanted(self, session_id: str) -> None:
-        """Another node waits for a session."""
+        """Handle the request of another node for a session."""
         self._wanted.add(session_id)
         self._give_away()
 

@@ -1,7 +1,7 @@
-"""Streams that are read on other hosts: frames through a broker that forgets, and readers who ask owner and store.
+"""Streams that are read on other hosts. The broker may lose frames, so readers also ask the owner and the store.
 
-`Framer`, `Mirror` and `Follower` are those of production. A reader is checked whenever it has got something: its
-text is a prefix of what the owner has said, it never shrinks, and it has one end.
+`Framer`, `Mirror` and `Follower` are the classes of production. Each time a reader gets events, it is checked: its
+text is a prefix of the owner's text, the text never shrinks, and the stream has one end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Owner(Protocol):
 
 
 class Streams:
-    """All streams, and the broker that their frames go through.
+    """All streams, and the broker of their frames.
 
     Args:
         kernel: The kernel.
@@ -54,7 +54,7 @@ class Streams:
         tables: The shared rows.
         trace: The shared store.
         hosts: All hosts.
-        read_share: How many of all turns are read.
+        read_share: The share of turns that are read.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Streams:
         self.kernel, self.network, self.tables, self.trace = kernel, network, tables, trace
         self.readers: list[Reader] = []
         self.ended: dict[str, int] = {}
-        """How many readers came to which end."""
+        """The number of readers by the end of their stream."""
         self.steady_since = 0.0
         self._hosts = hosts
         self._read_share = read_share
@@ -79,7 +79,7 @@ class Streams:
         self._listening: dict[str, list[Reader]] = {}
 
     def begin(self, node: Owner, session_id: str, epoch: int) -> OwnStream | None:
-        """A turn begins. Some are read, each by up to three readers; the others say nothing to anybody."""
+        """Start a turn. Some turns have up to three readers; the others have no stream."""
         if not self.kernel.chance(self._read_share):
             return None
         self._count += 1
@@ -99,7 +99,7 @@ class Streams:
     # -- The broker
 
     def publish(self, host: Host, frame: Frame) -> None:
-        """Send a frame to the broker, and from there to all readers."""
+        """Send a frame to the broker, which sends it to all readers."""
         self.network.send(host, None, partial(self._arrived, frame))
 
     def _arrived(self, frame: Frame) -> None:
@@ -111,11 +111,11 @@ class Streams:
                 self.network.send(None, reader.host, partial(reader.take, frame))
 
     def kept(self, stream_id: str) -> list[Frame]:
-        """The frames that the broker has kept."""
+        """The frames that the broker has stored."""
         return self._kept.get(stream_id, []) if self.network.broker_up else []
 
     def broker_is_back(self, *, wiped: bool) -> None:
-        """The broker can be reached again; perhaps it has lost what it kept."""
+        """Make the broker reachable again. With `wiped`, it has lost its frames."""
         if wiped:
             self._kept.clear()
         self.steady_since = self.kernel.now
@@ -123,7 +123,7 @@ class Streams:
             self.reconnected(host)
 
     def reconnected(self, host: Host) -> None:
-        """A host reaches the broker again."""
+        """Handle a host's new connection to the broker."""
         for reader in self.readers:
             if reader.host is host and reader.is_there:
                 host.soon(0.01, reader.reconnected)
@@ -132,7 +132,7 @@ class Streams:
                 host.soon(0.01, own.say_again)
 
     def forget_the_ended(self) -> None:
-        """Forget streams whose readers all have their end, and readers whose process is gone."""
+        """Remove the streams whose readers have all ended, and the readers of dead processes."""
         self.readers = [each for each in self.readers if each.is_there and not each.follower.over]
         wanted = {reader.own.log.stream_id for reader in self.readers}
         for stream_id, own in list(self._own.items()):
@@ -142,13 +142,13 @@ class Streams:
                 self._listening.pop(stream_id, None)
 
     def is_broker_steady(self, host: Host) -> bool:
-        """Whether a host has reached the broker for a while."""
+        """Whether a host has been connected to the broker for a while."""
         return self.network.broker_up and not host.side and self.kernel.now - self.steady_since > STEADY_SECONDS
 
     # -- Endings
 
     def look_up(self, reader: Reader, asked: AskStore) -> StoreAnswer:
-        """What the shared store says of a turn, as `StoredTurns` does."""
+        """The shared store's answer about a turn, as from `StoredTurns`."""
         stream_id = reader.own.log.stream_id
         if (events := self.trace.turns.get(stream_id)) is not None:
             return Stored(events)
@@ -166,14 +166,14 @@ class Streams:
         return "alive" if found is None else Ending(found.status, "its node is gone", found.epoch)
 
     def announce(self, reader: Reader, session_id: str, ending: Ending) -> None:
-        """Tell all readers how a turn was ended."""
+        """Notify all readers of the end of a turn."""
         stream_id = reader.own.log.stream_id
         frame = Frame(stream_id, session_id, reader.host.run_id, ending.epoch, 0, 0, ending=ending)
         self.publish(reader.host, frame)
 
 
 class OwnStream:
-    """A stream at its owner."""
+    """A stream on its owner's node."""
 
     def __init__(self, streams: Streams, node: Owner, stream_id: str, session_id: str, epoch: int) -> None:
         self.node = node
@@ -189,12 +189,12 @@ class OwnStream:
 
     @property
     def is_there(self) -> bool:
-        """Whether its process lives and still has it."""
+        """Whether its process is alive and still has the stream."""
         host = self.node.host
         return host.lives == self._life and host.state != "down" and not self._is_abandoned
 
     def say(self) -> None:
-        """The model says something."""
+        """Add a piece of text from the model."""
         for _ in range(self._streams.kernel.random.randint(1, 4)):
             word = f"{len(self.text)} "
             self.text += word
@@ -202,22 +202,22 @@ class OwnStream:
         self._news()
 
     def end(self) -> None:
-        """The turn is over."""
+        """End the turn."""
         self.log.append(TurnComplete("completed"))
         self.log.close()
         self._news()
 
     def abandon(self) -> None:
-        """The session is another node's."""
+        """Give the stream up, because another node owns the session now."""
         self._is_abandoned = True
 
     def say_again(self) -> None:
-        """Say everything once more."""
+        """Publish all frames again."""
         self._framer.again()
         self._news()
 
     def asked(self, reader: Reader, number: int, from_seq: int) -> None:
-        """A reader asks for events."""
+        """Handle a reader's request for events."""
         if not self.is_there or not self._is_ours:
             return
         send, host = self._streams.network.send, self.node.host
@@ -259,28 +259,28 @@ class Reader:
 
     @property
     def is_there(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is alive."""
         return self.host.lives == self._life and self.host.state != "down"
 
     def take(self, frame: Frame) -> None:
-        """A frame arrives."""
+        """Handle a frame that has arrived."""
         self.follower.frame(frame, self._kernel.now)
         self.go()
 
     def reconnected(self) -> None:
-        """Frames may have been missed."""
+        """Handle a new connection: frames may be missing."""
         self.follower.reconnected(self._kernel.now)
         self.go()
 
     def owner_answered(self, number: int, answer: OwnerAnswer | None) -> None:
-        """The owner answers, or nobody has answered in time."""
+        """Handle the owner's answer, or a timeout of it."""
         if number == self._asked:
             self._asked += 1
             self.follower.owner_answered(answer, self._kernel.now)
             self.go()
 
     def go(self) -> None:
-        """Check what it has, and ask what there is to ask."""
+        """Check the events so far, and send the next requests."""
         self._check()
         if self.follower.over:
             return

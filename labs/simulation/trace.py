@@ -1,7 +1,7 @@
-"""What hosts write: a file on each, the shared store, and the shipping between them.
+"""The written events: a file on each host, the shared store, and the shipping between them.
 
-A host's file outlives its processes. `ShippingPlan` ships it; the store takes a shipment in one transaction, with
-the mark of the file, and asks `belongs` whose a message is.
+A host's file survives its processes. `ShippingPlan` ships it. The store writes a shipment and the file's mark in
+one transaction, and calls `belongs` to find the owner of a message.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ BATCH = 50
 
 
 class Written(msgspec.Struct, frozen=True):
-    """An event of a host's file."""
+    """An event in a host's file."""
 
     run_id: str
-    """The process that wrote it."""
+    """The run id of the process that wrote it."""
     seq: int
-    """Its number in that process; some are missing."""
+    """Its seq in that run, which may have gaps."""
     session_id: str
     """The session."""
     epoch: int
-    """The claim under which it is said."""
+    """The epoch of the claim in which it was written."""
     position: int
-    """The place of the message in the session's history; -1 of the end of a turn."""
+    """The position of the message in the session's history; -1 for the end of a turn."""
     stream: StreamLog[TurnEvent] | None = None
-    """At the end of a turn, its stream."""
+    """For the end of a turn, its stream."""
 
 
 class StoredSession(msgspec.Struct):
-    """A session, as the shared store has it."""
+    """A session in the shared store."""
 
     owner: tuple[int, int] | None = None
-    """The run of the last message, and its epoch."""
+    """The run id and the epoch of the last message."""
     length: int = 0
     """The number of messages."""
 
@@ -53,15 +53,15 @@ class SharedTrace:
     """The shared store.
 
     Args:
-        ownership: The rows of who owns what.
+    ownership: The rows of the sessions' owners.
     """
 
     def __init__(self, ownership: OwnershipModel) -> None:
         self.sessions: dict[str, StoredSession] = {}
         self.turns: dict[str, tuple[TurnEvent, ...]] = {}
-        """The turns that are stored as a whole."""
+        """The turns that are completely stored."""
         self.runs: dict[str, list[int]] = {}
-        """The numbers of the stored events of each run."""
+        """The seqs of the stored events of each run."""
         self.refused = 0
         self._ownership = ownership
         self._numbers: dict[str, int] = {}
@@ -69,11 +69,11 @@ class SharedTrace:
         self._writers: dict[tuple[str, int], str] = {}
 
     def mark(self, host: int) -> Position:
-        """How far the file of a host is stored."""
+        """The position up to which the file of a host is stored."""
         return self._marks.get(host, START)
 
     def take(self, host: int, after: Position, events: list[Written], last: Position) -> Position:
-        """Store a shipment, but for what is stored already."""
+        """Store a shipment, except events that are already stored."""
         mark = self.mark(host)
         if after.event > mark.event:
             raise BrokenPromise(f"host {host}: events {mark.event} to {after.event} are never shipped")
@@ -109,26 +109,26 @@ class SharedTrace:
 
 
 def stored_form(log: StreamLog[TurnEvent]) -> tuple[TurnEvent, ...]:
-    """A turn as the store tells it: its text in one piece, and its end."""
+    """A turn as the store returns it: its text as one event, and its end."""
     events = log.since(0)
     text = "".join(event.text for event in events if isinstance(event, TextDelta))
     return TextDelta(text), *(event for event in events if isinstance(event, TurnComplete))
 
 
 class File:
-    """The trace file of a host, and the shipping of it.
+    """The trace file of a host, and its shipper.
 
     Args:
-        kernel: The kernel.
-        network: The network.
-        trace: The shared store.
-        host: The host.
+    kernel: The kernel.
+    network: The network.
+    trace: The shared store.
+    host: The host.
     """
 
     def __init__(self, kernel: Kernel, network: Network, trace: SharedTrace, host: Host) -> None:
         self.events: list[Written] = []
         self.seqs: dict[str, list[int]] = {}
-        """The numbers of the events of each process, in their order."""
+        """The seqs of the events of each process, in order."""
         self._kernel = kernel
         self._network = network
         self._trace = trace
@@ -139,7 +139,7 @@ class File:
         self.on_write: Callable[[Written], None] = lambda _: None
 
     def begin(self) -> None:
-        """A new process begins to write and to ship."""
+        """Start a new process that writes and ships."""
         self._seq = 0
         self.course = ShippingPlan(ShippingOptions(batch_events=BATCH))
         self._is_idle = False
@@ -162,7 +162,7 @@ class File:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether the store is known to have everything."""
+        """Whether the store is known to have all events."""
         return self.course.position.event >= len(self.events)
 
     def _step(self) -> None:

@@ -1,7 +1,7 @@
-"""The whole of it: hosts with everything that runs on them, what people ask of them, and what befalls them.
+"""The complete simulation: hosts with all their parts, the requests of users, and the faults.
 
-Something is asked of the hosts, and something befalls them, again and again at random times. At the end all is
-mended, and everybody must come to an end: files are shipped, readers have theirs.
+Requests and faults happen at random times. At the end all faults are repaired. Then everything must finish: all
+files are shipped, and all readers get the end of their streams.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from .streams import Streams
 from .trace import File, SharedTrace
 
 FAULT_SECONDS = 60.0
-"""How long a fault lasts at most."""
+"""The maximum duration of a fault."""
 
 END_SECONDS = 300.0
-"""The time within which all has its end when all is mended."""
+"""The time limit for everything to finish after all faults are repaired."""
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """How large the simulation is."""
+    """The size of the simulation."""
 
     nodes: int = 20
     """The number of hosts."""
     sessions: int = 500
     """The number of sessions."""
     steps: int = 20_000
-    """The number of steps until all is mended."""
+    """The number of steps before all faults are repaired."""
     read_share: float = 0.2
-    """How many of all turns are read on other hosts."""
+    """The share of turns that are read on other hosts."""
 
 
 class World:
     """A cluster.
 
     Args:
-        seed: The seed of all that happens.
-        size: How large it is.
+        seed: The seed of the simulation.
+        size: The size of the simulation.
     """
 
     def __init__(self, seed: int, size: Size) -> None:
@@ -83,7 +83,7 @@ class World:
     # -- A run
 
     def run(self) -> None:
-        """Everything, from the beginning to the end."""
+        """Run the simulation from its beginning to its end."""
         kernel, size = self.kernel, self._size
         kernel.after(5.0, self._ask_something)
         kernel.after(10.0, self._befall)
@@ -94,12 +94,12 @@ class World:
         self._check_the_end()
 
     def close(self) -> None:
-        """Let go of what is under way."""
+        """Close all coroutines in progress."""
         for purse in self.purses:
             purse.close()
 
     def figures(self) -> dict[str, float]:
-        """What was done."""
+        """The counts of the simulated events."""
         return {
             "steps": self.kernel.steps,
             "seconds of virtual time": round(self.kernel.now),
@@ -234,7 +234,7 @@ class World:
     # -- The end
 
     def _mend(self) -> None:
-        """Nothing is asked any more, and nothing is broken."""
+        """Repair all faults and stop the requests."""
         self._mending = True
         self.network.bad = 0.0
         self._database_back()

@@ -1,4 +1,4 @@
-"""A provider is one folder with a true descriptor; and the warning codes are one documented set."""
+"""A provider is one folder with a correct descriptor, and all warning codes are documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripted adapter: replies as values, as data and from a function, played as a real adapter would."""
+"""The scripted adapter: replies as values, as data and from a function, delivered as by a real adapter."""
 
 from __future__ import annotations
 

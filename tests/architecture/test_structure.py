@@ -1,4 +1,4 @@
-"""The structure of the rooms, the form of docstrings, and generators that may hold no cancel scope."""
+"""The structure of the rooms, the form of docstrings, and generators that may not contain a cancel scope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model for the book's programs: it answers to whatever a page asks, always the same."""
+"""A model for the book's programs, which answers each page's question with the same reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code blocks of README and docs/, and what is done with each of them.
+"""The code blocks of README and docs/, and the check of each.
 
     ```python                  run, in the order of the page, in one process, each as a program of its own
     ```python title="a.py"     written to that file, which a later block runs or imports

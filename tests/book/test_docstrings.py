@@ -1,4 +1,4 @@
-"""What must be said of public names: which errors are raised, and what numbers count."""
+"""Docstrings of public names: the errors raised, and the units of numbers."""
 
 from __future__ import annotations
 

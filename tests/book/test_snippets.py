@@ -1,4 +1,4 @@
-"""Every code block of docs/ does what the page says, in a new folder and without any provider's key."""
+"""Each code block of docs/ works as the page says, in a new folder and without a provider's key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that tests publish, and what came of them."""
+"""Events that tests publish, and the results."""
 
 from __future__ import annotations
 

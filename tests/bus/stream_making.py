@@ -1,4 +1,4 @@
-"""Streams to fill and to read."""
+"""Helpers that fill and read streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A supervisor under test, with actors that do as they are told and a record of what happened."""
+"""A supervisor under test, with actors that fail on demand and a record of all events."""
 
 from __future__ import annotations
 

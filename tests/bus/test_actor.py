@@ -1,4 +1,6 @@
-"""Actors: messages, asks that always end, tasks that fail alone; and restart decisions as pure functions."""
+"""Actors: messages, asks that always end, tasks that fail independently; and restart decisions as pure
+functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identifiers, moving deadlines, and the lock of asyncio."""
+"""Ids, deadlines that move, and a lock for asyncio."""
 
 from __future__ import annotations
 

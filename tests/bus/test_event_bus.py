@@ -1,4 +1,4 @@
-"""The bus: order, patterns, policies, dead letters, publishers that nothing holds up, and readers."""
+"""The bus: order, patterns, policies, dead letters, publishers that never wait, and readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message says of itself; money, exact and unknown where it is."""
+"""The data in a message; money, exact or unknown."""
 
 from __future__ import annotations
 

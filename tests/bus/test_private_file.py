@@ -1,4 +1,4 @@
-"""Files that hold what was said are for their owner alone, whole or not there, and never behind a link."""
+"""Private files are readable only for their owner, complete or absent, and never behind a link."""
 
 from __future__ import annotations
 

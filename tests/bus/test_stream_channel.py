@@ -1,4 +1,4 @@
-"""The stream channel: every reader gets the same story; and streams become small."""
+"""The stream channel: each reader gets the same events; and streams shrink after their end."""
 
 from __future__ import annotations
 

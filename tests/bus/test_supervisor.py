@@ -1,4 +1,4 @@
-"""Supervisors: who is restarted, and when it ends."""
+"""Supervisors: which actors are restarted, and when the supervisor gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importing this imports all that commands need: once, in the process that forks for each command.
+"""Importing this module imports everything that commands need: once, in the process that forks for each command.
 
 That a command also starts from nothing, and ends, is shown by the book's pages and by `running.start`.
 """

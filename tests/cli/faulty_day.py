@@ -1,4 +1,4 @@
-"""A trace that a faulty day has filled: whatever can be stored of a call, and the worst texts in it."""
+"""A trace of a day with faults: all possible rows of calls, and difficult texts in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands as processes of their own, and the files they are given."""
+"""Commands in processes of their own, and their files."""
 
 from __future__ import annotations
 

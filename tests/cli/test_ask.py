@@ -1,4 +1,4 @@
-"""`callboard ask`: the reply on stdout and everything else on stderr, whatever stands at its ends."""
+"""`callboard ask`: the reply is on stdout and everything else on stderr, for all kinds of streams."""
 
 from __future__ import annotations
 

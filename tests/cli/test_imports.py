@@ -1,4 +1,4 @@
-"""`callboard import`, and the reports that tell imported calls from others."""
+"""`callboard import`, and the reports that distinguish imported calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The keys of a private file: who reads them, who goes first, and that nobody ever sees them."""
+"""The keys of a private file: which programs read them, which source comes first, and that no output shows
+them.
+"""
 
 from __future__ import annotations
 

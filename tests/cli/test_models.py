@@ -1,4 +1,4 @@
-"""`callboard models`: what can be asked for here, and what is known of any model."""
+"""`callboard models`: the models that can be used here, and the data about any model."""
 
 from __future__ import annotations
 

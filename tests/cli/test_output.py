@@ -1,4 +1,4 @@
-"""How a command ends when its output can't be written: the reader has gone, or the disk is full."""
+"""The end of a command whose output can't be written: the reader has closed the pipe, or the disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repricing of a shared trace reaches every engine that reads it, in whichever process."""
+"""A repricing of a shared trace reaches all engines that read it, in each process."""
 
 from __future__ import annotations
 

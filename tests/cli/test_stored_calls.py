@@ -1,4 +1,4 @@
-"""`callboard traces` and `callboard reprice`, on files that a real engine left."""
+"""`callboard traces` and `callboard reprice` on files of a real engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`callboard prune` and `callboard backup` on files that a real engine left, and what `doctor` says of them."""
+"""`callboard prune` and `callboard backup` on files of a real engine, and the report of `doctor` about them."""
 
 from __future__ import annotations
 

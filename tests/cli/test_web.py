@@ -1,4 +1,4 @@
-"""`callboard web`: what it serves, what it prints, and which addresses it refuses."""
+"""`callboard web`: its pages, its output, and the addresses that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every word with which a reply can end, on every wire: the table behind `test_objects_over_wires`."""
+"""Each stop reason of each wire: the table of `test_objects_over_wires`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kits of the local model's adapter: each of its protocols, over a server that is a script."""
+"""The kits of the local model's adapter: each of its protocols, over a scripted server."""
 
 from __future__ import annotations
 

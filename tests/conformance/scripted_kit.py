@@ -1,4 +1,4 @@
-"""The kit of the scripted adapter: one whose provider is not reached over HTTP."""
+"""The kit of the scripted adapter, which does not use HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configuration says that a model can't do is not sent to it, neither new nor in what came before.
+"""Content that a model does not support by its configuration is not sent to it, neither new content nor old.
 
 The table is of all wires and all capabilities that show in a request. What is new is refused before any network;
 of what came before, each loss is reported, and the history itself stays as it was.

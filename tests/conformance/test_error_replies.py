@@ -1,4 +1,4 @@
-"""Error replies of every provider, by status, code and words: one table for all wires."""
+"""Error replies of each provider, by status, code and text: one table for all wires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real replies, damaged at random: an adapter understands them or raises AdapterError, soon, and is not poisoned.
+"""Randomly damaged real replies: an adapter reads them or soon raises AdapterError, and works afterwards.
 
 What it did understand goes into a history, and the next request with that is well-formed again.
 

@@ -1,4 +1,4 @@
-"""Each kind of content that a provider's replies know goes to every other provider and back.
+"""Each kind of content in a provider's replies is sent to each other provider and back.
 
 The kinds are those of the vendors' own types: what a new release of an SDK adds is swapped, too. Abroad, what an
 item said is in the request or in the loss report; at home again it is sent as it was.

@@ -1,4 +1,4 @@
-"""The judges of what we send must themselves be strict: each kind of fault is found, at its place."""
+"""The judges of requests are strict: they find each kind of fault at its place."""
 
 from __future__ import annotations
 

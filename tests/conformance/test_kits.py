@@ -1,4 +1,4 @@
-"""Every adapter of our own passes the conformance kit, and every broken adapter fails it."""
+"""Each of Callboard's adapters passes the conformance kit, and each broken adapter fails it."""
 
 from __future__ import annotations
 

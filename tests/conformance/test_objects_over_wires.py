@@ -1,4 +1,4 @@
-"""Objects over every provider's real adapter: what is asked on the wire, and what becomes of the reply.
+"""Objects over each provider's real adapter: the requests on the wire, and the results of replies.
 
 §8.4 (object validated, NoObjectGeneratedError) and §8.9 (structured object) of the unified client's specification.
 """

@@ -1,4 +1,4 @@
-"""A session survives any swap between real adapters; steered turns and plain histories."""
+"""A session survives each swap between real adapters; steered turns and plain histories."""
 
 from __future__ import annotations
 

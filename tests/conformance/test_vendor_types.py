@@ -1,4 +1,4 @@
-"""Requests for chat, images, videos and embeddings are what the vendors' own types allow."""
+"""Requests for chat, images, videos and embeddings are valid by the vendors' own types."""
 
 from __future__ import annotations
 

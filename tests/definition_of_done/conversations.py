@@ -1,4 +1,4 @@
-"""What a request says to the model, of whatever client: text, calls and results, in their order."""
+"""The content of a request to any client's model: text, calls and results, in order."""
 
 from __future__ import annotations
 

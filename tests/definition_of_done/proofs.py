@@ -1,4 +1,4 @@
-"""Which tests prove which row, found by collecting them. Prints the table as Markdown:
+"""The tests that prove each row, found by collecting them. Prints the table as Markdown:
 
 python -m tests.definition_of_done.proofs
 """

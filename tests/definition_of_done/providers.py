@@ -1,4 +1,4 @@
-"""The three providers of the definition of done, and an engine with one of them behind a network that is a script.
+"""The three providers of the definition of done, and an engine with one of them over a scripted network.
 
 What they reply is hand-written, after their real traffic (`tests.support.wires`); real replies come from
 `recorded`.

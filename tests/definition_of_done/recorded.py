@@ -1,4 +1,4 @@
-"""Real replies of the three providers, played to the public functions; none of them is part of this repository.
+"""Recorded replies of the three providers for the public functions. They are not part of this repository.
 
 They are the exchanges of `test_recorded_agreement`, where their folder is known; without it, what needs them is
 skipped. They are chosen by what they are, never by name, so that any collection of the same kind will do.

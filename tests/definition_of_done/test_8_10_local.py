@@ -1,4 +1,4 @@
-"""Section 8.10 on the local model: what it can do of the six steps, and its part of other sections.
+"""Section 8.10 on the local model: its part of the six steps and of other sections.
 
 Real llama.cpp behind three protocols; nothing is simulated, so nothing here asserts a time.
 """

@@ -1,4 +1,4 @@
-"""Section 8.10, the smoke test: its six steps in their order, with each provider in the lead.
+"""Section 8.10, the smoke test: its six steps in order, beginning with each provider.
 
 Over hand-written replies; over recorded ones; and, by hand, on the providers themselves, with their keys in the
 environment (on the local model: `test_8_10_local`):

@@ -1,4 +1,4 @@
-"""Section 8.3, messages and content: what the model is shown stands on the wire as the provider wants it."""
+"""Section 8.3, messages and content: each provider gets them in its own form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the definition of done is proved, for every provider that it names."""
+"""Each row of the definition of done is proved for each provider that it names."""
 
 from __future__ import annotations
 

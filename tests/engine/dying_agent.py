@@ -1,4 +1,4 @@
-"""A lead whose agent's tool ends the process. `test_trees.py` runs it, with the folder of the trace."""
+"""An agent whose sub-agent's tool kills the process. `test_trees.py` runs it with the folder of the trace."""
 
 from __future__ import annotations
 

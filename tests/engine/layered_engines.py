@@ -1,4 +1,4 @@
-"""Engines with layers around their calls."""
+"""Engines with middleware around their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines with an adapter of each name, whose calls go from one to the other."""
+"""Engines with several adapters, whose calls fall back from one to the next."""
 
 from __future__ import annotations
 

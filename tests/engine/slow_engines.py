@@ -1,4 +1,4 @@
-"""An engine in which everything takes an hour, and all ways to wait for it."""
+"""An engine in which each step takes an hour, and all ways to wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's own body through the engine: what may stand before the provider, and what the client hears."""
+"""A client's own body through the engine: the requests that a provider gets, and the client's replies."""
 
 from __future__ import annotations
 

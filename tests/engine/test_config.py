@@ -1,4 +1,4 @@
-"""models.yaml: what loads, what a name means, and what a mistake is told."""
+"""models.yaml: valid files, the resolution of names, and the errors for mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections through the whole engine, with a real server: however a call ends, none is left open at the end."""
+"""Connections through the whole engine with a real server: after each kind of end, no connection is left open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent of a conversation that has grown too long. The scripted adapter counts ten tokens a message."""
+"""The context that is sent of a long conversation. The scripted adapter counts ten tokens a message."""
 
 from __future__ import annotations
 

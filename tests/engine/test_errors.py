@@ -1,4 +1,4 @@
-"""Errors of calls: their table, what they quote, and repairs."""
+"""Errors of calls: their table, their quotes of the provider, and repairs."""
 
 from __future__ import annotations
 

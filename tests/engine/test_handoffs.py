@@ -1,4 +1,4 @@
-"""Conversations that go from one agent to another within a turn."""
+"""Handoffs: conversations that one agent passes to another within a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss report of a preview: everything that a model would not be told, with its place."""
+"""The loss report of a preview: all content that a model would not get, with its place."""
 
 from __future__ import annotations
 

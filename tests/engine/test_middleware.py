@@ -1,4 +1,4 @@
-"""What stands around calls: the order, and what it may change."""
+"""Middleware: its order, and its permitted changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of models: how they are chosen, listed and offered."""
+"""Names of models: selection, lists and suggestions."""
 
 from __future__ import annotations
 

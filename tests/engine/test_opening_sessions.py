@@ -1,4 +1,4 @@
-"""Opening a session again, what it promises then, and ending its turns."""
+"""Opening a session again, its guarantees, and ending its turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new configuration for a running engine, and what is remembered over a restart."""
+"""A new configuration for a running engine, and the state that survives a restart."""
 
 from __future__ import annotations
 

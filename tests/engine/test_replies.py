@@ -1,4 +1,4 @@
-"""What a reply says: its text, its raw form, its provider's details, and none at all."""
+"""The fields of a reply: its text, its raw form, its provider's details; and empty replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that are kept, and taken up again: in the same process, in another, after a kill."""
+"""Stored sessions that are resumed: in the same process, in another, and after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a call goes, and what happens when it can't be served there."""
+"""The routing of a call, and fallbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done with whole sessions: rename, fork, list, carry from one place to another."""
+"""Operations on whole sessions: rename, fork, list, export and import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that steer a turn under way: when the model gets them, and what becomes of the others."""
+"""Messages that steer a running turn: when the model gets them, and what happens to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a call or a stream: time limits, slots, closing, and owners that go."""
+"""The ends of a call or a stream: time limits, slots, closing, and owners that end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges of a tree where other programs read them: exports, replayed events, and spans of OpenTelemetry."""
+"""The edges of a tree in the output for other programs: exports, replayed events, and OpenTelemetry spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of options: one word for a time limit, tags of a turn, and defaults of a session."""
+"""The names of options: one name for a time limit, tags of a turn, and defaults of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns that wait for an answer: they go on with the options that they were asked with."""
+"""Turns that wait for an answer continue with their original options."""
 
 from __future__ import annotations
 

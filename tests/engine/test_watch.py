@@ -1,4 +1,4 @@
-"""`watch`: each call of the process as it ends, of every engine on every loop, in a bounded row."""
+"""`watch`: each call of the process at its end, for all engines and event loops, in a bounded queue."""
 
 from __future__ import annotations
 

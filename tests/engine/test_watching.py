@@ -1,4 +1,4 @@
-"""Watching an engine: what is under way, when something changes, who is cancelled, what would be sent."""
+"""Observing an engine: calls in progress, changes, cancelling, and previews of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that a person said, or that says who they are, is in any file once their session is deleted."""
+"""After a session is deleted, no file contains its user's messages or identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of a trace show what dead processes left in journals and spill files beside it."""
+"""Readers of a trace see the events that dead processes left in journals and spill files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A trace file that can't be written, for real: calls are answered, the reason is said, losses are counted."""
+"""A trace file that really can't be written: calls are answered, the reason is reported, and losses are
+counted.
+"""
 
 from __future__ import annotations
 

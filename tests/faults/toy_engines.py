@@ -1,4 +1,4 @@
-"""Engines whose adapter is a real HttpAdapter on a network that is a script, and what must hold at their end."""
+"""Engines with a real HttpAdapter on a scripted network, and the checks at their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway, asked as a server asks it: request and answer as ASGI messages, without a socket."""
+"""A gateway that is called as a server calls it: with ASGI messages and without a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies as the gateway writes them for Chat's clients, and as Callboard's own adapter reads them again."""
+"""The gateway's replies to clients of Chat Completions, read again by Callboard's adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and replies of Gemini's clients, for the tests of their wire."""
+"""Requests and replies of Gemini's clients for the tests of their wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines for tests of the gateway's clients and conversations, with a trace of either kind."""
+"""Engines for tests of the gateway's clients and conversations, with each kind of trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and replies of Anthropic's clients, as the tests make and read them."""
+"""Requests and replies of Anthropic's clients, as the tests write and read them."""
 
 from __future__ import annotations
 

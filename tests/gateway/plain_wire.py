@@ -1,4 +1,4 @@
-"""The smallest wire, for tests of what surrounds the wires: a prompt, and its reply in pieces of text."""
+"""A minimal wire for tests of the code around the wires: a prompt, and its reply in pieces of text."""
 
 from __future__ import annotations
 

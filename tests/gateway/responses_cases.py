@@ -1,4 +1,4 @@
-"""Requests and replies of the Responses wire for tests, and both as the vendor's SDK and our adapter read them."""
+"""Requests and replies of the Responses wire for tests, as the vendor's SDK and Callboard's adapter read them."""
 
 from __future__ import annotations
 

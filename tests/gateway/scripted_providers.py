@@ -1,4 +1,4 @@
-"""A gateway on 127.0.0.1 over providers that answer as scripted, also there: real sockets on both sides."""
+"""A gateway on 127.0.0.1 with scripted providers, also on 127.0.0.1: real sockets on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vendor's SDK as a client of a gateway, in one form for all of them."""
+"""Each vendor's SDK as a client of a gateway, with one interface for all."""
 
 from __future__ import annotations
 

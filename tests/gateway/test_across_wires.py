@@ -1,4 +1,4 @@
-"""Each vendor's SDK as the client of a gateway over each provider: the whole way, there and back."""
+"""Each vendor's SDK as the client of a gateway over each provider: requests and replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only one vendor's SDK has, over a gateway and the other providers."""
+"""Features of a single vendor's SDK, over a gateway and the other providers."""
 
 from __future__ import annotations
 

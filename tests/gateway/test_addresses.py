@@ -1,4 +1,4 @@
-"""The gateway's addresses: those that there are not, those for other methods, and those of models."""
+"""The gateway's addresses: unknown ones, those for other methods, and those of models."""
 
 from __future__ import annotations
 

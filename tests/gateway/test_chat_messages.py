@@ -1,4 +1,4 @@
-"""Messages, calls and tools of Chat's clients, as they are read."""
+"""The reading of messages, calls and tools from clients of Chat Completions."""
 
 from __future__ import annotations
 

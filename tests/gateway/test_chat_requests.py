@@ -1,4 +1,4 @@
-"""What the gateway reads of the requests of Chat's clients."""
+"""The reading of requests from clients of Chat Completions."""
 
 from __future__ import annotations
 

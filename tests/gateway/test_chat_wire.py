@@ -1,4 +1,4 @@
-"""What the gateway writes for Chat's clients, as OpenAI's SDK and Callboard's own adapter read it."""
+"""The gateway's replies to clients of Chat Completions, read by OpenAI's SDK and Callboard's own adapter."""
 
 from __future__ import annotations
 

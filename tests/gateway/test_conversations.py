@@ -1,4 +1,4 @@
-"""Conversations of the gateway: sessions, kept replies, and stored Responses."""
+"""Conversations of the gateway: sessions, stored replies, and stored Responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Gemini's clients get: replies, usage, failures and lists of models."""
+"""Replies to Gemini's clients: texts, usage, failures and lists of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of the requests of Gemini's clients."""
+"""The reading of requests from Gemini's clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemini's clients: there and back, by the adapter, the vendor's SDK and recorded traffic.
+"""Round trips of Gemini's clients with the adapter, the vendor's SDK and recorded traffic.
 
 The adapter is the judge of both directions. What the gateway reads of a request that the adapter wrote is that
 request again, and what the adapter reads of a reply that the gateway wrote is that reply again.

@@ -1,4 +1,4 @@
-"""Clients whose wire has texts and calls only: what they can't send back is there for the provider all the same.
+"""Clients whose wire has only texts and calls: the provider still gets the content that they can't send back.
 
 And what belongs to one client is out of reach for another.
 """

@@ -1,4 +1,4 @@
-"""A gateway with keys: who may ask for what, and what a client is told of its limits."""
+"""A gateway with keys: the permissions of each key, and the limits that clients see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Anthropic's clients get, and what they send back of it."""
+"""Replies to Anthropic's clients, and the content that clients send back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of the requests of Anthropic's clients."""
+"""The reading of requests from Anthropic's clients."""
 
 from __future__ import annotations
 

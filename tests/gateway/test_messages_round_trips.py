@@ -1,4 +1,4 @@
-"""The Messages API there and back: the gateway reads the adapter's requests, the adapter the gateway's replies.
+"""Round trips of the Messages API: the gateway reads the adapter's requests, the adapter the gateway's replies.
 
 Recorded traffic runs where its folder is known, see `tests.support.recordings`.
 """

@@ -1,4 +1,4 @@
-"""Images and files that clients name by their addresses: no provider is made to fetch from a private network."""
+"""Images and files that clients name by URL: no provider fetches them from a private network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where client and provider use one protocol, the provider's own bytes reach the client."""
+"""If client and provider use the same protocol, the provider's bytes reach the client unchanged."""
 
 from __future__ import annotations
 

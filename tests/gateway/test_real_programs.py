@@ -1,4 +1,4 @@
-"""Requests of the programs that people run, as `labs.clients` recorded them, over every provider's wire.
+"""Requests of widely used programs, as `labs.clients` recorded them, over each provider's wire.
 
 Each is the third request of a conversation in which the program has read a file and edited it. The texts of the
 programs are replaced by their lengths.

@@ -1,4 +1,4 @@
-"""What the gateway writes to clients of OpenAI's Responses API, as the vendor's SDK reads it."""
+"""The gateway's replies to clients of OpenAI's Responses API, read by the vendor's SDK."""
 
 from __future__ import annotations
 

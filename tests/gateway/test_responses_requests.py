@@ -1,4 +1,4 @@
-"""What the gateway reads of requests to OpenAI's Responses API."""
+"""The reading of requests to OpenAI's Responses API."""
 
 from __future__ import annotations
 

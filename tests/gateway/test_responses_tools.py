@@ -1,4 +1,4 @@
-"""The tools of requests to OpenAI's Responses API, as the gateway reads them."""
+"""The reading of the tools in requests to OpenAI's Responses API."""
 
 from __future__ import annotations
 

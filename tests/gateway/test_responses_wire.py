@@ -1,4 +1,6 @@
-"""The Responses wire there and back: the gateway reads what the adapter writes, and the other way round."""
+"""Round trips of the Responses wire: the gateway reads the adapter's requests, the adapter the gateway's
+replies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`callboard serve`: what it serves, what it prints, and a whole run of it."""
+"""`callboard serve`: its routes, its output, and a complete run."""
 
 from __future__ import annotations
 

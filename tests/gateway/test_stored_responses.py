@@ -1,4 +1,4 @@
-"""Responses that the gateway stores, for any provider: continued, shown, deleted, and in the background."""
+"""Responses that the gateway stores, for each provider: continued, read, deleted, and in the background."""
 
 from __future__ import annotations
 

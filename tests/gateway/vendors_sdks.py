@@ -1,4 +1,4 @@
-"""The vendors' SDKs as clients of a gateway, in one form, so that one table has all clients and all providers."""
+"""The vendors' SDKs as clients of a gateway with one interface, so one table has all clients and all providers."""
 
 from __future__ import annotations
 

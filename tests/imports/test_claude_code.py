@@ -1,4 +1,4 @@
-"""The forms of Claude Code's files, each with what it must not be counted as."""
+"""The forms of Claude Code's files, each with the wrong count that it could cause."""
 
 from __future__ import annotations
 

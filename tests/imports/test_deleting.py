@@ -1,4 +1,4 @@
-"""A session that is deleted, and a call that is pruned, stay away: also if an import is about to write them."""
+"""A deleted session and a pruned call do not come back, even if an import is just writing them."""
 
 from __future__ import annotations
 

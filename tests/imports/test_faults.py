@@ -1,4 +1,4 @@
-"""Files of every source that are broken, cut off, foreign, huge or malicious cost lines in the report."""
+"""Broken, truncated, foreign, huge or malicious files of each source only add lines to the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are read while they are written, at any byte, give the same calls as whole files."""
+"""Files that are read while they are written, at any byte, give the same calls as complete files."""
 
 from __future__ import annotations
 

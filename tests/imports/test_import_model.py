@@ -1,4 +1,4 @@
-"""Random stories of files that are written, grown, rewritten, forked and moved, beside a plain dict.
+"""Random histories of files that are written, extended, rewritten, forked and moved, compared with a plain dict.
 
 The dict knows no positions, chunks or ledgers: an import takes the largest revision of each call that is in any
 file, each message, and each tool call that started a sub-agent. After each act the trace must have the same calls

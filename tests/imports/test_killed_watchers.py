@@ -1,4 +1,4 @@
-"""Two programs that watch the same files into the same trace, and are killed while they write."""
+"""Two programs that watch the same files for the same trace, and are killed while they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other sources: each with the form of its files, and with what its counts include."""
+"""The other sources: the form of the files, and the parts of the counts."""
 
 from __future__ import annotations
 

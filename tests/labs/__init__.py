@@ -1,1 +1,1 @@
-"""The labs run, and say what they should: a few rounds of each."""
+"""The labs run correctly: a few rounds of each."""

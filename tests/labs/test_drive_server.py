@@ -1,4 +1,4 @@
-"""A server that already runs is asked everything, and its answers are compared."""
+"""All checks of `labs.drive_server` with a running server, and the comparison of the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few rounds of the fault lab; `labs/faults` runs as many as one likes."""
+"""A few rounds of the fault lab; `labs/faults` runs any number."""
 
 from __future__ import annotations
 

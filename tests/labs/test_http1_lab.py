@@ -1,4 +1,4 @@
-"""A little of the HTTP/1.1 client's fuzzer; `labs/http1` plays as much as one likes."""
+"""A few rounds of the HTTP/1.1 client's fuzzer; `labs/http1` runs any number."""
 
 from __future__ import annotations
 

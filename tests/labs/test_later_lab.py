@@ -1,4 +1,4 @@
-"""A short round of `labs/later`, which plays hundreds; and its checks, which find what is planted."""
+"""A short round of `labs/later`, which plays hundreds; and its checks, which find injected errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small part of the MCP lab, and the protocol's own judges where Node and their packages are there.
+"""A small part of the MCP lab, and the protocol's own conformance suite where Node and its packages are installed.
 
 `CALLBOARD_NPM` names a folder with `@modelcontextprotocol/conformance` and the reference servers in its
 `node_modules`; see `labs/mcp`.

@@ -1,4 +1,4 @@
-"""A round of the loop of nodes, so that it keeps running."""
+"""A round of the lab of nodes, so that the lab keeps working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapters agree with recorded traffic of real providers, however it arrives."""
+"""The adapters agree with recorded traffic of real providers, in any pieces."""
 
 from __future__ import annotations
 

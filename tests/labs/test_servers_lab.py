@@ -1,4 +1,4 @@
-"""Sixty conversations of `labs/servers`, which plays thousands; its rules, and that it finds what is planted."""
+"""Sixty conversations of `labs/servers`, which plays thousands; its rules, and injected errors, which it finds."""
 
 from __future__ import annotations
 

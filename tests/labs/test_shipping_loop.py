@@ -1,4 +1,4 @@
-"""Two rounds of the shipping loop, so that it keeps running."""
+"""Two rounds of the shipping lab, so that the lab keeps working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vendor's server on 127.0.0.1: it answers the programs of the book's first pages, and every command.
+"""A vendor's server on 127.0.0.1 for the programs of the book's first pages and for all commands.
 
 It has Chat Completions, embeddings, images and videos, and says which models there are.
 """

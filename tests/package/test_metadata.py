@@ -1,4 +1,4 @@
-"""What PyPI shows of the package: README's links, and the project's addresses."""
+"""The metadata on PyPI: README's links, and the project's addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel and what it requires in an environment that has nothing else, beside a host with folders like ours.
+"""The wheel with only its requirements in an environment, next to a host with folders like Callboard's.
 
 Programs of README and the book's first two chapters, and the commands, all against one server on 127.0.0.1.
 """

@@ -1,4 +1,4 @@
-"""The wheel in the environment of a host that has folders and packages called like our rooms."""
+"""The wheel in an environment of a host whose folders and packages have the names of Callboard's rooms."""
 
 from __future__ import annotations
 

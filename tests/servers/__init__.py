@@ -1,1 +1,1 @@
-"""Tests of the field notes on servers: each note is played against the product."""
+"""Tests of the field notes on servers: each note is played against Callboard."""

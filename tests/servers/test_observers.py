@@ -1,4 +1,4 @@
-"""Notes of kind E, each played: what OpenTelemetry's spans and a Parquet export show of a call."""
+"""Notes of kind E: a call in OpenTelemetry's spans and in a Parquet export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What servers send: each note of kind D is played whole and as a stream, and read as the note says."""
+"""Replies of servers: each note of kind D is played as a plain reply and as a stream, and read as the note
+says.
+"""
 
 from __future__ import annotations
 

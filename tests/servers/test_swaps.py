@@ -1,4 +1,4 @@
-"""A session that changes its model between servers with demands of their own is refused by none of them."""
+"""A session that changes its model between servers with special demands is refused by none of them."""
 
 from __future__ import annotations
 

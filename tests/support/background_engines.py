@@ -1,4 +1,4 @@
-"""Engines that talk to the server of `tests.support.background_server`."""
+"""Engines that use the server of `tests.support.background_server`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRICES = PriceTable([PriceRow(model=MODEL, input=SENT_RATE, output=SAID_RATE)])
 
 
 def nano_of(sent: int, said: int) -> int:
-    """What so many tokens cost, rounded half up: worked out here."""
+    """The cost of this number of tokens, rounded half up, computed independently."""
     return (sent * SENT_RATE + said * SAID_RATE + 500) // 1000
 
 
@@ -52,7 +52,7 @@ async def calls_in(engine: Engine) -> list[CallRow]:
 
 
 async def die_in_a_turn(url: str, store: str, kind: str, died_after: str) -> None:
-    """Ask for a reply in the background, and be killed in the middle of it."""
+    """Request a background reply, and be killed in the middle of it."""
     async with engine_at(url, store) as engine:
         session = await engine.open_session("s1", model=MODEL)
         if kind == "streamed":

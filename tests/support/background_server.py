@@ -1,26 +1,26 @@
-"""A provider of background responses that keeps books, and loses connections, restarts and answers twice.
+"""A provider of background responses that records its requests, loses connections, restarts, and repeats answers.
 
-`Books` is pure: it is told the time. `BooksTransport` is a network to it on the tests' own time, and `main` serves
-it in a process of its own, on the time of the clock on the wall:
+`Books` is pure: the time is a parameter. `BooksTransport` is a network to it with the tests' fake time. `main`
+serves it in a process of its own with the real time:
 
     python -m tests.support.background_server [PACE [FOLDER [PORT]]]
 
-With a FOLDER it knows all replies there when it is started again. A reply has numbered events, one more every
-`pace` seconds. The first word of its request decides what becomes of it:
+With a FOLDER, replies survive a restart. A reply has numbered events, one every `pace` seconds. The first word of
+its request decides the result:
 
     fail     it fails after its first words
     short    it ends at the limit of its tokens
-    say      it says the words behind that
+    say      its text is the words after that
 
-A fault strikes once, at the next request for which it is meant. POST /faults takes a JSON list; null forgets them:
+A fault happens once, at the next request that it applies to. POST /faults takes a JSON list; null forgets them:
 
-    refuse       the connection isn't made; or it is, and closes before anything is carried out
-    lose         the request is carried out, and its answer is lost
-    hold         the request is carried out, and nobody says so
-    busy         503 before anything is carried out
+    refuse       the connection is refused, or closes before the request is carried out
+    lose         the request is carried out, but its response is lost
+    hold         the request is carried out, but gets no response
+    busy         503, and the request is not carried out
     cut N        the stream breaks after N bytes of events
-    silent       the stream opens and says nothing any more
-    end          the stream ends, as if it were over
+    silent       the stream opens and sends nothing
+    end          the stream ends early
     twice        the stream begins with events that were read before
     no stream    400: the events are no longer kept
     garbage      an event that is no JSON, and the end
@@ -61,14 +61,14 @@ def _pieces(text: str, size: int = 6) -> list[str]:
 
 
 def last_words(body: Mapping[str, Any]) -> str:
-    """What a request says last."""
+    """The last text of a request."""
     content = body["input"][-1]["content"]
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 @dataclass
 class Made:
-    """A reply that is being made."""
+    """A reply in progress."""
 
     id: str
     body: dict[str, Any]
@@ -77,7 +77,7 @@ class Made:
 
     @cached_property
     def script(self) -> list[dict[str, Any]]:
-        """All its events."""
+        """All events of the reply."""
         return _script(self)
 
     @property
@@ -86,7 +86,7 @@ class Made:
 
 
 class Books:
-    """What the provider knows. Every method is told the time, in seconds."""
+    """The state of the provider. Each method has the time in seconds as a parameter."""
 
     def __init__(self, pace: float = 1.0, path: Path | None = None) -> None:
         self.pace = pace
@@ -106,15 +106,15 @@ class Books:
             fresh.rename(self._path)
 
     def create(self, body: dict[str, Any], now: float) -> Made:
-        """A reply that begins now."""
-        began = now if body.get("background") else now - 1e6  # else it is whole at once
+        """Start a reply."""
+        began = now if body.get("background") else now - 1e6  # otherwise it is complete immediately
         reply = Made(f"resp_{len(self.made) + 1}", body, began)
         self.made[reply.id] = reply
         self._keep()
         return reply
 
     def events(self, reply: Made, after: int, now: float) -> list[dict[str, Any]]:
-        """The events behind a number that are there by now."""
+        """The events after a number that exist at this time."""
         return [event for event in self._there(reply, now) if event["sequence_number"] > after]
 
     def _there(self, reply: Made, now: float) -> list[dict[str, Any]]:
@@ -127,11 +127,11 @@ class Books:
         return there
 
     def is_over(self, reply: Made, now: float) -> bool:
-        """Whether nothing more will come of a reply."""
+        """Whether a reply is complete."""
         return self.look(reply, now)["status"] not in ("queued", "in_progress")
 
     def look(self, reply: Made, now: float) -> dict[str, Any]:
-        """The reply as it stands."""
+        """The current state of a reply."""
         last = self._there(reply, now)[-1]
         if last["type"] in ("response.completed", "response.failed", "response.incomplete", "response.cancelled"):
             return last["response"]
@@ -147,7 +147,7 @@ class Books:
         return self.look(reply, now)
 
     def answer(self, method: str, path: str, query: str, body: bytes, now: float) -> tuple[int, Any] | Told:
-        """The answer to a request: a status and what is said with it, or a stream that is told from now on."""
+        """The response to a request: a status and a body, or a stream that starts now."""
         if method == "POST" and path == "responses":
             made = self.create(json.loads(body), now)
             return Told(self, made) if made.streamed else (200, self.look(made, now))
@@ -165,7 +165,7 @@ class Books:
         return Told(self, known, int(asked.get("starting_after", ["-1"])[0]))
 
     def bill(self, now: float) -> dict[str, tuple[int, int]]:
-        """The input and output tokens of each reply that is billed."""
+        """The input and output tokens of each billed reply."""
         seen = {reply.id: self.look(reply, now).get("usage") for reply in self.made.values()}
         return {id_: (usage["input_tokens"], usage["output_tokens"]) for id_, usage in seen.items() if usage}
 
@@ -237,12 +237,12 @@ def _script(reply: Made) -> list[dict[str, Any]]:
 
 
 def sse(event: Mapping[str, Any]) -> bytes:
-    """An event as it goes over the wire."""
+    """An event in the format of the wire."""
     return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
 class Told:
-    """A stream, as far as it was told. Whoever tells it waits for the time and writes the pieces."""
+    """A stream in progress. Its user waits for the time and writes the pieces."""
 
     def __init__(self, books: Books, made: Made, after: int = -1) -> None:
         self._books, self._made, self._after = books, made, after
@@ -250,7 +250,7 @@ class Told:
         self._fault = ""
 
     def strike(self, fault: str) -> None:
-        """Have a fault strike it."""
+        """Apply a fault to the stream."""
         kind, _, number = fault.partition(" ")
         self._fault = fault
         if kind == "cut":
@@ -259,7 +259,7 @@ class Told:
             self._after = max(self._after - 3, -1)
 
     def piece(self, now: float) -> bytes | None:
-        """What comes of it now; nothing if that is nothing yet, and None at its end."""
+        """The next bytes; empty if there are none yet, and None at the end."""
         if self._fault == "silent":
             return b""
         if self._fault in ("end", "garbage"):
@@ -281,13 +281,13 @@ class Told:
 
 
 class BooksTransport:
-    """A network to the books. The faults strike in order, each at the next request that it can strike."""
+    """A network to the books. Faults happen in order, each at the next request that it applies to."""
 
     def __init__(self, books: Books, faults: list[str] | None = None) -> None:
         self.books = books
         self.faults = list(faults or [])
         self.asked: list[str] = []  # each request, as method and path
-        self.key = ""  # the only one that is taken; empty for any
+        self.key = ""  # the only accepted key; empty accepts any
 
     async def aclose(self) -> None:
         pass
@@ -421,7 +421,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         self.close_connection = True
-        with suppress(OSError, NetworkError):  # whoever reads may leave
+        with suppress(OSError, NetworkError):  # the reader may disconnect
             while (piece := self._piece(told)) is not None:
                 if piece:
                     self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -435,7 +435,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class BackgroundServer(ServerProcess):
-    """The server's process, as a test sees it."""
+    """The server's process, as tests use it."""
 
     def __init__(self, pace: float = 0.02, folder: Path | None = None) -> None:
         super().__init__("tests.support.background_server", pace, folder or "")
@@ -443,7 +443,7 @@ class BackgroundServer(ServerProcess):
 
 @contextmanager
 def background_server(pace: float = 0.02, folder: Path | None = None) -> Iterator[BackgroundServer]:
-    """A running server, which is gone afterwards."""
+    """Run a server within a block."""
     with BackgroundServer(pace, folder) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Engines that make batches at the server of `tests.support.batch_server`."""
+"""Engines that create batches on the server of `tests.support.batch_server`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PRICES = PriceTable(
         )
     ]
 )
-"""Prices of batches that don't come out even, and others that nobody must take for them."""
+"""Batch prices that give odd sums, and other prices that must not be used for batches."""
 
 
 def nano_of(wire: str, *texts: str) -> int:
-    """What these requests cost when they are answered: worked out here, each rounded half up by itself."""
+    """The cost of these requests with answers, each rounded half up, computed independently."""
     sent_rate, said_rate = RATES[wire]
     total = 0
     for text in texts:
@@ -56,7 +56,7 @@ def name_of(wire: str) -> str:
 
 
 TEXTS = ["one", "fail", *(f"night {place}" for place in range(30))]
-"""The requests of a program that is killed; no other batch has so many."""
+"""The requests of a program that is killed. No other batch has this number of requests."""
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def engine_at(
 
 
 async def run_to_the_end(url: str, store: str, wire: str, batch_id: str) -> BatchResults:
-    """What a host's program does every time that it is started."""
+    """The steps of a host's program, which are the same at each start."""
     async with engine_at(url, store) as engine:
         requests = requests_of(wire, *TEXTS)
         batch = await engine.create_batch(requests, batch_id=batch_id, polling=OFTEN, settle_seconds=0.0)
@@ -79,7 +79,7 @@ async def run_to_the_end(url: str, store: str, wire: str, batch_id: str) -> Batc
 
 
 def die_when(happened: Callable[[], object]) -> None:
-    """End this process at once when something has happened, which is looked at all the time."""
+    """Kill this process as soon as a condition is true. The condition is checked continuously."""
 
     def watch() -> None:
         while not happened():

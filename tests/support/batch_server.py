@@ -1,19 +1,20 @@
-"""A server of batches on all five wires, in a process of its own, that keeps books and fails as it is told.
+"""A server of batches on all five wires, in a process of its own. It records all requests, and fails on demand.
 
     python -m tests.support.batch_server FOLDER [PORT]
 
-What it knows is in FOLDER, so it may be killed and started again. It prints its URL, and lives until its stdin is
-closed. A job ends at its second look. The words of a request decide what becomes of it:
+Its state is in FOLDER, so it may be killed and started again. It prints its URL, and runs until its stdin is
+closed. A job ends at the second poll. The words of a request decide its result:
 
-    "fail"      the provider refuses it, unbilled
-    "late"      it isn't answered in time, unbilled
-    "nothing"   the results have no line of it
-    "half"      it is answered when the job is cancelled, as all requests are that stand before such a one
+    "fail"      the provider refuses it and does not bill it
+    "late"      it expires and is not billed
+    "nothing"   the results have no line for it
+    "half"      if the job is cancelled, this request and all requests before it are still answered
 
-POST /faults takes a JSON list, and each fault strikes once, at the next request of its kind; null forgets them:
+POST /faults takes a JSON list, and each fault happens once, at the next request of its kind; null removes all
+faults:
 
     "lose create"     the job is made, and the connection closes without an answer
-    "hold create"     the job is made, and nobody says so as long as the client lives
+    "hold create"     the job is made, and there is no answer as long as the client runs
     "drop create"     the connection closes, and nothing is made
     "busy create"     429 with retry-after 0
     "lose upload"     the file is kept, and the connection closes
@@ -25,8 +26,7 @@ POST /faults takes a JSON list, and each fault strikes once, at the next request
     "lose look"       a look at a job gets no answer
     "foreign create"  somebody else makes a job of the same size at the same moment
 
-GET /books tells the jobs that were made, with their marks and what became of each request, and the requests that
-are billed.
+GET /books returns the jobs with their marks and the result of each request, and the billed requests.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .server_process import ServerProcess, faults_after, serve
 
 
 def tokens_of(text: str) -> tuple[int, int]:
-    """The input and the output tokens of a request, which its words decide."""
+    """The input and output tokens of a request, which depend on its text."""
     return 1000 + 7 * len(text), 101 + len(text)
 
 
@@ -74,7 +74,7 @@ def _all_text(body: Any) -> str:
 
 
 def reply_of(wire: str, model: str, text: str) -> dict[str, Any]:
-    """The body with which a request of a wire is answered."""
+    """The body of the response to a request of a wire."""
     sent, said = tokens_of(text)
     words = f"answer to {text}"
     match wire:
@@ -125,7 +125,7 @@ def reply_of(wire: str, model: str, text: str) -> dict[str, Any]:
 
 
 class Books:
-    """Everything that the server knows, on the disk after each change."""
+    """The state of the server, which is written to disk after each change."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "books.json"
@@ -144,7 +144,7 @@ class Books:
         fresh.rename(self._path)
 
     def strikes(self, fault: str) -> bool:
-        """Whether a fault strikes now."""
+        """Whether a fault happens now."""
         if fault not in self.faults:
             return False
         self.faults.remove(fault)
@@ -171,7 +171,7 @@ class Books:
         return job
 
     def look(self, job: dict[str, Any]) -> None:
-        """Let a job go on, as each look does."""
+        """Advance a job, as each poll does."""
         job["looks"] += 1
         if job["status"] == "cancelling":
             self._end(job, "cancelled")
@@ -276,7 +276,7 @@ class Handler(BaseHTTPRequestHandler):
         self._say({"operations": told} if "gemini" in wires else {"data": told, "has_more": False})
 
     def _post(self, body: bytes) -> bool:
-        """Do what is asked. Returns whether the answer is never given."""
+        """Carry out a request. Returns whether it gets no response."""
         path = urlsplit(self.path).path
         if path == "/faults":
             BOOKS.faults = faults_after(BOOKS.faults, json.loads(body))
@@ -359,7 +359,7 @@ class Handler(BaseHTTPRequestHandler):
         for key, text, model in reversed(job["requests"]):
             result = job["results"].get(key)
             if result == "cancelled" and job["wire"] != "anthropic":
-                result = None  # there is no line of it
+                result = None  # the request has no line
             if result is None or (kind != "all" and (result == "answered") != (kind == "output")):
                 continue
             reply = reply_of(job["wire"], model, text) if result == "answered" else None
@@ -425,7 +425,7 @@ def _line(wire: str, key: str, result: str, reply: dict[str, Any] | None) -> dic
 
 
 def _describe(job: dict[str, Any]) -> dict[str, Any]:
-    """A job as its provider describes it."""
+    """The job object of its provider."""
     over = job["status"] not in ("running", "cancelling")
     results = list(job["results"].values())
     total, done = len(job["requests"]), results.count("answered")
@@ -502,7 +502,7 @@ def _files(job: dict[str, Any], output: str, error: str, *, over: bool) -> dict[
 
 
 class BatchServer(ServerProcess):
-    """The server's process, as a test sees it."""
+    """The server's process, as tests use it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("tests.support.batch_server", folder)
@@ -510,7 +510,7 @@ class BatchServer(ServerProcess):
 
 @contextmanager
 def batch_server(folder: Path) -> Iterator[BatchServer]:
-    """A running server, which is gone afterwards."""
+    """Run a server within a block."""
     with BatchServer(folder) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""The five wires of batches, as adapters at one server."""
+"""The five wires of batches, with their adapters at one server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODELS = {
     "anthropic": "claude-haiku-4-5", "openai": "gpt-5-mini", "gemini": "gemini-2.5-flash",
     "mistral": "mistral-small-latest", "groq": "openai/gpt-oss-20b",
 }  # fmt: skip
-"""The wires, and a model of each that has a price in batches."""
+"""The wires, each with a model that has a batch price."""
 
 QUICKLY = RetryPolicy(base_delay=0.001, max_delay=0.002, jitter=False)
 
@@ -53,7 +53,7 @@ def request_of(wire: str, items: tuple[BatchItem, ...], mark: str = "mark-1") ->
 
 
 async def ended(adapter: HttpAdapter, job: BatchJob, model: str) -> BatchJob:
-    """The job, looked at until it is over."""
+    """Poll the job until it has ended."""
     while not job.done:
         job = await adapter.retrieve_batch(job.id, model=model)
     return job

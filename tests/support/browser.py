@@ -1,7 +1,7 @@
 """A real browser for tests: Chromium, driven over a pipe by the protocol of its developer tools.
 
-Nothing is installed for it: Chromium comes from the system, and the protocol is JSON over two pipes. A page notes
-every error on its console, every exception, and every request that goes to another host.
+No package is needed: Chromium comes from the system, and the protocol is JSON over two pipes. A page records each
+console error, exception and request to another host.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ KEYS = {
 
 
 class BrowserError(Exception):
-    """The browser refused something, or a script failed in it."""
+    """The browser refused a command, or a script failed."""
 
 
 class Browser:
-    """A running browser, made by `browser`."""
+    """A running browser, started by `browser`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
         self._reader = reader
@@ -59,7 +59,7 @@ class Browser:
         self._pages: dict[str, Page] = {}
 
     async def listen(self) -> None:
-        """Take what the browser says, until it ends."""
+        """Read the browser's messages until it ends."""
         while True:
             try:
                 message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
@@ -80,7 +80,7 @@ class Browser:
             future.set_result(message["result"])
 
     async def call(self, method: str, session: str | None = None, **params: Any) -> JSON:
-        """Have the browser do something."""
+        """Send a command to the browser."""
         self._number += 1
         message: JSON = {"id": self._number, "method": method, "params": params}
         if session is not None:
@@ -90,7 +90,7 @@ class Browser:
         return await asyncio.wait_for(future, 40)
 
     async def page(self, *, width: int = 1280, height: int = 860, phone: bool = False, dark: bool = False) -> Page:
-        """A new page in a context of its own, with cookies of its own."""
+        """Open a page in a context of its own, with its own cookies."""
         context = (await self.call("Target.createBrowserContext"))["browserContextId"]
         target = await self.call("Target.createTarget", url="about:blank", browserContextId=context)
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
@@ -117,8 +117,9 @@ AT_REST = """(() => {
     window.lastSeen = {element, x, y, since: performance.now()};
     return null;
 })()"""
-"""The middle of an element's first line, once it has stood for a tenth of a second: rows move when a table is read
-anew, and between two lines of a link there may be nothing to click."""
+"""The middle of an element's first line, when it has not moved for a tenth of a second. Rows move when a table is
+loaded again, and between two lines of a link there may be nothing to click.
+"""
 
 
 class Page:
@@ -128,15 +129,15 @@ class Page:
         self._browser = browser
         self._session = session
         self.errors: list[str] = []
-        """The errors on its console, and exceptions that nobody caught."""
+        """The console errors and uncaught exceptions."""
         self.requests: list[str] = []
-        """The addresses that it has asked for."""
+        """The URLs of its requests."""
 
     async def call(self, method: str, **params: Any) -> JSON:
         return await self._browser.call(method, self._session, **params)
 
     def told(self, method: str, params: JSON) -> None:
-        """Take note of what happened in the page."""
+        """Record an event of the page."""
         match method:
             case "Runtime.exceptionThrown":
                 self.errors.append(json.dumps(params["exceptionDetails"])[:1000])
@@ -156,7 +157,7 @@ class Page:
         """The value of a JavaScript expression, awaited if it is a promise.
 
         Raises:
-            BrowserError: It threw.
+            BrowserError: The expression raised an exception.
         """
         found = await self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
@@ -166,10 +167,10 @@ class Page:
         return found["result"].get("value")
 
     async def until(self, expression: str, seconds: float = 20.0) -> Any:
-        """The value of an expression as soon as it is true. The page is looked at with each of its changes.
+        """The value of an expression as soon as it is true. It is evaluated after each change of the page.
 
         Raises:
-            BrowserError: It never was. The text shows what stood on the page.
+            BrowserError: It was not true in time. The message contains the page's text.
         """
         script = """new Promise((resolve) => {
             const look = () => { try { return EXPRESSION; } catch { return false; } };
@@ -196,7 +197,7 @@ class Page:
         return str(found)
 
     async def click(self, selector: str) -> None:
-        """Click in the middle of an element that stands still, as somebody at a mouse does."""
+        """Click in the middle of an element when it has stopped moving, as a user does."""
         place = await self.until(AT_REST.replace("SELECTOR", json.dumps(selector)))
         for kind in ("mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
@@ -215,7 +216,7 @@ class Page:
         await self.call("Input.insertText", text=text)
 
     async def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """A picture of what can be seen, or of the whole page."""
+        """Take a picture of the visible part or of the whole page."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         await anyio.Path(path).write_bytes(base64.b64decode(shot["data"]))
 
@@ -225,14 +226,14 @@ class Page:
         return int((await self.call("Runtime.getHeapUsage"))["usedSize"])
 
     def strangers(self, host: str) -> list[str]:
-        """The requests that went elsewhere."""
+        """The requests to other hosts."""
         own = (f"http://{host}", "about:", "data:", "blob:")
         return [url for url in self.requests if not url.startswith(own)]
 
 
 @contextlib.asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
-    """A browser with an empty profile, which ends with the block."""
+    """Run a browser with an empty profile within a block."""
     assert CHROMIUM is not None, WHY_NOT
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process, from_read, to_write = _started(profile)
@@ -244,7 +245,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 def _started(profile: str) -> tuple[int, int, int]:
-    """The browser's process, and our ends of its two pipes, which it has as its descriptors 3 and 4."""
+    """Start the browser. Returns its process and our ends of its two pipes, which are its descriptors 3 and 4."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 10) for each in (to_read, from_write)]
@@ -262,7 +263,7 @@ def _started(profile: str) -> tuple[int, int, int]:
 
 
 def _end(process: int) -> None:
-    """Wait for the browser's end, which it is helped to."""
+    """Wait for the browser's end, and kill it if necessary."""
     for help_along in (0, signal.SIGTERM, signal.SIGKILL):
         os.kill(process, help_along)
         for _ in range(100):

@@ -1,6 +1,6 @@
-"""A node in a process of its own whose callers share a budget, and which may be killed while their calls are out.
+"""A node in a process of its own with concurrent callers that share a budget. Tests kill it during its calls.
 
-It makes its calls when it reads a line. It says `sent` when a call goes out, and how each one ended.
+It starts its calls when it reads a line. It prints `sent` for each call, and the end of each.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.support.scripted import Say
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 ONE = 65 * 1000 + 100 * 2000
-"""The most nano-USD that a call can cost: the upper end of an estimate of 10 tokens, and 100 tokens of output."""
+"""The maximum nano-USD of a call: the upper end of an estimate of 10 tokens, and 100 output tokens."""
 COSTS = 10 * 1000 + 5 * 2000
-"""What it does cost."""
+"""The actual cost in nano-USD."""
 LIMIT = 10 * ONE
 BUDGET = Budget(max_cost_usd=Decimal(LIMIT).scaleb(-9))
 
@@ -50,7 +50,7 @@ async def _call(engine: Engine) -> None:
             await engine.generate("s:m", "Hi", max_output_tokens=100)
         except BudgetExceededError:
             _say("refused")
-        except StoreError:  # it is away for a moment
+        except StoreError:  # the store is unreachable for a moment
             await asyncio.sleep(0.1)
             continue
         else:

@@ -1,4 +1,4 @@
-"""Any request that the canonical types allow, in the shapes that hosts and providers really make."""
+"""Random requests that the canonical types allow, in the forms that hosts and providers really create."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _SAID_OF: dict[str, list[JsonObject]] = {
 FIELDS: st.SearchStrategy[ProviderRaw | None] = st.none() | st.one_of(
     [st.builds(ProviderRaw, st.just(name), st.sampled_from(datas)) for name, datas in _SAID_OF.items()]
 )
-"""What a host says of a block for one provider."""
+"""A host's fields of a block for one provider."""
 
 
 def _with_fields(blocks: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

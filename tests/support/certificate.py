@@ -1,4 +1,4 @@
-"""A certificate for 127.0.0.1 that is made on the spot, and trusted for as long as it is needed."""
+"""A temporary certificate for 127.0.0.1, which is trusted within a block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 @contextlib.contextmanager
 def local_tls(folder: Path) -> Iterator[ssl.SSLContext]:
-    """The context of a server; meanwhile SSL_CERT_FILE makes this process's clients trust it, and nobody else."""
+    """The TLS context of a server. Within the block, SSL_CERT_FILE makes the clients of this process trust it."""
     certificate = folder / "localhost.pem"
     certificate.write_bytes(local_certificate())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -33,7 +33,7 @@ def local_tls(folder: Path) -> Iterator[ssl.SSLContext]:
 
 
 def local_certificate() -> bytes:
-    """A key and a certificate of its own, as PEM."""
+    """A key and a self-signed certificate as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "callboard fault lab")])
     now = datetime.datetime.now(datetime.UTC)

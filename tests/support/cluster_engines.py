@@ -14,13 +14,13 @@ from tests.support.scripted import Say
 def node_engine(
     name: str, dsn: str, folder: Path, *replies: Say, models: ModelRegistry | None = None, **options: Any
 ) -> Engine:
-    """A node of that name. Fields of `Cluster` may be given as `cluster`."""
+    """A node with that name. `cluster` may contain fields of `Cluster`."""
     cluster = Cluster(store=dsn, node=name, **{"lease_seconds": 5.0, **options.pop("cluster", {})})
     return keeping(folder / f"{name}.db", *replies, models=models, cluster=cluster, **options)
 
 
 def node_of(engine: Engine) -> Node:
-    """The node that an engine is in its cluster."""
+    """The node of an engine in its cluster."""
     node = engine._runtime.cluster
     assert isinstance(node, Node)
     return node

@@ -1,6 +1,6 @@
-"""A node in a process of its own, which is to be killed or suspended while it streams.
+"""A node in a process of its own, which tests kill or suspend while it streams.
 
-It says one line for its session, one for each piece of text, and one for the end of its turn.
+It prints one line for its session, one for each piece of text, and one for the end of its turn.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A provider that goes on with a beginning, breaks off, and keeps books, on the tests' own time.
+"""A provider that continues the beginning of a reply, breaks off, and records its requests, with the tests' fake
+time.
 
-It says a fixed text. Of a request whose last message is the model's own, it says the rest behind that message.
-It speaks Messages, and Chat Completions as several servers do. A break is a number: so many characters are said,
-and the connection is lost. Other breaks are ``end`` (the stream ends, as if it were over), ``refuse`` (no
-connection), ``busy`` (503), ``overloaded`` (Messages: an error amid the stream) and ``ok``.
+Its text is fixed. If the last message of a request is the model's, it sends the text after that message. It speaks
+Messages, and Chat Completions as several servers do. A break is a number: the connection is lost after this number
+of characters. Other breaks are ``end`` (the stream ends early), ``refuse`` (no connection), ``busy`` (503),
+``overloaded`` (Messages: an error in the middle of the stream) and ``ok``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from callboard.bus.errors import NetworkError
 
 
 class TextProvider:
-    """Both the provider and the network to it."""
+    """The provider, which is also the network to it."""
 
     def __init__(self, text: str, breaks: list[int | str], kind: str = "messages", *, piece: int = 3) -> None:
         self.text, self.breaks, self.kind, self.piece = text, list(breaks), kind, piece
@@ -58,7 +59,7 @@ class TextProvider:
         return _Reply(200, events, None if ends else NetworkError("the connection broke"))
 
     def _beginning(self, body: dict[str, Any]) -> str | None:
-        """What the reply is to go on with; None if the provider refuses it."""
+        """The beginning that the reply must continue; None if the provider refuses it."""
         last = body["messages"][-1]
         if last["role"] != "assistant":
             return ""

@@ -1,7 +1,7 @@
 """Conversations as they come about: random replies of the vendors' own reply types, read by the adapters.
 
-What a host says between them may hold the provider's own kinds of content, of the vendors' request types. A reply
-that its adapter refuses has no place in a conversation.
+The host's messages between them may have content of the vendors' request types. A reply that its adapter refuses
+is left out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bodies(provider: str) -> st.SearchStrategy[JsonObject]:
 
 
 def item_bodies(provider: str) -> Iterator[tuple[str, JsonObject]]:
-    """A reply with each kind of content that a provider's replies know, by the name of the kind."""
+    """A reply for each kind of content in a provider's replies, with the name of the kind."""
     match provider:
         case "anthropic":
             for block in _each("anthropic_messages", "block"):
@@ -97,20 +97,20 @@ def _each(table: str, part: str) -> list[JsonObject]:
 
 
 def _is_models(item: JsonObject) -> bool:
-    """Whether it isn't the host's answer, which OpenAI's type of replies has, too."""
+    """Whether the item is the model's. OpenAI's type of replies also contains the host's answers."""
     return item["type"] not in _HOSTS
 
 
 @cache
 def _step() -> st.SearchStrategy[JsonObject]:
-    """A step that a model makes."""
+    """A step of a model."""
     kinds = members_of(load("google.genai._gaos.types.interactions:Step"))
     not_said = ("UnknownStep", "UserInputStep", "FunctionResultStep")
     return st.one_of([values(kind) for kind in kinds if kind.__name__ not in not_said])  # type: ignore[arg-type]
 
 
 def _with_whole_tools(items: list[JsonObject]) -> list[Json]:
-    """Items that say all there is to say, of tools too, though their types would let some of it be absent."""
+    """Items with all optional fields, also in their tools."""
     tool: JsonObject = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
     found: list[Json] = []
     for item in items:
@@ -128,7 +128,7 @@ def _with_whole_tools(items: list[JsonObject]) -> list[Json]:
 
 
 def _part(*without: str) -> st.SearchStrategy[JsonObject]:
-    """A part of Gemini's, which holds one thing and what is said of it."""
+    """A part of a Gemini message with one kind of content and its metadata."""
     [kind] = _types("gemini", "part")
     found = fields(members_of(kind)[0])
     about: st.SearchStrategy[JsonObject] = st.fixed_dictionaries(
@@ -144,7 +144,7 @@ def _part(*without: str) -> st.SearchStrategy[JsonObject]:
 
 @cache
 def _chat_parts() -> st.SearchStrategy[JsonObject]:
-    """The parts of a user's message; the table has those of an assistant's, too."""
+    """The parts of a user's message. The table also has those of an assistant's."""
     return st.one_of([values(kind) for kind in members_of(_types("openai_chat", "content")[0])])  # type: ignore[arg-type]
 
 
@@ -157,11 +157,11 @@ _OURS = (
     *("message", None, "reasoning", "function_call", "custom_tool_call"),
     *("function_call_output", "custom_tool_call_output"),
 )
-"""Items for which there are blocks of ours; nobody says them as opaque ones."""
+"""Items that have canonical blocks, so no host sends them as opaque ones."""
 
 
 def said_by_host(provider: str) -> st.SearchStrategy[ContentBlock]:
-    """A provider's own kinds of content, as a host says them."""
+    """A provider's own kinds of content in a host's message."""
     match provider:
         case "anthropic":
             data = _kinds("anthropic_messages", "content")
@@ -182,7 +182,7 @@ def said_by_host(provider: str) -> st.SearchStrategy[ContentBlock]:
 
 
 def _renamed(block: ContentBlock, turn: int, number: int) -> ContentBlock:
-    """A call has an id of its own, as a clock would have given it."""
+    """Give a tool call a unique id, as a real provider does."""
     if not isinstance(block, ToolUseBlock):
         return block
     return msgspec.structs.replace(block, id=f"tu_{turn}_{number}")
@@ -192,7 +192,7 @@ PROVIDERS = ("anthropic", "openai", "gemini", "interactions", "openai_compatible
 
 
 def read_content(provider: str, body: JsonObject, model: str) -> tuple[ContentBlock, ...]:
-    """What an adapter makes of a reply; nothing of one that it refuses."""
+    """The content that an adapter reads from a reply; empty for a reply that it refuses."""
     wire = BY_NAME[provider]
     reply = FakeReply(as_data(body), headers={"content-type": "application/json"})
     reading = read_reply(wire, reply, streamed=False, model=f"{provider}:{model}")
@@ -201,7 +201,7 @@ def read_content(provider: str, body: JsonObject, model: str) -> tuple[ContentBl
 
 @st.composite
 def conversations(draw: st.DrawFn, models: Mapping[str, list[str]], *, turns: int = 3) -> tuple[Message, ...]:
-    """Conversations of some turns with several providers."""
+    """Conversations of several turns with several providers."""
     history: list[Message] = []
     for turn in range(draw(st.integers(1, turns))):
         provider = draw(st.sampled_from(PROVIDERS))

@@ -1,4 +1,4 @@
-"""What a quick run leaves to a deep one: `make test` is quick, `make test-all` is deep."""
+"""Selects the cases of quick and deep runs: `make test` is quick, `make test-all` is deep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def is_quick() -> bool:
-    """Whether this run tries few examples of each property."""
+    """Whether this run tries only a few examples of each property."""
     return hypothesis.settings.get_current_profile_name() == "quick"
 
 

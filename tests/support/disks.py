@@ -12,7 +12,7 @@ import pytest
 
 
 def attempt_mount(*arguments: str) -> bool:
-    """Whether `mount` did it."""
+    """Run `mount`. Returns whether it succeeded."""
     try:
         return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
     except OSError:
@@ -20,13 +20,13 @@ def attempt_mount(*arguments: str) -> bool:
 
 
 class Medium:
-    """A folder of its own. For root, whom no mode keeps from anything, a file system of its own."""
+    """A folder of its own. For root, which ignores file modes, it is a file system of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def make_writable(self, writable: bool) -> None:
-        """From now on files can, or can't, be made and written in it."""
+        """Make the folder writable or read-only."""
         if os.geteuid() == 0:
             assert attempt_mount("-o", f"remount,{'rw' if writable else 'ro'}", str(self.folder))
         else:
@@ -35,7 +35,7 @@ class Medium:
 
 @contextlib.contextmanager
 def medium(folder: Path) -> Iterator[Medium]:
-    """Made, and given back; the test is skipped where root may mount nothing."""
+    """Create the folder and remove it afterwards. The test is skipped if root may not mount."""
     folder.mkdir()
     if os.geteuid() != 0:
         yield Medium(folder)

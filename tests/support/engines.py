@@ -16,35 +16,37 @@ from tests.support.scripted import Say, scripted_type
 
 
 def entry(name: str, kind: str, config: AdapterConfig | None = None, **fields: Any) -> AdapterEntry:
-    """What models.yaml says of an adapter of that type."""
+    """The entry of an adapter of that type in models.yaml."""
     return AdapterEntry(name=name, type=kind, config=config or AdapterConfig(), **fields)
 
 
 def model(name: str, **fields: Any) -> ModelEntry:
-    """What models.yaml says of a model, which is named by its adapter and its name there."""
+    """The entry of a model in models.yaml. Its name consists of the adapter's name and the wire name."""
     adapter, _, wire_name = name.partition(":")
     return ModelEntry(**{"id": name, "adapter": adapter, "wire_name": wire_name, **fields})
 
 
 def serving(*models: ModelEntry, **adapters: AdapterEntry | str) -> ModelRegistry:
-    """These models, on adapters or types of adapters; an adapter without any of them has the model `name:m`."""
+    """A registry with these models, on adapters or types of adapters. An adapter without models gets the model
+    `name:m`.
+    """
     entries = {name: entry(name, given) if isinstance(given, str) else given for name, given in adapters.items()}
     bare = [model(f"{name}:m") for name in entries if name not in {each.adapter for each in models}]
     return ModelRegistry(entries, {each.id: each for each in (*bare, *models)})
 
 
 def registry(*replies: Say, **others: list[Say]) -> ModelRegistry:
-    """Adapter `s` with model `s:m` and these replies, and one more for each keyword."""
+    """A registry with adapter `s`, model `s:m` and these replies, and one more adapter for each keyword."""
     return serving(**{name: scripted_type(*script) for name, script in {"s": list(replies), **others}.items()})
 
 
 def keeping(path: Path, *replies: Say, models: ModelRegistry | None = None, **options: Any) -> Engine:
-    """An engine that keeps what is said in a trace file."""
+    """An engine that stores content in a trace file."""
     return Engine(models=models or registry(*replies), store=path, capture_content=True, **options)
 
 
 def requests_of(engine: Engine, name: str = "s") -> list[CanonicalRequest]:
-    """What a scripted adapter of a running engine was asked."""
+    """The requests to a scripted adapter of a running engine."""
     return list(engine._runtime.adapters[name].ref.actor.adapter.requests)  # type: ignore[union-attr]
 
 
@@ -58,7 +60,7 @@ async def running(
     clock: Clock = SYSTEM_CLOCK,
     **others: list[Say],
 ) -> AsyncIterator[tuple[Engine, Subscription]]:
-    """An engine, and a subscription to everything that it publishes."""
+    """An engine, and a subscription to all its events."""
     engine = Engine(
         models=registry(*replies, **others),
         store=store,
@@ -83,7 +85,7 @@ async def talking(
 
 
 async def said(session: Session, text: str = "Hi", *, streamed: bool = False, **options: Any) -> Message:
-    """What a session answers, whole or by its stream."""
+    """The reply of a session, streamed or not."""
     if not streamed:
         return await session.send(text, **options)
     async with session.stream(text, **options) as turn:
@@ -91,5 +93,5 @@ async def said(session: Session, text: str = "Hi", *, streamed: bool = False, **
 
 
 def topics(envelopes: list[Envelope], prefix: str) -> list[str]:
-    """The topics of the envelopes that begin so."""
+    """The topics of the envelopes that begin with a prefix."""
     return [envelope.topic for envelope in envelopes if envelope.topic.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""An adapter of the smallest protocol that has everything, for the kit's network that is a script."""
+"""An adapter of a minimal protocol with all features, for the conformance kit's scripted network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _ToyNormaliser(SseNormaliser):
 
 
 def understand(event: JsonObject, assembler: Assembler) -> bool:
-    """Feed one event of the toy protocol; True at its end."""
+    """Process one event of the toy protocol. Returns True at the end of the reply."""
     key = event.get("key", 0)
     match event["is"]:
         case "text":
@@ -57,7 +57,9 @@ def understand(event: JsonObject, assembler: Assembler) -> bool:
 
 
 class ToyWire(ChatWire):
-    """Server-sent events of JSON, each saying what it `is`; a whole reply is the list of them."""
+    """A toy protocol: server-sent events of JSON with their kind in `is`. A plain reply is the list of the
+    events.
+    """
 
     default_name = "toy"
     default_base_url = "https://toy.test"
@@ -79,13 +81,13 @@ class ToyWire(ChatWire):
 
 
 class ToyAdapter(HttpAdapter):
-    """Speaks the toy protocol."""
+    """The adapter for the toy protocol."""
 
     wire_type = ToyWire
 
 
 def sse(*events: JsonObject) -> bytes:
-    """Events as they stand in a streamed body."""
+    """Events in the format of a streamed body."""
     return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events)
 
 
@@ -116,7 +118,7 @@ def ask(*messages: Message, **changes: object) -> CanonicalRequest:
 
 
 def request(**changes: object) -> CanonicalRequest:
-    """A request for the toy, or for any adapter."""
+    """A request to the toy model, which any adapter accepts."""
     fields: dict[str, object] = {
         "request_id": "req_1",
         "messages": (Message.user("Hello"),),

@@ -2,9 +2,9 @@
 
     python -m tests.support.forking FILE
 
-A program is a process all the same, with its own arguments, environment, streams and threads, and the child of
-the test. Only the imports are made once for all of them, and modules aren't taken apart at its end. These two take
-half a second of CPU.
+Each program is still a process with its own arguments, environment, streams and threads, and a child of the test.
+But the imports run only once for all programs, and no program destroys its modules at its end. This saves half a
+second of CPU for each program.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Program(msgspec.Struct):
     without: str = ""
     """A library that it does not find."""
     session: bool = False
-    """Whether it starts a session, so that it has no terminal of its own."""
+    """Whether it starts a new session, so that it has no terminal."""
 
 
 class Forked(subprocess.Popen[Any]):
@@ -76,12 +76,12 @@ class Forked(subprocess.Popen[Any]):
         self.pid = _forking().fork(self._program, [reads, writes, complains])
         self._child_created = True
         for end, ours in ((reads, tells), (writes, heard), (complains, blamed)):
-            if ours >= 0:  # else it is the caller's file
+            if ours >= 0:  # otherwise it is the caller's file
                 os.close(end)
 
 
 class _Forking:
-    """The process that forks, from the side of the tests."""
+    """The tests' interface to the forking process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class _Forking:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
                 cwd=CHECKOUT,
-                stdin=subprocess.PIPE,  # so that the streams are what they are for a program: pipes
+                stdin=subprocess.PIPE,  # so that programs have pipes as streams, as usual
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
@@ -98,7 +98,7 @@ class _Forking:
             )
 
     def fork(self, program: Program, streams: list[int]) -> int:
-        """The number of the new process."""
+        """Fork. Returns the id of the new process."""
         with self._lock, _taking_orphans():
             socket.send_fds(self._socket, [msgspec.json.encode(program) + b"\n"], streams)
             answer = self._socket.recv(16)
@@ -119,7 +119,7 @@ def _forking() -> _Forking:
 
 @contextlib.contextmanager
 def _taking_orphans() -> Iterator[None]:
-    """Within the block, grandchildren whose parents end become children."""
+    """Within the block, grandchildren become children when their parents end."""
     call = ctypes.CDLL(None).prctl
     call(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -133,7 +133,7 @@ def can_fork() -> bool:
 
 
 def main(file: int) -> None:
-    """Serve until the tests have gone; in a grandchild, be the program."""
+    """Serve until the tests have ended; in a grandchild, run the program."""
     with socket.socket(fileno=file) as tests:
         for name in FIRST:
             import_module(name)
@@ -168,7 +168,7 @@ def main(file: int) -> None:
 
 
 def imported(text: str) -> Iterator[str]:
-    """Our modules that a program imports."""
+    """Callboard's modules that a program imports."""
     for node in ast.parse(text).body:
         match node:
             case ast.Import(names=names):
@@ -201,14 +201,14 @@ def be(program: Program) -> NoReturn:
         status = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     except BaseException:
         traceback.print_exc()
-    threading._shutdown()  # what an interpreter does at its end: it waits for threads,
-    atexit._run_exitfuncs()  # calls who asked for it,
-    sys.stdout.flush()  # and writes what is left
+    threading._shutdown()  # at its end, an interpreter waits for threads,
+    atexit._run_exitfuncs()  # calls the functions of atexit,
+    sys.stdout.flush()  # and flushes the streams
     os._exit(status)
 
 
 def forget(library: str) -> None:
-    """Have the library be missing, and our modules that hold a part of it be imported again."""
+    """Make the library missing, and import Callboard's modules that contain a part of it again."""
     gone = {name for name in sys.modules if name == library or name.startswith(f"{library}.")}
     fresh = gone
     while fresh:
@@ -228,14 +228,14 @@ def forget(library: str) -> None:
 
 
 def _held(name: str, module: ModuleType) -> Iterator[object]:
-    """What a module has imported or made, without its own submodules."""
+    """The objects in a module, without its submodules."""
     for attribute, value in vars(module).items():
         if not (isinstance(value, ModuleType) and value.__name__ == f"{name}.{attribute}"):
             yield value
 
 
 def _home_of(value: object) -> object:
-    """The name of the module that a value is or is from."""
+    """The name of the module that defines a value."""
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return home if isinstance(home, str) else None
 

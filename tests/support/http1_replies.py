@@ -1,4 +1,4 @@
-"""Every form that a reply may have, as the bytes that a server sends and what a client makes of them."""
+"""Each form of a reply: the server's bytes and the expected reading."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Form(NamedTuple):
     headers: dict[str, str] = {}  # noqa: RUF012 (never changed)
     """Some of the reply's headers."""
     free: bool = True
-    """Whether the connection can go on."""
+    """Whether the connection can be used again."""
     method: str = "POST"
     """The method of the request."""
     ends: bool = False
-    """Whether the reply ends with the connection."""
+    """Whether the end of the connection ends the reply."""
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -139,4 +139,4 @@ BAD = {
         OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n"),
     "a length among the trailers": OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 5\r\n\r\n",
 }  # fmt: skip
-"""What no reply can be. Nothing of it may be taken for a whole one."""
+"""Invalid replies. None may be read as a complete reply."""

@@ -1,4 +1,4 @@
-"""A connection of our own HTTP/1.1 client on a wire in memory."""
+"""A connection of Callboard's HTTP/1.1 client on a transport in memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ HEAD = b"POST / HTTP/1.1\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
-    """What the event loop gives a connection, without a socket."""
+    """The transport of a connection, without a socket."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[bytes] = []
-        """What was written."""
+        """The written bytes."""
         self.paused = False
         self.ended: list[str] = []
-        """How it ended; empty if it has not."""
+        """How the connection ended; empty if it has not."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.ended
@@ -40,13 +40,13 @@ class Wire(asyncio.Transport):
 
 
 class Line:
-    """A connection on a wire."""
+    """A connection on a transport in memory."""
 
     def __init__(self) -> None:
         self.free = 0
-        """The number of times that the connection told that it is free."""
+        """The number of times that the connection reported that it is free."""
         self.over = 0
-        """The number of times that it told that it is over."""
+        """The number of times that it reported its end."""
         self.wire = Wire()
         self.connection = Connection("api.test", lambda _: self._count("free"), lambda _: self._count("over"))
         self.connection.connection_made(self.wire)
@@ -55,11 +55,11 @@ class Line:
         setattr(self, what, getattr(self, what) + 1)
 
     def ask(self, method: str = "POST", body: bytes = b"") -> asyncio.Task[Reply]:
-        """A request under way."""
+        """Start a request."""
         return asyncio.create_task(self.connection.exchange(method, HEAD, body))
 
     async def reply(self, sent: bytes) -> Reply:
-        """The reply of which these bytes came."""
+        """The reply that is read from these bytes."""
         task = self.ask()
         await turns()
         self.connection.data_received(sent)
@@ -67,13 +67,13 @@ class Line:
 
 
 async def turns() -> None:
-    """Let everybody go on who can."""
+    """Let all tasks continue that can."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def whole(reply: Reply) -> bytes:
-    """All of a body. Raises what its reader is told."""
+    """Read a whole body. Raises the reader's error."""
     parts = []
     while (part := await reply.chunk()) is not None:
         parts.append(part)

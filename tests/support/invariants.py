@@ -1,4 +1,4 @@
-"""The stream invariants, as one check that every test of a stream uses: the conformance kit's own."""
+"""The stream invariants as one check for all tests of streams: the conformance kit's own."""
 
 from callboard.adapters.conformance.assertions import check_stream
 

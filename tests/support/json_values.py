@@ -1,4 +1,4 @@
-"""JSON values of every kind that survive writing and reading: whole numbers within a double's, no NaN."""
+"""Random JSON values that survive writing and reading: integers in the exact range of a double, no NaN."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ JSON_VALUES: st.SearchStrategy[Json] = st.recursive(
 
 
 def json_objects(max_size: int) -> st.SearchStrategy[JsonObject]:
-    """Objects of at most so many such values."""
+    """Objects with at most `max_size` values."""
     return st.dictionaries(st.text(), JSON_VALUES, max_size=max_size)

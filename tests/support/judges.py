@@ -1,9 +1,9 @@
-"""The vendors' own types as judges of what we send: one function for each protocol.
+"""Checks requests with the vendors' own types: one function for each protocol.
 
-A judge gives the faults of a request's body, each with its place; none for a good one. It reads the TypedDicts of
-the vendors' SDKs more strictly than the SDKs do: a key that no type has is a fault, an integer is no string, and
-what may be one of several things has to be one of them altogether. A vendor's reply types, which its SDKs take
-back as input as well, don't count: their servers refuse some of what those hold.
+A judge returns the faults of a request's body, each with its place. It reads the TypedDicts of the vendors' SDKs
+more strictly than the SDKs do: a key that no type has is a fault, an integer is no string, and a value of a union
+must be valid for one member. Reply types, which the SDKs also accept as input, are not accepted here, because
+servers refuse some of their fields.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from callboard.bus.values.base import Json, JsonObject
 
 _OLDER_SAMPLING = {"temperature": float, "top_p": float, "top_k": int}
 _OLDER_CLAUDES = re.compile(r"(?!claude)|claude-[23]|claude-[a-z]+-4(-[0-6])?(-\d{8})?$")
-"""Models that take what the SDK's types no longer list: those before Opus 4.7, and what isn't Claude."""
+"""Models that accept fields that the SDK's types no longer list: Claude before Opus 4.7, and other models."""
 
 
 def messages_faults(body: bytes | JsonObject) -> list[str]:
-    """Faults of a body for Anthropic's Messages API. What only a beta has is no fault."""
+    """Faults of a body for Anthropic's Messages API. Fields of beta types are accepted."""
     from anthropic.types.beta import message_create_params as beta
     from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 
@@ -38,7 +38,7 @@ def messages_faults(body: bytes | JsonObject) -> list[str]:
         older = [(key, value.pop(key)) for key in _OLDER_SAMPLING if key in value]
         found = [fault for key, sent in older for fault in faults(sent, _OLDER_SAMPLING[key], f"$.{key}")]
     general = _judge(value, MessageCreateParamsNonStreaming, MessageCreateParamsStreaming)
-    if general and "betas" not in value:  # which the types have in the body, and the SDK in a header
+    if general and "betas" not in value:  # which the types have in the body, but the SDK sends in a header
         tried = _judge(value, beta.MessageCreateParamsNonStreaming, beta.MessageCreateParamsStreaming)
         general = min(general, tried, key=len)
     return found + general
@@ -78,12 +78,12 @@ def contents_faults(body: bytes | JsonObject) -> list[str]:
     }  # fmt: skip
     found: list[str] = []
     for name, value in _decoded(body).items():
-        if name == "continuationToken" and isinstance(value, str):  # which the SDK lifts out of its config
+        if name == "continuationToken" and isinstance(value, str):  # which the SDK moves out of its config
             continue
         if name not in kinds:
             found.append(f"$: no key {name!r}")
             continue
-        if name == "generationConfig" and "imageConfig" in value:  # which the SDK puts there, and has apart
+        if name == "generationConfig" and "imageConfig" in value:  # which the SDK puts there, but types separately
             found += _model_faults(value.pop("imageConfig"), vendor.ImageConfig, f"$.{name}.imageConfig")
         for one in value if isinstance(value, list) else [value]:
             found += _model_faults(one, kinds[name], f"$.{name}")
@@ -99,7 +99,7 @@ def interaction_faults(body: bytes | JsonObject) -> list[str]:
 
 
 def steps_faults(body: bytes | JsonObject) -> list[str]:
-    """Faults of the steps of such a body, fields included that the vendor's models would take unread."""
+    """Faults of the steps of such a body, including fields that the vendor's models accept without reading."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from google.genai._gaos.types.interactions import StepParam
@@ -107,7 +107,9 @@ def steps_faults(body: bytes | JsonObject) -> list[str]:
 
 
 _NEWER_IN_OLLAMA = frozenset({"truncate", "shift"})
-"""Known to the server, and not yet to the types of its client. So is a message's `tool_call_id`."""
+"""Fields that the server accepts, but the types of its client don't have yet. Another one is a message's
+`tool_call_id`.
+"""
 
 
 def ollama_faults(body: bytes | JsonObject) -> list[str]:
@@ -160,14 +162,14 @@ def images_faults(body: bytes | JsonObject) -> list[str]:
 
 
 def image_edits_faults(fields: JsonObject) -> list[str]:
-    """Faults of the fields of a form for OpenAI's images/edits, its files left out."""
+    """Faults of the form fields for OpenAI's images/edits, without its files."""
     from openai.types.image_edit_params import ImageEditParamsNonStreaming
 
     return [fault for fault in faults(fields, ImageEditParamsNonStreaming) if "needs the key 'image'" not in fault]
 
 
 def videos_faults(body: bytes | JsonObject) -> list[str]:
-    """Faults of a body, or of the fields of a form, for OpenAI's videos."""
+    """Faults of a body, or of form fields, for OpenAI's videos."""
     from openai.types.video_create_params import VideoCreateParams
 
     return faults(_decoded(body), VideoCreateParams)
@@ -209,7 +211,7 @@ def _decoded(body: bytes | JsonObject) -> JsonObject:
 
 
 def faults(value: Json, kind: Any, place: str = "$") -> list[str]:
-    """What is wrong with a JSON value as a value of a type, as far as JSON can hold such a value."""
+    """The faults of a JSON value of a type."""
     kind = _bare(kind)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or kind is object:
@@ -239,7 +241,7 @@ def _is_plain(value: Json, kind: Any) -> bool:
         return value is None
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
-    if getattr(kind, "__name__", "") == "UnrecognizedStr":  # of a vendor whose names are open
+    if getattr(kind, "__name__", "") == "UnrecognizedStr":  # an enumeration that the vendor keeps open
         return isinstance(value, str)
     return kind in (str, int, bool) and type(value) is kind
 
@@ -258,7 +260,7 @@ def _object_faults(value: Json, kind: Any, place: str) -> list[str]:
 
 
 def _union_faults(value: Json, kinds: tuple[Any, ...], place: str) -> list[str]:
-    """None if one kind fits; else those of the kind that is meant, as its constants (`type`, `role`) tell."""
+    """Empty if one member fits; otherwise the faults of the member whose constants (`type`, `role`) match."""
     best: tuple[bool, int, list[str]] | None = None
     for kind in kinds:
         found = faults(value, kind, place)
@@ -291,7 +293,7 @@ def _is_meant(value: Json, kind: Any) -> bool:
 def _fields(kind: Any) -> dict[str, tuple[bool, Any]]:
     """The keys of a TypedDict: whether each is required, and its type.
 
-    The class alone doesn't know what is required: its annotations are strings.
+    The class alone does not show which keys are required, because its annotations are strings.
     """
     found: dict[str, tuple[bool, Any]] = {}
     for name, hint in te.get_type_hints(kind, include_extras=True).items():

@@ -1,4 +1,4 @@
-"""What the library logs, for tests of it."""
+"""Captures the library's log lines for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from callboard.bus.log import ROOT
 
 @contextmanager
 def captured_logs() -> Iterator[list[dict[str, Any]]]:
-    """Every line of ours meanwhile: its event and fields, and its `log_level`."""
+    """The log lines of Callboard within the block: event, fields and `log_level`."""
     lines: list[dict[str, Any]] = []
 
     class Keep(logging.Handler):

@@ -1,6 +1,7 @@
-"""A server of images and videos on 127.0.0.1 that fails as it is told to, request by request. In its own threads.
+"""A server of images and videos on 127.0.0.1 that fails on demand, request by request. It runs in its own threads.
 
-It speaks OpenAI's images and videos and Google's operations, and keeps the books: what it has made, somebody pays.
+It speaks OpenAI's images and videos and Google's operations, and records everything that it has made, because the
+caller must pay for it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def png(width: int = 2, height: int = 1) -> bytes:
 
 @cache
 def mp4(size: int = 100_000) -> bytes:
-    """A file whose boxes are those of an MP4."""
+    """A file with the boxes of an MP4."""
 
     def box(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I4s", 8 + len(data), kind) + data
@@ -58,16 +59,16 @@ class Asked(NamedTuple):
 
 
 class MediaServer:
-    """What `media_server` gives. A fault is one of these; the last six are of downloads.
+    """The server of `media_server`. Its faults are these; the last six apply to downloads.
 
     drop            it closes the connection at once
-    lost            it does what is asked, and closes the connection without an answer
-    500, 503, 404   it does nothing, and answers so; and so with other statuses
-    done-500        it does what is asked, and answers 500
-    garbage         it does what is asked, and answers what is no JSON
+    lost            it carries out the request, and closes the connection without an answer
+    500, 503, 404   it does nothing, and answers with this or another status
+    done-500        it carries out the request, and answers 500
+    garbage         it carries out the request, and answers with invalid JSON
     cut-N           it sends N bytes, and closes the connection
-    whole           it takes no notice of a range
-    endless         it says no length
+    whole           it ignores the range
+    endless         it sends no length
     endless-cut-N   both
     changed         the file has changed
     wrong           one byte of the file is wrong
@@ -82,17 +83,17 @@ class MediaServer:
         """The faults by operation (create, look, list, delete, content, file, image), one for each request to
         come, in order; "" is none."""
         self.steps = [10, 60]
-        """The progress in percent at each look of a job."""
+        """The progress in percent at each poll of a job."""
         self.ends = "completed"
-        """What comes after the steps: completed or failed."""
+        """The state after the steps: completed or failed."""
         self.made: Counter[str] = Counter()
-        """The number of jobs and images that were made, which is what is paid for."""
+        """The number of jobs and images that were made and are billed."""
         self.file = mp4()
         self.etag = '"one"'
         self.checksum = False
-        """Whether a download comes with its checksum."""
+        """Whether a download has a checksum."""
         self.files_at = ""
-        """The address of another server that has Google's files."""
+        """The address of another server with Google's files."""
         self.jobs: dict[str, JsonObject] = {}
         self.lock = threading.Lock()
         self.hold = threading.Event()
@@ -143,7 +144,7 @@ def shown(job: JsonObject) -> JsonObject:
 
 
 def _fields(body: bytes, headers: dict[str, str]) -> JsonObject:
-    """Of JSON or of a form."""
+    """The fields of a JSON body or of a form."""
     kind = headers.get("content-type", "")
     if "multipart" not in kind:
         found: JsonObject = json.loads(body)
@@ -159,7 +160,7 @@ def _fields(body: bytes, headers: dict[str, str]) -> JsonObject:
 
 @contextmanager
 def media_server() -> Iterator[MediaServer]:
-    """A server; see `MediaServer`."""
+    """Run a server; see `MediaServer`."""
     server = MediaServer()
 
     class Handler(_Handler):
@@ -274,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _content(self, fault: str, headers: dict[str, str], path: str) -> None:
         media = self.media
-        if path.endswith(":download"):  # Google's, which leads elsewhere
+        if path.endswith(":download"):  # Google's, which redirects to another server
             return self._send(302, b"", {"location": f"{media.url}/blob"})
         if fault == "changed":
             media.file, media.etag = media.file[:-1] + b"\x00", '"two"'
@@ -323,7 +324,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _google(body: bytes) -> bytes:
-    """A request of Google's as one of OpenAI's."""
+    """Convert a request of Google's API to one of OpenAI's."""
     value = json.loads(body)
     seconds = value["parameters"].get("durationSeconds", 8)
     return json.dumps({"prompt": value["instances"][0]["prompt"], "seconds": str(seconds)}).encode()

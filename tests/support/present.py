@@ -1,4 +1,4 @@
-"""A value that is there."""
+"""A check that a value is not None."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ T = TypeVar("T")
 
 
 def present(value: T | None) -> T:
-    """The value, which is to be there."""
+    """Return the value, which must not be None."""
     assert value is not None
     return value

@@ -1,4 +1,4 @@
-"""Python programs in processes of their own, from this checkout: some are killed, some end, all are watched."""
+"""Python programs of this checkout in processes of their own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CHECKOUT = Path(__file__).parents[2]
 def started(
     program: str, *arguments: object, flags: tuple[str, ...] = (), fresh: bool = False, **environment: str
 ) -> subprocess.Popen[str]:
-    """The process of a program, which is given these arguments and can import what we can.
+    """Start a program with these arguments. It can import the same packages as the tests.
 
-    With flags, or if it is to be fresh, it is a new interpreter that has imported nothing and ends like one.
+    With flags or `fresh`, it runs in a new interpreter instead of a fork.
     """
     text, given = textwrap.dedent(program), [*map(str, arguments)]
     its_environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **environment}
@@ -45,7 +45,7 @@ def ended(
     timeout: float = 60,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A program that has ended by itself, or was killed by itself."""
+    """Run a program to its end, in which it may kill itself."""
     with started(program, *arguments, flags=flags, fresh=fresh, **environment) as process:
         try:
             said, errors = process.communicate(timeout=timeout)
@@ -56,7 +56,7 @@ def ended(
 
 
 class Heard:
-    """A process that is listened to all the time: a pipe that is full would hold it up."""
+    """A process whose output is read continuously, because a full pipe would block it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Heard:
             reader.start()
 
     def kill(self) -> str:
-        """Kill it, if it has not ended. Returns what it has written to stderr."""
+        """Kill it, if it has not ended. Returns its stderr."""
         self.process.kill()
         self.process.wait()
         for reader in self._readers:
@@ -84,7 +84,7 @@ class Heard:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
-                if line.endswith(b"\n"):  # a torn line was never told
+                if line.endswith(b"\n"):  # an incomplete line is ignored
                     self._on_line(line)
         self._on_end()
 

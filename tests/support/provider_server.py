@@ -1,4 +1,4 @@
-"""A provider on 127.0.0.1 that answers every request with one status, or never. In threads of its own."""
+"""A provider on 127.0.0.1 that answers each request with the same status, or never. It runs in its own threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Asked(NamedTuple):
 
 
 class ProviderServer:
-    """What `provider_server` gives: its URL, and what it was asked."""
+    """The server of `provider_server`: its URL, and its requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -29,7 +29,7 @@ class ProviderServer:
 
 @contextmanager
 def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> Iterator[ProviderServer]:
-    """A server."""
+    """Run a server within a block."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> 
 
 
 def refusing_url() -> str:
-    """The URL of a port on which nobody listens."""
+    """The URL of a port without a server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"

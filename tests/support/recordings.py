@@ -1,4 +1,4 @@
-"""Recorded traffic of real providers: exchanges, bodies in pieces, and adapters that get them for replies."""
+"""Recorded traffic of real providers: exchanges, bodies in pieces, and adapters that read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.values.base import Json
 
 FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parents[2] / "../shared/recorded")
-"""Holds a file of JSON lines for each protocol."""
+"""The folder with a file of JSON lines for each protocol."""
 
 needs_recordings = pytest.mark.skipif(
     not FOLDER.is_dir(),
@@ -31,14 +31,14 @@ PROTOCOLS = {
     "anthropic": "anthropic", "openai_responses": "openai", "openai_chat": "openai_compatible",
     "gemini": "gemini",
 }  # fmt: skip
-"""The file's name, and the type of the adapter."""
+"""The adapter's type for each file of recordings."""
 
 THRESHOLD = 98.0
-"""Per cent of the exchanges of a protocol on which an adapter has to agree with what is known of them."""
+"""The minimum percentage of a protocol's exchanges that an adapter must read correctly."""
 
 
 def read_cases(path: Path) -> list[dict[str, Any]]:
-    """The exchanges that are certain: what they mean, or that they mean nothing."""
+    """The exchanges whose correct reading is certain, including those that are errors."""
     with path.open(encoding="utf-8") as lines:
         cases = [json.loads(line) for line in lines if line.strip()]
     return [case for case in cases if case["oracle"].get("reliable") or case["oracle"].get("must_not_succeed")]
@@ -60,7 +60,7 @@ def fragments(body: bytes, mode: str) -> list[bytes]:
 
 
 class CountingClock:
-    """The same ids in every run, and no time."""
+    """A clock with the same ids in each run, whose time stands still."""
 
     def __init__(self) -> None:
         self.ids = 0
@@ -80,7 +80,7 @@ class CountingClock:
 
 
 class Recording:
-    """A transport that answers every request with one recorded reply, and is that reply."""
+    """A transport that answers each request with one recorded reply."""
 
     def __init__(self, case: Mapping[str, Any], chunks: Sequence[bytes]) -> None:
         self.status: int = case["response_status"]

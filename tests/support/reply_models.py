@@ -8,7 +8,7 @@ from callboard.adapters import AdapterConfig
 from callboard.engine import AdapterEntry, ModelEntry, ModelRegistry
 
 PROTOCOLS = {"chat": "openai_compatible", "gemini": "gemini", "messages": "anthropic", "responses": "openai"}
-"""The name of the adapter here, and its type."""
+"""The adapter's type for each adapter name here."""
 
 
 def registry(url: str, headers: Mapping[str, str] | None = None) -> ModelRegistry:

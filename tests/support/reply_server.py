@@ -1,23 +1,22 @@
-"""A fast server of canned replies in each of the four streaming protocols, in a process of its own.
+"""A fast server of fixed replies in each of the four streaming protocols, in a process of its own.
 
     python -m tests.support.reply_server [DELTAS [PER_SECOND]]
 
-It prints its URL and lives until its stdin is closed, so it dies with whoever started it. A request for a stream
-gets DELTAS deltas, any other a reply of a few sentences. The deltas come ten to a chunk and all at once; with
-PER_SECOND one to a chunk after the first, so many in a second, each stream at its own moments. Headers may ask
-for:
+It prints its URL and runs until its stdin is closed, so it ends with the process that started it. A request for a
+stream gets DELTAS deltas, any other a reply of a few sentences. The deltas come ten to a chunk and all at once;
+with PER_SECOND one to a chunk after the first, so many in a second, each stream at its own moments. Headers may
+ask for:
 
-    x-together: N   no reply before N requests wait, so that N are really under way at once; a streamed reply then
+    x-together: N   no reply before N requests wait, so that N are in progress together; a streamed reply then
                     comes in chunks a few milliseconds apart, in turn with those of all others
     x-hold: 1       a streamed reply stops after its first chunk until somebody gets /release
     x-limit: N MS   at most N requests in each window of MS milliseconds, and headers that tell of it; further
                     ones are refused with 429. With `N MS silent` the headers tell nothing
 
-/hold stops every stream that is under way until somebody gets /release, and /finish has each of them said to its
-end at once.
+GET /hold stops all streams until GET /release. GET /finish sends the rest of all streams immediately.
 
-/served tells of each value of the header `authorization` how many requests had a reply, and how many of these were
-said to their end.
+GET /served returns for each value of the header `authorization` the number of requests with a reply, and the
+number of complete replies.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DELTAS_PER_CHUNK = 10
 PACE_SECONDS = 0.005
 FIRST_EVENTS = 6
-"""Events in the first chunk of a stream at a pace: a delta is among them, whatever the protocol begins with."""
+"""Events in the first chunk of a paced stream. In each protocol they include a delta."""
 
 SENTENCES = "The curtain rises on a quiet street. A clerk reads the notice, then reads it again. " * 6
 USAGE_OUT = 120
@@ -91,7 +90,9 @@ class Chat:
 
 
 class GenerateContent:
-    """Its methods follow the path and a colon. Spaces and line ends are where the vendor puts them."""
+    """The path of a request, with the method after a colon. Spaces and line ends are as in the vendor's
+    replies.
+    """
 
     path = "/v1beta/models/bench"
     usage: ClassVar = {
@@ -215,11 +216,11 @@ class Responses:
 
 
 class Replies:
-    """All bytes that the server can say, made once. By path: the whole reply, the stream, and its chunks.
+    """All bytes that the server can send, made once. For each path: the plain reply, the stream, and its chunks.
 
     Args:
         deltas: The number of deltas in a stream.
-        per_second: The number of chunks of a stream that are sent in a second; None sends it all at once.
+        per_second: The number of chunks of a stream per second; None sends all chunks immediately.
     """
 
     def __init__(self, deltas: int, per_second: float | None = None) -> None:
@@ -247,14 +248,14 @@ class Replies:
 
 
 class Window:
-    """The requests of the current window, of a limit that requests ask for."""
+    """The requests in the current window of a rate limit, which requests choose by a header."""
 
     def __init__(self) -> None:
         self._taken = 0
         self._ends = 0.0
 
     def take(self, asked: str) -> tuple[bool, bytes]:
-        """Whether another request fits, and the headers of its reply.
+        """Return whether another request is within the limit, and the headers of its reply.
 
         Args:
             asked: The value of the request's x-limit.
@@ -278,7 +279,7 @@ class Window:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; requests come one after the other."""
+    """One connection. It handles requests one after the other."""
 
     waiting: ClassVar[list[Connection]] = []
     all: ClassVar[set[Connection]] = set()
@@ -292,15 +293,15 @@ class Connection(asyncio.Protocol):
         self._received = b""
         self._writable = True
         self._rest: list[bytes] = []
-        self._due = 0.0  # when the next chunk comes, of a stream at a pace of its own
+        self._due = 0.0  # the time of the next chunk of a paced stream
         self._scheduled = False
         self._held = False
         self._reply: tuple[str, bool, bool] = ("", False, False)
         self._told = b""  # headers of the reply
-        self._count = [0, 0]  # of replies that were begun and ended, with this key
+        self._count = [0, 0]  # the numbers of begun and of complete replies with this key
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is no subclass
         Connection.all.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -380,7 +381,7 @@ class Connection(asyncio.Protocol):
         return reply.replace(b"\r\n", b"\r\n" + self._told, 1) if self._told else reply
 
     def _begin_to_count(self) -> None:
-        phase = next(Connection.begun) * 0.618 % 1  # or all streams would speak at one moment
+        phase = next(Connection.begun) * 0.618 % 1  # otherwise all streams would send at the same time
         self._due = asyncio.get_running_loop().time() + phase / (self._replies.per_second or 1)
 
     def _told_of_all(self, path: str) -> None:
@@ -426,8 +427,8 @@ class Connection(asyncio.Protocol):
 
 
 def leave_the_parents_cores() -> None:
-    """Run on the other cores, if whoever started this keeps to some."""
-    with contextlib.suppress(AttributeError, OSError):  # not on every system, not in every container
+    """Run on the other cores, if the parent process is bound to some."""
+    with contextlib.suppress(AttributeError, OSError):  # missing on some systems and in some containers
         os.sched_setaffinity(0, set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0))
 
 
@@ -441,7 +442,7 @@ async def serve(deltas: int, per_second: float | None) -> None:
 
 @contextlib.contextmanager
 def reply_server(deltas: int = 500, per_second: float | None = None) -> Iterator[str]:
-    """Run the server; its URL."""
+    """Run the server. Yields its URL."""
     pace = [] if per_second is None else [str(per_second)]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.reply_server", str(deltas), *pace],

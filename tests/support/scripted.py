@@ -1,4 +1,4 @@
-"""The scripted adapter, dressed for tests of everything above the adapters: scripts are kept by their class."""
+"""The scripted adapter for tests of the layers above the adapters. Each class has its own script."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CAPABILITIES = AdapterCapabilities(
 
 
 class Say:
-    """A reply: text fragments, then tool calls, then perhaps a failure."""
+    """A reply: text fragments, then tool calls, then an optional failure."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Say:
 
 
 class ScriptedAdapter(scripted.ScriptedAdapter):
-    """Plays its script, one reply for each call, without retries. The script is shared over restarts."""
+    """Plays its script, one reply for each call, without retries. The script continues after a restart."""
 
     script: list[Say]
     capabilities: AdapterCapabilities = CAPABILITIES
@@ -107,7 +107,7 @@ CALLS_ADD = Say("Let me see.", calls=[("add", {"a": 1, "b": 2})])
 
 
 def noting(asked: list[CanonicalRequest]) -> type[ScriptedAdapter]:
-    """A scripted adapter that writes down there what it is asked, over restarts."""
+    """A scripted adapter that appends its requests to a list, also after restarts."""
 
     class Noting(ScriptedAdapter):
         def say(self, request: CanonicalRequest) -> Say:
@@ -118,7 +118,7 @@ def noting(asked: list[CanonicalRequest]) -> type[ScriptedAdapter]:
 
 
 def adapter_type(made: Callable[..., object]) -> str:
-    """A type name for an adapter's class, or for what makes one. It means something until the test ends."""
+    """A type name for an adapter's class or factory. It is valid until the test ends."""
     name = f"Scripted{next(_numbers)}"
     _names.append(name)
     globals()[name] = made
@@ -131,9 +131,9 @@ _names: list[str] = []
 
 @contextmanager
 def own_types() -> Iterator[None]:
-    """What `adapter_type` has named within the block is forgotten after it.
+    """Remove the names of `adapter_type` after the block.
 
-    It holds whole engines with their tasks, and asyncio looks at every task that there is when it closes a loop.
+    They keep whole engines with their tasks alive, and asyncio goes through all tasks when it closes a loop.
     """
     kept = len(_names)
     yield

@@ -1,4 +1,4 @@
-"""An HTTP server of a few lines on anyio's TCP sockets, each of whose connections follows a script."""
+"""An HTTP server with a script for each connection, on anyio's TCP sockets."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ class Connection:
         await self.send(b"0\r\n\r\n")
 
     async def reset(self) -> None:
-        """Close so that the other end gets a connection reset, not an end of file."""
+        """Close so that the client gets a connection reset instead of an end of file."""
         raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await self._stream.aclose()
 
 
 class Server:
-    """What `serving` gives."""
+    """The server of `serving`."""
 
     def __init__(self, script: Script) -> None:
         self.url = ""
-        """The address of its one page."""
+        """The URL of its only page."""
         self.connections = 0
-        """The number of connections that there were."""
+        """The number of all connections so far."""
         self.open = 0
-        """The number of connections that there are."""
+        """The number of open connections."""
         self.requests: list[tuple[int, bytes, bytes]] = []
         """The number of the connection, the head and the body of each request."""
         self.closed = anyio.Event()
-        """Set each time a connection has ended, and then made anew."""
+        """Set each time a connection ends, and then replaced."""
         self._script = script
 
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
@@ -101,7 +101,7 @@ class Server:
 
 
 def quiet(listener: anyio.abc.Listener[anyio.abc.SocketStream], tls: ssl.SSLContext) -> TLSListener:
-    """Encrypted connections; those that come to none end without a word."""
+    """TLS connections. A failed handshake is ignored."""
 
     class Quiet(TLSListener):
         @staticmethod
@@ -113,7 +113,7 @@ def quiet(listener: anyio.abc.Listener[anyio.abc.SocketStream], tls: ssl.SSLCont
 
 @asynccontextmanager
 async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    """A server on this machine."""
+    """Run a server on this machine."""
     server = Server(script)
     async with (
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
@@ -127,5 +127,5 @@ async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Async
 
 
 async def echo(connection: Connection) -> None:
-    """A script: it answers with what it was sent."""
+    """A script that answers with the request's body."""
     await connection.reply(b"said " + await connection.request())

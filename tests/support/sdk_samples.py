@@ -1,4 +1,4 @@
-"""Values of the vendors' SDK types, made from the types alone: every field is there, and all are small."""
+"""Values of the vendors' SDK types, generated from the types: with all fields, and small."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN: Mapping[Any, Json] = {str: "text", int: 1, float: 0.5, bool: True, type(
 
 
 def sample(kind: Any, depth: int = 8) -> Json:
-    """A value of a type. Of several types it is the first that isn't null; of several constants the first."""
+    """A value of a type. For a union it is the first member that isn't null; for several constants the first."""
     kind = bare(kind)
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
@@ -31,7 +31,7 @@ def sample(kind: Any, depth: int = 8) -> Json:
 
 
 def samples(kind: Any) -> list[JsonObject]:
-    """A value of each of the types that a union is of, constants left out."""
+    """A value of each member of a union, without constants."""
     found = [sample(member) for member in members_of(kind) if fields(member)]
     return [value for value in found if isinstance(value, dict)]
 
@@ -44,7 +44,7 @@ def at(value: Any, path: str) -> Any:
 
 
 def nested(path: str, value: Json) -> JsonObject:
-    """An object that holds only this value, at a dotted path."""
+    """An object that contains only this value, at a dotted path."""
     for key in reversed(path.split(".")):
         value = {key: value}
     assert isinstance(value, dict)
@@ -52,7 +52,7 @@ def nested(path: str, value: Json) -> JsonObject:
 
 
 def paths(value: Json, above: str = "") -> Iterator[str]:
-    """The dotted paths of all fields, at any depth. What stands in a list is left out."""
+    """The dotted paths of all fields at any depth, except fields inside lists."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield f"{above}{key}"

@@ -1,4 +1,4 @@
-"""Random values of the vendors' SDK types: fields that may be absent are absent at times, and all are small."""
+"""Random values of the vendors' SDK types: small, with optional fields missing at random."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEPTH = 6
 
 @functools.cache
 def values(kind: Any, depth: int = _DEPTH) -> st.SearchStrategy[Json]:
-    """Values of a type, as they stand in JSON."""
+    """JSON values of a type."""
     kind = bare(kind)
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
@@ -47,7 +47,7 @@ def values(kind: Any, depth: int = _DEPTH) -> st.SearchStrategy[Json]:
 
 
 def _objects(kind: Any, found: Mapping[str, Any], depth: int) -> st.SearchStrategy[Json]:
-    if kind.__module__.startswith("google."):  # whose replies leave out what there is not
+    if kind.__module__.startswith("google."):  # whose replies leave out empty fields
         found = {name: _never_null(inner) for name, inner in found.items()}
     needed = _needed(kind, whole=depth < _DEPTH)
     must = {name: values(inner, depth - 1) for name, inner in found.items() if name in needed}
@@ -63,15 +63,15 @@ def _never_null(kind: Any) -> Any:
 
 
 def _needed(kind: Any, *, whole: bool) -> set[str]:
-    """The fields that are never absent.
+    """The fields that are always present.
 
     Args:
-        kind: The type of an object.
-        whole: Whether the object is within another, where OpenAI doesn't cut it short.
+    kind: The type of an object.
+    whole: Whether the object is inside another one, where OpenAI sends all fields.
     """
     if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
         vendors = ("anthropic.", "openai.") if whole else ("anthropic.",)
-        told = kind.__module__.startswith(vendors)  # whose replies say null for what there is not
+        told = kind.__module__.startswith(vendors)  # whose replies have null for empty fields
         return {
             field.alias or name
             for name, field in kind.model_fields.items()

@@ -1,4 +1,4 @@
-"""A server of the tests in a process of its own, which may be killed and started again where it was."""
+"""A test server in a process of its own, which may be killed and started again at the same address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .programs import started
 
 
 class ServerProcess:
-    """The process of a module whose `main` serves with `serve`, and keeps books and a list of faults."""
+    """The process of a module whose `main` calls `serve`. It has records and a list of faults."""
 
     def __init__(self, module: str, *arguments: object) -> None:
         self._program = f"from {module} import main; main()"
@@ -24,23 +24,23 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        """Start it, at the address that it had."""
+        """Start it, at the same address as before."""
         self._process = started(self._program, *self._arguments, self._port)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
         self._port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self._process.kill()
         self._process.communicate()
 
     def fail(self, *faults: str) -> None:
-        """Have faults strike."""
+        """Add faults."""
         self._tell(faults)
 
     def forgive(self) -> None:
-        """Have no fault strike any more."""
+        """Remove all faults."""
         self._tell(None)
 
     def _tell(self, faults: Any) -> None:
@@ -49,7 +49,7 @@ class ServerProcess:
             reply.read()
 
     def books(self) -> dict[str, Any]:
-        """What was made and what is billed."""
+        """The records: everything that was made and billed."""
         with urlopen(f"{self.url}/books", timeout=10) as reply:
             books: dict[str, Any] = json.loads(reply.read())
         return books
@@ -67,13 +67,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asks may leave."""
+        """Ignore clients that disconnect."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 def serve(handler: type[BaseHTTPRequestHandler], port: int) -> None:
-    """Serve at a port, or at any for 0; print the URL, and live until stdin is closed."""
+    """Serve at a port, or at a free one for 0. Print the URL, and run until stdin is closed."""
     server = _Server(("127.0.0.1", port), handler)
     sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")
     sys.stdout.flush()
@@ -82,5 +82,5 @@ def serve(handler: type[BaseHTTPRequestHandler], port: int) -> None:
 
 
 def faults_after(faults: list[str], told: list[str] | None) -> list[str]:
-    """The faults that are to strike, when these are told. None forgets all."""
+    """The list of faults after a request that adds these. None removes all."""
     return [] if told is None else faults + told

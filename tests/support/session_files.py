@@ -15,12 +15,12 @@ Record = dict[str, Any]
 
 
 def stamp(seconds: float) -> str:
-    """A time after the start of all files."""
+    """A time, in seconds after the start of all files."""
     return (T0 + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def write(path: Path, records: Iterable[Record | str], *, append: bool = False) -> Path:
-    """A file of JSON lines. A text is written as it is."""
+    """Write a file of JSON lines. A string is written unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab" if append else "wb") as file:
         for record in records:
@@ -33,7 +33,7 @@ def write(path: Path, records: Iterable[Record | str], *, append: bool = False) 
 
 
 def usage(fresh: int = 3, out: int = 100, read: int = 0, written: int = 0, hour: int = 0, **more: Any) -> Record:
-    """A usage of the Messages API."""
+    """A `usage` object of the Messages API."""
     return {
         "input_tokens": fresh,
         "output_tokens": out,
@@ -46,7 +46,7 @@ def usage(fresh: int = 3, out: int = 100, read: int = 0, written: int = 0, hour:
 
 
 class Claude:
-    """One session of Claude Code, line after line."""
+    """One session of Claude Code, built line by line."""
 
     def __init__(
         self, session: str = "11111111-0000-4000-8000-000000000001", cwd: str = "/src/shop", branch: str = "main"
@@ -59,7 +59,7 @@ class Claude:
         self.last: str | None = None
 
     def file(self, top: Path, name: str | None = None) -> Path:
-        """The session's file in a folder of projects."""
+        """Write the session's file into a folder of projects."""
         return top / self.cwd.replace("/", "-") / f"{name or self.session}.jsonl"
 
     def line(self, kind: str, message: Record | None = None, **more: Any) -> Record:
@@ -121,7 +121,7 @@ class Claude:
         return self.reply(number, counts, stop="tool_use", content=[block], **more)
 
     def progress(self, said: Record, agent: str, tool_use_id: str) -> Record:
-        """A line that repeats what a sub-agent said."""
+        """A line that repeats a sub-agent's reply."""
         message = {key: said[key] for key in ("type", "timestamp", "uuid", "requestId", "message")}
         data = {"type": "agent_progress", "agentId": agent, "message": message}
         return self.line("progress", data=data, parentToolUseID=tool_use_id)
@@ -131,7 +131,7 @@ class Claude:
 
 
 def counts(fresh: int, cached: int, out: int, reasoning: int = 0) -> Record:
-    """Codex's numbers: cached input inside the input, reasoning inside the output."""
+    """Codex's counts: input includes cached input, output includes reasoning."""
     return {
         "input_tokens": fresh + cached,
         "cached_input_tokens": cached,
@@ -142,7 +142,7 @@ def counts(fresh: int, cached: int, out: int, reasoning: int = 0) -> Record:
 
 
 class Codex:
-    """One session of Codex, line after line."""
+    """One session of Codex, built line by line."""
 
     def __init__(self, session: str = "01990000-0000-7000-8000-000000000001", cwd: str = "/src/shop") -> None:
         self.session = session
@@ -195,7 +195,7 @@ class Codex:
 
 
 def claude_folder(top: Path, seed: int, sessions: int = 8) -> None:
-    """A folder of sessions with every trap, the same for the same seed."""
+    """Write a folder of sessions with all known difficulties. The same seed gives the same folder."""
     chance = random.Random(seed)
     models = ("claude-sonnet-4-5-20250929", "claude-opus-4-1-20250805", "claude-haiku-4-5-20251001")
     number = 0
@@ -240,7 +240,7 @@ def claude_folder(top: Path, seed: int, sessions: int = 8) -> None:
                     side.append({**reply, "isSidechain": True, "agentId": f"a{number}"})
                 write(session.file(top, f"{session.session}/subagents/agent-a{number}"), side)
                 records.append(session.result(f"toolu_{number}", toolUseResult={"agentId": f"a{number}"}))
-            if chance.random() < 0.3:  # an agent of earlier versions, whose lines are among those of the session
+            if chance.random() < 0.3:  # an agent of earlier versions, whose lines are in the session's file
                 number += 1
                 records += [
                     session.task(f"{seed}_{number}", f"toolu_{number}"),
@@ -248,7 +248,7 @@ def claude_folder(top: Path, seed: int, sessions: int = 8) -> None:
                 ]
                 number += 1
                 records.append(session.reply(f"{seed}_{number}", usage(2, 40, 300), isSidechain=True))
-            if chance.random() < 0.3:  # an agent that reports its replies in lines of progress, more than once
+            if chance.random() < 0.3:  # an agent that repeats its replies in lines of progress
                 number += 1
                 records.append(session.task(f"{seed}_{number}", f"toolu_{number}"))
                 said = session.reply(f"{seed}_{number}_progress", usage(4, 60, 700))
@@ -261,7 +261,7 @@ def claude_folder(top: Path, seed: int, sessions: int = 8) -> None:
                 records.append(session.prompt("The story so far", isCompactSummary=True))
         write(session.file(top), records)
         made.append((session, records))
-    for session, records in made[:2]:  # a session that was forked: its past is copied, then it goes on
+    for session, records in made[:2]:  # a forked session: it begins with a copy of the other one
         fork = Claude(f"f{session.session[1:]}", session.cwd)
         fork.now, fork.count = session.now + 500_000, 9000
         number += 1
@@ -270,7 +270,7 @@ def claude_folder(top: Path, seed: int, sessions: int = 8) -> None:
 
 
 def codex_folder(top: Path, seed: int, sessions: int = 6) -> None:
-    """A folder of Codex's sessions with every trap, the same for the same seed."""
+    """Write a folder of Codex's sessions with all known difficulties. The same seed gives the same folder."""
     chance = random.Random(seed)
     for index in range(sessions):
         session = Codex(
@@ -287,7 +287,7 @@ def codex_folder(top: Path, seed: int, sessions: int = 6) -> None:
                 if chance.random() < 0.4:
                     records.append(session.tokens(None))
         write(session.file(top), records)
-        if index < 2:  # a fork: its own line, then the other's past with new times
+        if index < 2:  # a fork: its own first line, then the other's lines with new times
             fork = Codex(f"0199{seed:04d}-{index:04d}-7fff-8000-{index:012d}", session.cwd)
             fork.now, fork.sums = session.now + 200_000, session.sums
             own = fork.meta(forked_from_id=session.session)

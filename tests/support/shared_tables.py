@@ -45,12 +45,12 @@ class _Owned(msgspec.Struct):
 
 
 class OwnershipModel:
-    """`OwnershipTables` in memory. Its time is `now`, in seconds, which its user moves on."""
+    """`OwnershipTables` in memory. Its time is `now` in seconds, which its user sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.started = -1e9
-        """The time at which the server was started."""
+        """The time of the server's start."""
         self._leases: dict[str, _Lease] = {}
         self._owned: dict[str, _Owned] = {}
         self._of_node: dict[str, dict[str, _Owned]] = {}
@@ -168,23 +168,23 @@ class _Slice(msgspec.Struct):
 
 class _SharedAccount(msgspec.Struct):
     slices: dict[tuple[int, str], _Slice] = msgspec.field(default_factory=dict)
-    """The slices by the first moment of the slot, and node."""
+    """The slices, by the slot's first moment and the node."""
     spent: dict[Slot, Allotment] = msgspec.field(default_factory=dict)
     counted: bool = False
     wanted_at: float = -1e9
 
 
 class LedgerModel:
-    """`LedgerTables` in memory. Its time is `now`, in seconds, which its user moves on.
+    """`LedgerTables` in memory. Its time is `now` in seconds, which its user sets.
 
-    The trace is a list of what runs have spent: the run, the value, the moment, money and tokens.
+    The trace is a list of amounts: the run, the value, the time, money and tokens.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.trace: list[tuple[str, str, int, int, int]] = []
         self.dead: set[str] = set()
-        """Nodes that are gone, all of whose calls are in the trace."""
+        """Nodes that have ended, with all their calls in the trace."""
         self._accounts: dict[tuple[str, str], _SharedAccount] = {}
 
     async def grant(self, node: str, number: int, wants: SliceRequests) -> Answer:
@@ -237,7 +237,7 @@ class LedgerModel:
         return settled
 
     def counted(self, scope: AccountScope) -> Allotment:
-        """All that counts of an account now: the trace's and every node's."""
+        """The amounts that count for an account now: from the trace and from all nodes."""
         standing = self._balance(scope, scope.slot(self._now_us), "")
         return standing.spent[0] + standing.others[0], standing.spent[1] + standing.others[1]
 
@@ -294,7 +294,7 @@ class LedgerModel:
 
 
 class ProbeModel:
-    """`tracestore.nodes.ProbeTables` in memory, by a clock of its own."""
+    """`tracestore.nodes.ProbeTables` in memory, with a clock of its own."""
 
     def __init__(self) -> None:
         self.now = 0.0

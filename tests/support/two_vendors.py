@@ -1,7 +1,8 @@
-"""Two vendors on one address of 127.0.0.1, which answer what `examples/programs` ask. In threads of their own.
+"""Two vendors on one address of 127.0.0.1, which answer the requests of `examples/programs`. They run in threads
+of their own.
 
-Messages (whole and streamed), Responses (whole) and Embeddings. It reads requests as the vendors document them,
-and answers from what it reads: it calls the tools that it is offered, tells their results, and says what was said.
+Messages (whole and streamed), Responses (whole) and Embeddings. It reads requests as the vendors document them.
+Its answers depend on the request: it calls the offered tools, repeats their results, and repeats earlier messages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STORY = ["Once ", "upon ", "a ", "time."]
 
 
 class TwoVendors:
-    """What `two_vendors` gives: the address, and the bodies of all requests by path."""
+    """The server of `two_vendors`: the address, and the bodies of all requests by path."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -32,7 +33,7 @@ class TwoVendors:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which a program takes this for the vendors."""
+        """The environment variables by which a program uses this server for both vendors."""
         return {
             "ANTHROPIC_API_KEY": "key",
             "ANTHROPIC_BASE_URL": self.url,
@@ -43,7 +44,7 @@ class TwoVendors:
 
 @contextmanager
 def two_vendors() -> Iterator[TwoVendors]:
-    """A server with both."""
+    """Run a server within a block."""
 
     class Handler(_Handler):
         asked: list[tuple[str, Body]] = []  # noqa: RUF012 (of this server)
@@ -67,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body: Body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if not body:  # the adapter asks which protocol the server speaks
+        if not body:  # the adapter's probe for the protocol of the server
             self._answer({"error": {"message": "model is required", "type": "invalid_request_error"}}, 400)
             return
         self.asked.append((self.path, body))
@@ -95,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _stream(self, body: Body) -> None:
-        """A short story, or a novel that is told until nobody listens."""
+        """A short story, or a novel that continues until the client disconnects."""
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
@@ -115,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             ending = {"stop_reason": "end_turn", "stop_sequence": None}
             self._event("message_delta", delta=ending, usage={"output_tokens": number})
             self._event("message_stop")
-        except OSError:  # nobody listens any more
+        except OSError:  # the client has disconnected
             pass
 
     def _event(self, kind: str, **fields: object) -> None:
@@ -136,7 +137,7 @@ _USAGE: Body = {"input_tokens": 20, "output_tokens": 1}
 
 
 def _said(messages: list[Body]) -> list[str]:
-    """What the user has said."""
+    """The texts of the user's messages."""
     found: list[str] = []
     for message in messages:
         if message.get("role") != "user":
@@ -148,12 +149,12 @@ def _said(messages: list[Body]) -> list[str]:
 
 
 def _reply_to(said: list[str]) -> str:
-    """A fruit, or what was said so far."""
+    """A fruit, or the texts so far."""
     return "A fig." if "fruit" in said[-1] else f"You have said: {' / '.join(said)}"
 
 
 def _calls(text: str, tools: list[str]) -> list[tuple[str, Body]]:
-    """The calls that a question asks for."""
+    """The tool calls for a question."""
     calls: list[tuple[str, Body]] = []
     if "weather" in tools:
         calls += [("weather", {"city": city}) for city in re.findall("Bonn|Oslo", text)]
@@ -200,7 +201,7 @@ def _response(body: Body, number: int) -> Body:
     results = [item for item in items[-2:] if item.get("type") == "function_call_output"]
     output: list[Body] = []
     if body.get("text", {}).get("format", {}).get("type") == "json_schema":
-        # first what doesn't follow the schema, then what is nearly JSON
+        # first an object that violates the schema, then invalid JSON
         many = '"many"' if len(said) == 1 else "336352,"
         output.append(_output_text(f'{{"name": "Bonn", "inhabitants": {many}}}'))
     elif results:

@@ -1,4 +1,4 @@
-"""Time for the tests: the conformance kit's own; and where the tests of a folder or a module run."""
+"""Fake time for tests, from the conformance kit; and the selection of event loops for a folder or a module."""
 
 from __future__ import annotations
 
@@ -20,4 +20,6 @@ def runs_on(*names: str, scope: str = "function") -> object:
 
 
 on_both = pytest.mark.parametrize("anyio_backend", ["virtual-asyncio", "virtual-trio"], indirect=True)
-"""A test that runs on asyncio and trio, where the others run on asyncio: cancellation differs between them."""
+"""A test that runs on asyncio and trio, because cancellation differs between them. Other tests run only on
+asyncio.
+"""

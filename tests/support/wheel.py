@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, as a host has it."""
+"""The wheel in an environment of its own, as a host installs it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_environment(place: Path) -> WheelEnvironment:
     """
     made = _empty_environment(place)
     subprocess.run([*PIP, "--python", made.python, "install", "--no-deps", made.wheel], check=True)
-    # A path in a .pth file adds that folder alone. The checkout, which is named by a .pth file there, stays out.
+    # A path in a .pth file adds only that folder. A .pth file there names the checkout, but is not read.
     (made.libraries / "calling_environment.pth").write_text(sysconfig.get_path("purelib"))
     return made
 

@@ -1,4 +1,4 @@
-"""A request's history, from the wire's JSON: whether its provider would take it, and what it says."""
+"""Reads the history of a request in wire JSON, and checks whether its provider would accept it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from callboard.bus.values.messages import Message, Role
 
 
 def history_faults(path: str, body: JsonObject) -> list[str]:
-    """What is wrong with a request; empty if nothing is."""
+    """The faults of a request."""
     if path.endswith("/messages"):
         return _messages(body["messages"])
     if path.endswith("/responses"):
@@ -98,11 +98,11 @@ def _contents(contents: Sequence[JsonObject]) -> list[str]:
 
 
 Reader = Callable[[list[JsonObject]], tuple[ContentBlock, ...]]
-"""An adapter's own reading of a reply's blocks or items."""
+"""An adapter's function that reads the blocks or items of a reply."""
 
 
 def read_messages(history: Sequence[JsonObject], read_reply: Reader) -> list[Message]:
-    """The messages of a Messages API request as canonical ones; calls are named by the wire's ids."""
+    """The messages of a Messages API request as canonical ones; tool calls have the wire's ids."""
     found: list[Message] = []
     for message in history:
         content = message["content"]
@@ -142,7 +142,7 @@ def _messages_part(block: JsonObject) -> ContentBlock:
 
 
 def read_items(items: Sequence[JsonObject], read_reply: Reader) -> list[Message]:
-    """The input items of a Responses request as canonical messages; calls are named by the wire's ids."""
+    """The input items of a Responses request as canonical messages; tool calls have the wire's ids."""
     found: list[Message] = []
     reply: list[JsonObject] = []
     results: list[ToolResultBlock] = []

@@ -1,4 +1,4 @@
-"""A store that is written to and pruned while a repricing of it is interrupted.
+"""A store that is written and pruned while its repricing is interrupted.
 
 A repricing's chunks are taken one at a time: after each the run is interrupted, the store is changed, and the
 run is resumed.

@@ -1,4 +1,4 @@
-"""Envelopes of what was said, as they are captured."""
+"""Envelopes of captured content."""
 
 from __future__ import annotations
 

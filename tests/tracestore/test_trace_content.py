@@ -1,4 +1,4 @@
-"""What was said, as it is captured, stored, shortened and erased."""
+"""Captured content: stored, shortened and erased."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The file: private, refused when it isn't ours, whole after any death, and never in the way of an exit."""
+"""The trace file: private, refused if it is another program's, intact after a crash, and no obstacle to an
+exit.
+"""
 
 from __future__ import annotations
 

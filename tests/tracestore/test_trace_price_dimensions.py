@@ -1,4 +1,4 @@
-"""Prices by service tier, hour, modality and piece; names that lead to a price; the published snapshot."""
+"""Prices by service tier, hour, modality and unit; the names that have a price; the published snapshot."""
 
 from __future__ import annotations
 

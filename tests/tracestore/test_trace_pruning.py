@@ -1,4 +1,4 @@
-"""What leaves a trace by its age, and copies of a trace file."""
+"""Pruning a trace by age, and copies of a trace file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from a trace file, and the rows that events become in it."""
+"""Queries of a trace file, and the rows of events in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored events through a bus again: unchanged, in order, page by page, in today's form."""
+"""Stored events that are replayed through a bus: unchanged, in order, page by page, in today's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random stories of repricings beside a plain model that keeps what every call costs in a dict.
+"""Random histories of repricings, compared with a plain model that stores the cost of each call in a dict.
 
 The model knows no sums, no layers and no versions: of each repricing it keeps what it gave to which call. A call
 costs what the last one that gave it a cost and stands says; after each act the file must say the same.

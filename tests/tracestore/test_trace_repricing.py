@@ -1,4 +1,4 @@
-"""Repricings of a trace file, and the sums that are kept of its calls."""
+"""Repricings of a trace file, and the stored sums of its calls."""
 
 from __future__ import annotations
 

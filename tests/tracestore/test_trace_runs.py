@@ -1,4 +1,4 @@
-"""Runs: each lives as long as its process holds its lock, and what a dead one left open is closed, once."""
+"""Runs: each is open as long as its process has its lock, and a dead process's run is closed once."""
 
 from __future__ import annotations
 

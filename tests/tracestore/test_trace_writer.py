@@ -1,4 +1,4 @@
-"""The writer: commits in batches, and loses nothing that it can keep when the store fails."""
+"""The writer: it commits in batches, and loses no event that it can keep while the store fails."""
 
 from __future__ import annotations
 

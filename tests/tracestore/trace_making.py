@@ -1,4 +1,4 @@
-"""Makes envelopes as the bus makes them."""
+"""Helpers that create envelopes as the bus does."""
 
 from __future__ import annotations
 

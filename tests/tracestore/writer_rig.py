@@ -1,4 +1,4 @@
-"""A writer between a source that is filled by hand and a store that fails when it is told to."""
+"""A writer between a source that tests fill and a store that fails on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a host uses objects; type checkers must see the types that stand here. Never run."""
+"""A host's use of objects. Type checkers must infer the types in this file. Never run."""
 
 from __future__ import annotations
 

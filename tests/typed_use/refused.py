@@ -1,5 +1,5 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=true
-"""User code that is wrong: each line marked here must be an error, for both type checkers."""
+"""Wrong user code: each marked line must be an error for both type checkers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hosts use tools, for type checkers: read by `test_typed_use`, never run."""
+"""A host's use of tools for type checkers: `test_typed_use` reads it, and it is never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live view, asked in this process or over a real server, and what a browser would send."""
+"""A live view that is called in this process or over a real server, with a browser's requests."""
 
 from __future__ import annotations
 

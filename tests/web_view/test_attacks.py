@@ -1,4 +1,4 @@
-"""What is refused, rule by rule: hosts, origins, tokens, forged changes, paths, markup, frames."""
+"""The live view's refusals, rule by rule: hosts, origins, tokens, forged changes, paths, markup, frames."""
 
 from __future__ import annotations
 

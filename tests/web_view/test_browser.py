@@ -1,4 +1,4 @@
-"""The page in a real browser, over a real engine under traffic: each screen, and what may go wrong around it."""
+"""The page in a real browser, with a real engine under traffic: each screen, and faults around it."""
 
 from __future__ import annotations
 

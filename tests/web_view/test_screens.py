@@ -1,4 +1,4 @@
-"""What the screens are told, over a real server: live, from any place, and only to whoever may know it."""
+"""The data of the screens, over a real server: live, from any position, and only for authorised visitors."""
 
 from __future__ import annotations
 

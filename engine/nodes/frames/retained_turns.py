@@ -360,17 +360,17 @@ class Opening(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(Opening)
 
 
-def packed_opening(state: SessionState, asked: StoredTurnOptions) -> bytes:
+def packed_opening(state: SessionState, options: StoredTurnOptions) -> bytes:
     """Encode a session's setup; empty if that is not possible. The result is cached until the setup changes."""
-    now = (state.model, state.system_prompt, state.tools, state.name, asked)
+    now = (state.model, state.system_prompt, state.tools, state.name, options)
     if state.opening is None or state.opening[0] != now:
-        state.opening = (now, _packed(state, asked))
+        state.opening = (now, _packed(state, options))
     return state.opening[1]
 
 
-def _packed(state: SessionState, asked: StoredTurnOptions) -> bytes:
+def _packed(state: SessionState, options: StoredTurnOptions) -> bytes:
     try:
-        packed = msgspec.msgpack.encode(Opening(setup_of(state, asked), state.tags, state.name))
+        packed = msgspec.msgpack.encode(Opening(setup_of(state, options), state.tags, state.name))
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
         _log.warning("setup_not_framed", session_id=state.id, error=type(error).__name__)
         return b""
@@ -394,7 +394,7 @@ def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
     )
 
 
-def asked_in(packed: bytes) -> StoredTurnOptions | None:
+def options_in(packed: bytes) -> StoredTurnOptions | None:
     """Decode the options of the last turn that a dead owner started; None if they can't be read."""
     saved = saved_of("", packed)
     return None if saved is None or saved.setup is None else stored_turn_options(saved.setup.asked_with)

@@ -152,13 +152,9 @@ class Thoughts(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """Consecutive thinking deltas of one block."""
 
     text: bytes
-    """As in `Texts`."""
     lengths: list[int]
-    """As in `Texts`."""
     index: int
-    """As in `Texts`."""
     message_id: str
-    """As in `Texts`."""
     signature: str | None
     """The signature of the last delta; the others have none."""
 
@@ -167,13 +163,9 @@ class Arguments(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """Consecutive pieces of the arguments of one tool call."""
 
     text: bytes
-    """As in `Texts`."""
     lengths: list[int]
-    """As in `Texts`."""
     index: int
-    """As in `Texts`."""
     message_id: str
-    """As in `Texts`."""
     tool_use_id: str
 
 

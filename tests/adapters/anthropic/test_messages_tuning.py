@@ -1,4 +1,4 @@
-"""Sampling, effort and thinking, as far as a model takes them; and schemas as Anthropic takes them."""
+"""Sampling, effort, thinking and schemas in the forms that Anthropic's models accept."""
 
 from __future__ import annotations
 

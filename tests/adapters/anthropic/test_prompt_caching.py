@@ -1,4 +1,4 @@
-"""Breakpoints of the prompt cache: where they go, and what they are worth in a conversation.
+"""Cache breakpoints: their places, and the cached tokens of a conversation.
 
 `PrefixCache` does what the provider's documentation says of its cache, block by block.
 """

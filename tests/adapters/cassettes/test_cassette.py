@@ -1,4 +1,4 @@
-"""Recorded HTTP replays exactly, holds no secret, names differences, and can be a configured provider."""
+"""Recorded HTTP is replayed exactly, contains no secret, reports differences, and can be a configured provider."""
 
 from __future__ import annotations
 

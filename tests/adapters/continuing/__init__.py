@@ -1,1 +1,1 @@
-"""Going on with a reply that broke off, against a provider that keeps books."""
+"""Replies that broke off are continued, against a provider that records its requests."""

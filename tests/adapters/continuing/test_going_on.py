@@ -1,4 +1,4 @@
-"""A stream that breaks off in its text goes on with another attempt, and its readers see one text."""
+"""If a stream breaks off in its text, another attempt continues it, and its readers see one text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations over Gemini's Interactions API: what is sent as steps, and what its steps say."""
+"""Conversations over Gemini's Interactions API: steps in requests and in replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""There and back: what a reply held goes out as it came, and whatever a history holds, the wire takes.
+"""Round trips: a reply's content is sent back unchanged, and every history gives a valid request.
 
 The vendor's SDK is the judge of every body: its types refuse fields that don't exist.
 """

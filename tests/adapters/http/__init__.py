@@ -1,1 +1,1 @@
-"""Driving one call over HTTP: tries, time limits, health, addresses and keys."""
+"""One call over HTTP: attempts, time limits, health, addresses and keys."""

@@ -1,4 +1,4 @@
-"""A client's own body reaches a provider of its protocol as it was, and the provider's own reply comes back."""
+"""The gateway's client body reaches a provider of the same protocol unchanged, and so does the reply."""
 
 from __future__ import annotations
 

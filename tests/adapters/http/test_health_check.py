@@ -1,4 +1,4 @@
-"""Whether a provider answers: one harmless GET against servers on real sockets."""
+"""The health check: one harmless GET to servers on real sockets."""
 
 from __future__ import annotations
 

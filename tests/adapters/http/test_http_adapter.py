@@ -1,4 +1,5 @@
-"""What an HTTP adapter does around its protocol, beyond what the kit checks: hints, limits over all, odd ends.
+"""The behaviour of an HTTP adapter around its protocol, beyond the conformance kit: retry hints, total time
+limits, unusual ends.
 
 The protocol here is the toy of `tests.support.fake_http`; the network is a script, and time is virtual. The kit
 checks attempts, cancelling, closing and truncated streams on every wire (`tests/conformance/test_kits.py`).

@@ -1,4 +1,4 @@
-"""A key is sent, and seen nowhere else: not when it can't be sent, and not when a server repeats it."""
+"""A key appears only in its request: not in the error of an invalid key, and not when a server repeats it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request is sent a second time only where the first may not have arrived, and whoever watches is told.
+"""A request is sent again only if the first one may not have arrived, and observers are notified.
 
 Every protocol and every kind of request, over real sockets on both event loops.
 """

@@ -1,4 +1,6 @@
-"""When an adapter retries and after how long, also a host's own call; and the register of running calls."""
+"""When and after which wait an adapter retries, also for a host's own call; and the register of calls in
+progress.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is booked for a call that did not end well: whole or streamed, whatever ended it, whenever."""
+"""The recorded usage of calls that did not complete, streamed or not, for each kind of end."""
 
 from __future__ import annotations
 

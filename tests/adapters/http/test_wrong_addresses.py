@@ -1,4 +1,4 @@
-"""A configuration is understood as a whole or refused: addresses, options and keys."""
+"""A configuration is read completely or refused: addresses, options and keys."""
 
 from __future__ import annotations
 

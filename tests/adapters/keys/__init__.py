@@ -1,1 +1,1 @@
-"""Keys of adapters: asked for, named, shared, at rest."""
+"""Keys of adapters: from functions, by name, in pools, and in files."""

@@ -1,4 +1,4 @@
-"""A vault that gives one key after the other, and a provider that takes only some of them."""
+"""A vault that returns one key after the other, and a provider that accepts only some of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tests of the local model look at processes."""
+"""Helpers of the local model's tests that look at processes."""
 
 from __future__ import annotations
 

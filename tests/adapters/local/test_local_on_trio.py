@@ -1,4 +1,4 @@
-"""The life of a server on the other event loop."""
+"""The local server's life on trio."""
 
 from __future__ import annotations
 

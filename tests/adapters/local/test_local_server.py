@@ -1,4 +1,4 @@
-"""One server process: what it answers, how it ends, and what is said when it can't start."""
+"""One server process: its replies, its end, and the error when it can't start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as Ollama gets them, by its official client's types; and what the server says of its models."""
+"""Requests to Ollama, checked by its official client's types, and its data about models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes over the wire: a request is a pure function of the canonical one."""
+"""Requests on the wire: each is a pure function of the canonical request."""
 
 from __future__ import annotations
 

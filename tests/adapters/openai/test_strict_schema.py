@@ -1,4 +1,4 @@
-"""Strict schemas: what the rewriting adds, it takes back out; what it can't say, it refuses."""
+"""Strict schemas: the additions of the rewriting are removed again, and unsupported schemas are refused."""
 
 from __future__ import annotations
 

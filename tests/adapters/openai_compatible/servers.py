@@ -1,4 +1,4 @@
-"""Each server of this protocol: where it is, what it is sent for the same request, and a reply in its manner.
+"""The servers of this protocol: the address, the body of the same request, and a typical reply of each.
 
 The replies are written by hand from wire facts, to show what is peculiar to each server.
 """

@@ -1,4 +1,4 @@
-"""Every server of the quirk table: what it is sent, and its own manner of replying, understood alike."""
+"""Each server of the quirk table: its request bodies and its form of replies, which are read alike."""
 
 from __future__ import annotations
 

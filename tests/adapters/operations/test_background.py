@@ -1,4 +1,4 @@
-"""A reply in the background is whole whatever the connections do, is never asked for twice, and ends when told."""
+"""A background reply is complete despite lost connections, is requested only once, and can be cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every wire of batches at a server that keeps books, with every ending of a job and of its requests."""
+"""Each wire of batches at a server with records, with each end of a job and of its requests."""
 
 from __future__ import annotations
 

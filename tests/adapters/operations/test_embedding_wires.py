@@ -1,4 +1,4 @@
-"""What each provider is asked for its vectors, and what is understood of its replies. Written by hand."""
+"""Embedding requests to each provider and the reading of their replies. Expected bodies are written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each wire of images and videos: what is sent, what is read, what is refused before anything is sent."""
+"""Each wire of images and videos: requests, replies, and requests that are refused before they are sent."""
 
 from __future__ import annotations
 

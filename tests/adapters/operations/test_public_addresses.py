@@ -1,4 +1,4 @@
-"""What a reply names is fetched from the public internet, or from hosts that the configuration allows."""
+"""Addresses in replies are fetched only from the public internet, or from hosts that the configuration allows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Errors of providers: told apart, and mended for one more try."""
+"""Errors of providers: their classification, and repairs for one more attempt."""

@@ -1,4 +1,4 @@
-"""Every error body seen in the wild becomes the most specific exception."""
+"""Each known error body becomes the most specific exception."""
 
 from __future__ import annotations
 

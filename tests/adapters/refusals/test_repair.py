@@ -1,4 +1,6 @@
-"""Refused requests, mended for one more try. The providers' replies are as issues and recordings quote them."""
+"""Refused requests are repaired for one more attempt. The providers' replies are quoted from issues and
+recordings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals that name a limit, a parameter or a signature, as issues quote them, and what is sent next."""
+"""Refusals that name a limit, a parameter or a signature, as issues quote them, and the next request."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bytes to events: lines, broken JSON and the assembler."""
+"""From bytes to events: lines, broken JSON and the assembler."""

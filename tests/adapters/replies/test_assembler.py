@@ -1,4 +1,4 @@
-"""The assembler makes the stream invariants true, whatever order a provider sends its blocks in."""
+"""The assembler satisfies the stream invariants for each order in which a provider sends its blocks."""
 
 from __future__ import annotations
 

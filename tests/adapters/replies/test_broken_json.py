@@ -1,4 +1,4 @@
-"""Bodies that are nearly JSON are read all the same, on every wire; a history is sent that no UTF-8 holds."""
+"""Almost valid JSON is read on each wire, and a history with lone surrogates is sent."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every wire needs to write: history, settings, schemas, media."""
+"""The parts of requests that all wires share: history, settings, schemas, media."""

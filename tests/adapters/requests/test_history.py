@@ -1,4 +1,4 @@
-"""A history fitted to any target is one that it accepts, and what is missing from it is said."""
+"""A history that is fitted to a target is valid for it, and all losses are reported."""
 
 from __future__ import annotations
 

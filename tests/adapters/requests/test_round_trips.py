@@ -1,4 +1,4 @@
-"""What a provider said comes back equal; portable settings, films and data URLs."""
+"""Round trips of replies; portable settings, videos and data URLs."""
 
 from __future__ import annotations
 

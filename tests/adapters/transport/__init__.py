@@ -1,1 +1,1 @@
-"""The pool of connections and the sockets under it."""
+"""The pool of connections and its sockets."""

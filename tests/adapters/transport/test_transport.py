@@ -1,4 +1,4 @@
-"""HTTP over real sockets: what a dropped, refused, reset or cancelled connection does, and how many there are.
+"""HTTP over real sockets: dropped, refused, reset and cancelled connections, and the number of connections.
 
 The server's connections follow a script. No test asserts a time.
 """

@@ -1,1 +1,1 @@
-"""Counting tokens, estimating them, and what a bill is made of."""
+"""Token counts, estimates, and the parts of a bill."""

@@ -1,4 +1,4 @@
-"""What a bill is made of, over every wire: fees, contradictory counts, modalities, searches and service tiers."""
+"""The parts of a bill on each wire: fees, contradictory counts, modalities, searches and service tiers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is carried of each vendor's wire: the decisions, and the claims that they make."""
+"""The coverage of each vendor's wire: the decisions, and tests of their claims."""

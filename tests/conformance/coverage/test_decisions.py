@@ -1,4 +1,4 @@
-"""The decisions about what is carried of each vendor's wire are about the types of the SDKs that are installed."""
+"""The decisions about each vendor's wire match the types of the installed SDKs."""
 
 from __future__ import annotations
 

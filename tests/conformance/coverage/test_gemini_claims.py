@@ -1,4 +1,6 @@
-"""What the decisions about Gemini's two wires claim is so: samples of the SDK's types go through the adapter."""
+"""The claims of the decisions about Gemini's wires are true: samples of the SDK's types pass through the
+adapter.
+"""
 
 from __future__ import annotations
 

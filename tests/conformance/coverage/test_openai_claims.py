@@ -1,4 +1,6 @@
-"""What the decisions about OpenAI's wires claim is so: samples of the SDK's types go through the adapters."""
+"""The claims of the decisions about OpenAI's wires are true: samples of the SDK's types pass through the
+adapters.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What providers reply on each wire, and what becomes of it: one table for each phenomenon."""
+"""The replies of providers on each wire and their reading: one table for each phenomenon."""

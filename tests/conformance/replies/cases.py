@@ -1,4 +1,4 @@
-"""A reply of one wire and what is to become of it: the rows of the tables in this folder."""
+"""A reply of one wire and its expected reading: the rows of the tables in this folder."""
 
 from __future__ import annotations
 

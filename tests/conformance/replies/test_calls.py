@@ -1,4 +1,4 @@
-"""Tool calls as they stream: whole or in pieces, side by side, with arguments of every kind."""
+"""Streamed tool calls: complete or in pieces, in parallel, with arguments of each kind."""
 
 from __future__ import annotations
 

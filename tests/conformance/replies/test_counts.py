@@ -1,4 +1,4 @@
-"""Token counts on each wire, in disjoint buckets and never made up; and whole replies against streams."""
+"""Token counts on each wire, in disjoint buckets and never invented; and plain replies compared with streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What has no canonical form is kept word for word, in its place; and what belongs to a text stays with it."""
+"""Content without a canonical form is kept unchanged in its place, and the metadata of a text stays with the
+text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text and reasoning as they stream, and a reply as its provider sent it."""
+"""Streamed text and reasoning, and replies as their provider sent them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each wire writes for the same request: one table for each phenomenon, expected bodies written by hand."""
+"""The bodies of the same request on each wire: one table for each phenomenon, expected bodies written by hand."""
 
 import pytest
 

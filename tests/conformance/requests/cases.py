@@ -1,4 +1,4 @@
-"""A request of one wire and what is to stand in its body: the rows of the tables in this folder."""
+"""A request of one wire and its expected body: the rows of the tables in this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies on each wire: the least, system texts, tools, settings, calls with results, and media."""
+"""Bodies on each wire: the minimal one, system texts, tools, settings, calls with results, and media."""
 
 from __future__ import annotations
 

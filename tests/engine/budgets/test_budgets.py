@@ -1,4 +1,4 @@
-"""Budgets on an engine: what is admitted, what waits, and what is counted."""
+"""Budgets on an engine: calls that are admitted, calls that wait, and amounts that are counted."""
 
 from __future__ import annotations
 

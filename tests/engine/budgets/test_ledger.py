@@ -1,4 +1,4 @@
-"""The ledger of budgets, against a model that is a list of calls and adds them up each time."""
+"""The ledger of budgets, compared with a model that sums up a list of calls each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random stories of an engine with budgets, against a list of calls that is added up by hand."""
+"""Random histories of an engine with budgets, compared with the sums of a list of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines with one scripted model, for objects; and what was asked of it."""
+"""Engines with one scripted model for objects, and the requests to it."""
 
 from __future__ import annotations
 

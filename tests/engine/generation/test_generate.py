@@ -1,4 +1,4 @@
-"""`generate`: one conversation in one call, and what it says when it is called wrongly. Seed 2, section 8.4."""
+"""`generate`: one conversation in one call, and the errors of wrong arguments. Seed 2, section 8.4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`generate_object`: each way to hold a model to a schema, and each way in which no object comes of it."""
+"""`generate_object`: each way to make a model follow a schema, and each failure."""
 
 from __future__ import annotations
 

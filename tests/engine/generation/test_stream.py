@@ -1,4 +1,4 @@
-"""`stream`: a reply as it comes, read, awaited, shared, cancelled and left. Seed 2, sections 4.2, 4.4 and 8.4."""
+"""`stream`: a reply that is read, awaited, shared, cancelled and left early. Seed 2, sections 4.2, 4.4 and 8.4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sync twins, on the thread of the sync functions: in plain programs, beside and inside loops, and at the end.
+"""The sync functions on their thread: in plain programs, next to and inside event loops, and at the end.
 
 Real processes: what matters is that they end, in order, with everything in the trace.
 """

@@ -1,4 +1,4 @@
-"""What a stream says of itself before it begins, while it comes, afterwards, and when it was left.
+"""The properties of a stream before its first event, while it arrives, after its end, and after an early exit.
 
 And what an error says of the call that it ended: `cost`, whoever asked and however.
 """

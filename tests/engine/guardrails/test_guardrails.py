@@ -1,4 +1,4 @@
-"""Guardrails: what is held, what passes, and what a stop leaves behind."""
+"""Guardrails: which text they hold back, which they let through, and the state after a stop."""
 
 from __future__ import annotations
 

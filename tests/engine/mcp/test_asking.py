@@ -1,4 +1,4 @@
-"""The tool `ask` of an MCP server, as clients of both ages of the protocol use it."""
+"""The tool `ask` of an MCP server, for clients of the old and the new version of the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools, resources and prompts of a program as an MCP server, as clients of both ages of the protocol see them."""
+"""Tools, resources and prompts of a program as an MCP server, for clients of the old and the new protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of the newest version of the protocol, over each transport, and an engine's tools as such a server."""
+"""A server of the newest protocol version over each transport, and an engine's tools as such a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection to the broker: it comes and goes, and nobody has to look after it."""
+"""The connection to the broker is lost and made again without help from the host."""
 
 from __future__ import annotations
 

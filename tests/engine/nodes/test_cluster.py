@@ -1,4 +1,4 @@
-"""What a host says of a cluster, how the parts of a node live with their engine, and what is found about it."""
+"""The options of a cluster, the life of a node's parts in its engine, and the errors of a wrong setup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tool that has its work done by another node: edge, costs, money, limits and end cross to it and back."""
+"""A tool that another node runs: edge, costs, budgets, limits and end apply on both nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node may believe of its lease and its sessions, by the pure machine and by random stories."""
+"""A node's knowledge about its lease and its sessions, in the pure class and in random histories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster tell each other of limits and of models that are down."""
+"""The nodes of a cluster share learned rate limits and unavailable models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns under way while the shared store is out of reach for longer than a lease; and nodes without a file."""
+"""Turns in progress while the shared store is unreachable for longer than a lease; and nodes without a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of the whole cluster finds out whether a provider is back."""
+"""One probe call of the whole cluster checks whether a provider works again."""
 
 from __future__ import annotations
 

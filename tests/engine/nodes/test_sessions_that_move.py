@@ -1,4 +1,4 @@
-"""Sessions that go from one node to another: let go of, asked for, refused while a turn runs."""
+"""Sessions that move between nodes: released, requested, and refused while a turn runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/background.md run as they stand, over a close of the engine."""
+"""The programs of docs/how-to/background.md run unchanged, also over a close of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches on every wire: results, prices, books, and nothing paid twice, whatever becomes of answers."""
+"""Batches on each wire: results, prices, records, and no double payment after lost answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A batch is sent and paid once: by programs that are killed and started again, and by several at once."""
+"""A batch is sent and paid once, by programs that are killed and started again, and by several at the same
+time.
+"""
 
 from __future__ import annotations
 

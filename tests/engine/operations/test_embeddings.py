@@ -1,4 +1,4 @@
-"""`Engine.embed`: the same registry, availability, slots, prices and trace as conversations have."""
+"""`Engine.embed` uses the same registry, availability, slots, prices and trace as conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply in the background outlives its process: it is taken up, enters its session, and is paid once."""
+"""A background reply survives its process: it is resumed, added to its session, and paid once."""
 
 from __future__ import annotations
 

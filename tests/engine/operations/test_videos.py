@@ -1,5 +1,6 @@
-"""Videos through the engine, against a server on real sockets that fails in every way: nothing is paid twice, and
-nothing is lost.
+"""Videos through the engine, against a server on real sockets with each kind of fault: no job is paid twice or
+lost.
+
 """
 
 from __future__ import annotations

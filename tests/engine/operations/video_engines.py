@@ -1,4 +1,4 @@
-"""Engines that make videos at a server on real sockets, which fails in every way."""
+"""Engines that make videos at a server on real sockets with faults."""
 
 from __future__ import annotations
 

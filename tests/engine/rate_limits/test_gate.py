@@ -1,4 +1,4 @@
-"""The gate of a provider's rate limits, held against a plain model that adds everything up anew each time."""
+"""The gate of a provider's rate limits, compared with a plain model that sums everything up each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate limits against a server in a process of its own, which refuses what is too much."""
+"""Rate limits with a server in a process of its own, which refuses excess requests."""
 
 from __future__ import annotations
 

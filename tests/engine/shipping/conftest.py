@@ -1,4 +1,4 @@
-"""Engines beside a real server, so in real time."""
+"""Engines with a real server, so the tests run in real time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An engine that ships its trace file to a server: behind its calls or before its replies, server or no server."""
+"""An engine that ships its trace file to a server: after its calls or before its replies, with and without a
+reachable server.
+"""
 
 from __future__ import annotations
 

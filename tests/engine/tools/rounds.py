@@ -1,4 +1,4 @@
-"""Rounds of calls without an engine."""
+"""Rounds of tool calls without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`@tool`: what of a function the model is told."""
+"""`@tool`: the definition that the model gets of a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may run a call of a tool, and the key that it keeps over approvals, restarts and kills."""
+"""Which process may run a tool call, and its key, which stays the same over approvals, restarts and kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A turn that is ended while its tools run: what was done is kept, and nothing of it waits or runs again."""
+"""A turn that ends while its tools run: finished results are kept, and no tool runs again."""
 
 from __future__ import annotations
 

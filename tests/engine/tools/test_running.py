@@ -1,4 +1,4 @@
-"""What runs, where, and how it ends."""
+"""How tools run: in which thread or task, and how they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the check of values accepts, and what it says of the rest: the words that models and hosts read.
+"""The values that the check accepts, and its messages for others, which models and hosts read.
 
 Whatever library does the checking, these hold. A replacement of it is measured against this table first.
 """

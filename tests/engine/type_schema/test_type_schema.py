@@ -1,4 +1,4 @@
-"""JSON Schemas of types, values checked by schemas and made into what types say."""
+"""JSON Schemas of types, checks of values by schemas, and their conversion to the types."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How each protocol says the same things: the conformance kits of our own adapters.
+"""The conformance kits of Callboard's adapters: the same replies in each protocol.
 
-A provider joins by a subclass of Wire in this folder and an entry in WIRES; every check of `adapters.conformance`,
-and every test here, then runs with it.
+To add a provider, write a subclass of Wire in this folder and add it to WIRES. All checks of
+`adapters.conformance` and all tests here then run with it.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ QUIRKY: tuple[Wire, ...] = (
     ChatWire("mistral", id_prefix="abcdefgh"), ChatWire("openrouter"), ChatWire("cerebras"),
     ChatWire("llama.cpp"),
 )  # fmt: skip
-"""Servers of one protocol that differ in what is sent to them."""
+"""Servers of one protocol that need different requests."""

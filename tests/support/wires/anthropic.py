@@ -22,7 +22,7 @@ class AnthropicWire(Wire):
     base_url = "https://api.anthropic.com"
     id_prefix = "toolu_0"
     options = {"auto_cache": False}  # noqa: RUF012
-    """The marks of a prompt cache move on with each turn; what is marked stays the same."""
+    """Cache marks move with each turn, which would change earlier messages."""
 
     secrets = ("c2lnbmF0dXJl", "aGlkZGVu")
     _stops = {"end": "end_turn", "tools": "tool_use", "length": "max_tokens"}  # noqa: RUF012
@@ -163,13 +163,13 @@ def ending(reason: str | None = "end_turn", usage: Json = None, **fields: Json) 
 
 
 def text(index: int, *fragments: str) -> list[JsonObject]:
-    """A whole text block."""
+    """A complete text block."""
     deltas = [delta(index, "text_delta", text=fragment) for fragment in fragments]
     return [start(index, "text", text=""), *deltas, stop(index)]
 
 
 def tool(index: int, name: str, call_id: str, *fragments: str) -> list[JsonObject]:
-    """A whole tool call, with the empty fragment that always comes first."""
+    """A complete tool call, with the empty fragment that always comes first."""
     deltas = [delta(index, "input_json_delta", partial_json=fragment) for fragment in ("", *fragments)]
     return [start(index, "tool_use", id=call_id, name=name, input={}), *deltas, stop(index)]
 

@@ -95,7 +95,7 @@ class ChatWire(Wire):
         return history_faults("/v1/chat/completions", msgspec.json.decode(body))
 
     def judged(self, body: bytes) -> list[str]:
-        """OpenAI's types do not have the reasoning that other servers want back."""
+        """The faults by OpenAI's types, which lack the reasoning fields of other servers."""
         sent: JsonObject = msgspec.json.decode(body)
         for message in sent["messages"] if self.quirks != "openai" else ():
             message.pop("reasoning_content", None)
@@ -126,7 +126,7 @@ def chunk(finish: Json = None, **delta: Json) -> JsonObject:
 
 
 def tool(index: Json = 0, wire_id: Json = "call_1", name: Json = "look", arguments: Json = "") -> JsonObject:
-    """A fragment of a tool call; what is None is left out."""
+    """A fragment of a tool call without the fields that are None."""
     function: JsonObject = {
         key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None
     }
@@ -143,7 +143,7 @@ def more(arguments: Json, index: Json = 0) -> JsonObject:
 
 
 def reply(finish: Json = "stop", **message: Json) -> JsonObject:
-    """A whole reply."""
+    """A complete reply."""
     choice: JsonObject = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
     return {
         "id": "chatcmpl-1",

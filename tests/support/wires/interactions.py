@@ -105,7 +105,7 @@ def event(kind: str, **fields: Json) -> JsonObject:
 
 
 def interaction(*steps: Json, status: Json = "completed", **fields: Json) -> JsonObject:
-    """A whole reply."""
+    """A complete reply."""
     about: JsonObject = {"id": "reply-1", "model": "gemini-3-flash", "status": status, "usage": USAGE}
     return {**about, "steps": list(steps), **fields}
 
@@ -129,7 +129,7 @@ def stop(index: int) -> JsonObject:
 
 
 def streamed(index: int, step: JsonObject) -> Iterator[JsonObject]:
-    """A step of the three kinds that grow, in the pieces in which it is streamed."""
+    """The events of a step of one of the three kinds that are streamed in pieces."""
     match step:
         case {"type": "thought", "summary": [{"text": str(text)}], "signature": signature}:
             yield start(index, type="thought")

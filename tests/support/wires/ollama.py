@@ -25,7 +25,7 @@ class OllamaWire(Wire):
     has_response_ids = False
     fetches = False
     options = {"num_ctx": 16384}  # noqa: RUF012
-    """A window that is not fixed grows with the history."""
+    """Without this option, the window grows with the history."""
 
     usage = TokenUsage(12, 7)
     knows = {  # noqa: RUF012
@@ -130,7 +130,7 @@ def line(**message: Json) -> JsonObject:
 
 
 def last(reason: str | None = "stop", metrics: JsonObject = METRICS, **message: Json) -> JsonObject:
-    """The last line, or a whole reply."""
+    """The last line of a stream, or a complete plain reply."""
     ended: JsonObject = {} if reason is None else {"done_reason": reason}
     return {**line(**message), "done": True, **ended, **metrics}
 

@@ -1,4 +1,4 @@
-"""Reading what a provider says, through its adapter: whole, and in any pieces, which must say the same."""
+"""Reads replies through their adapter, as a whole and in any pieces, which must give the same result."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from .wire import Event, Wire
 
 
 class Reading:
-    """What became of a reply."""
+    """The result of reading a reply."""
 
     events: list[StreamEvent]
-    """The events of a stream; none of a whole reply."""
+    """The events of a stream; empty for a plain reply."""
 
     error: AdapterError | None
-    """What the call ended in."""
+    """The error of the call, if it failed."""
 
     response: CanonicalResponse | None
-    """What the caller has at the end."""
+    """The response that the caller gets."""
 
     def __init__(
         self, events: list[StreamEvent], error: AdapterError | None, response: CanonicalResponse | None
@@ -51,12 +51,12 @@ class Reading:
 
     @property
     def last(self) -> MessageComplete:
-        """The end of a stream, in order whatever it ended in."""
+        """The last event of the stream, also after an error."""
         return check_stream(self.events)
 
     @property
     def reply(self) -> CanonicalResponse:
-        """The response of a call that must have ended well."""
+        """The response of a call that must have succeeded."""
         assert self.error is None, self.error
         assert self.response is not None
         return self.response
@@ -67,22 +67,22 @@ class Reading:
 
     @property
     def said(self) -> list[object]:
-        """The blocks in short, see `in_short`."""
+        """The blocks in the form of `in_short`."""
         return [in_short(block) for block in self.content]
 
     @property
     def kept(self) -> list[JsonObject | None]:
-        """What each block keeps for its provider."""
+        """The `provider_raw` of each block."""
         return [raw and raw.data for raw in (getattr(block, "provider_raw", None) for block in self.content)]
 
     @property
     def deltas(self) -> list[str]:
-        """The texts of the stream's deltas, whatever they are of."""
+        """The texts of the stream's deltas of all kinds."""
         return [event.text for event in self.events if hasattr(event, "text")]
 
     @property
     def fragments(self) -> list[str]:
-        """The pieces of calls' arguments."""
+        """The fragments of tool arguments."""
         return [event.partial_json for event in self.events if isinstance(event, ToolUseInputDelta)]
 
     @property
@@ -96,12 +96,12 @@ class Reading:
 
 
 def in_short(block: ContentBlock) -> object:
-    """A block without ids of ours.
+    """A block in a short form without Callboard's ids.
 
-    Text is a str. Reasoning is ``("thinking", text)``, with its signature if it has one. A call is
-    ``(name, input, the provider's id)``; one that is incomplete is ``(name, the text of its arguments)``, or its
-    input in place of that text. What is opaque is ``{kind: data}``, and an image is ``("image", its bytes or
-    address, what came with it)``.
+    Text is a str. Reasoning is ``("thinking", text)``, with its signature if it has one. A tool call is ``(name,
+    input, the provider's id)``; an incomplete one is ``(name, the text of its arguments)``, or has its input
+    instead of that text. An opaque block is ``{kind: data}``, and an image is ``("image", its bytes or address,
+    its metadata)``.
     """
     match block:
         case TextBlock():
@@ -138,7 +138,7 @@ def asked(wire: Wire, **changes: object) -> CanonicalRequest:
 
 
 def read_reply(wire: Wire, reply: FakeReply, *, streamed: bool, seconds: float = 60, **changes: object) -> Reading:
-    """Ask for a reply that comes as it is."""
+    """Read a reply that arrives unchanged."""
     events: list[StreamEvent] = []
 
     async def read() -> Reading:
@@ -164,7 +164,8 @@ def read_pieces(wire: Wire, chunks: Iterable[Step], **changes: object) -> Readin
 
 
 def read(wire: Wire, *events: Event, **changes: object) -> Reading:
-    """Read a stream whole, at random cuts and as other servers write it; all must say the same.
+    """Read a stream as a whole, in random pieces, and in the formats of other servers. All must give the same
+    result.
 
     A deep run reads it byte by byte, too. In a quick run the conformance kit does so with a reply of each wire.
     """
@@ -182,7 +183,7 @@ def read(wire: Wire, *events: Event, **changes: object) -> Reading:
 
 
 def read_whole(wire: Wire, body: Json | bytes, **changes: object) -> Reading:
-    """Read a reply that is not streamed; in answer to a request for a stream it must say the same."""
+    """Read a plain reply. As an answer to a streaming request it must give the same result."""
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     headers = {"content-type": "application/json"}
     whole, streamed = (
@@ -197,12 +198,12 @@ def read_whole(wire: Wire, body: Json | bytes, **changes: object) -> Reading:
 
 
 def shown(wire: Wire, *events: Event, **changes: object) -> list[StreamEvent]:
-    """The events that are delivered while a stream hangs after these of its own."""
+    """The events that are delivered while a stream hangs after these provider events."""
     return read_pieces(wire, [wire.stream(*events), HANG], seconds=5, **changes).events
 
 
 def plain(events: Sequence[StreamEvent]) -> list[StreamEvent]:
-    """Events without the usage's raw JSON, which is no value to compare."""
+    """Events without the raw JSON of the usage, which differs between readings."""
     return [
         msgspec.structs.replace(event, usage=msgspec.structs.replace(event.usage, raw=None))
         if isinstance(event, MessageComplete)

@@ -18,7 +18,7 @@ _INCOMPLETE = {
     "length": "max_output_tokens", "max_output_tokens": "max_output_tokens", "content_filter": "content_filter",
     "steered": "steered",
 }  # fmt: skip
-"""Why a reply stopped that is not complete."""
+"""The reason in an incomplete response, by stop reason."""
 
 
 class ResponsesWire(Wire):
@@ -148,7 +148,7 @@ def event(kind: str, **fields: Json) -> JsonObject:
 
 
 def response(status: str | None = "completed", **fields: Json) -> JsonObject:
-    """A response object; `output` is empty, as one backend leaves it at the end of a stream."""
+    """A response object. `output` is empty, as one backend leaves it at the end of a stream."""
     return {
         "id": "resp_1",
         "object": "response",
@@ -205,7 +205,7 @@ def reasoning(*summary: str, number: int = 1, **fields: Json) -> JsonObject:
 
 
 def added(index: int, item: JsonObject) -> JsonObject:
-    """An item is announced: without what comes later."""
+    """The event that announces an item, without its later fields."""
     empty: JsonObject = {"content": [], "summary": [], "arguments": ""}
     start = {**item, **{name: value for name, value in empty.items() if name in item}, "status": "in_progress"}
     if "encrypted_content" in item:

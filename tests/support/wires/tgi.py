@@ -80,20 +80,22 @@ class TGIWire(Wire):
 
 
 class _WordyWire(GenerateWire):
-    """For hosts that leave its emulated tools alone."""
+    """For hosts that do not use the emulated tools."""
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
         return msgspec.structs.replace(super().get_capabilities(model), supports_tools=False)
 
 
 class Wordy(TGIAdapter):
-    """TGI's adapter with that wire."""
+    """TGI's adapter with `_WordyWire`."""
 
     wire_type = _WordyWire
 
 
 class WordyTGIWire(TGIWire):
-    """Emulated calls are answers to other requests than plain ones; they are tested with the adapter."""
+    """The kit without tool calls. Emulated calls need other requests than plain ones, and are tested with the
+    adapter.
+    """
 
     adapter = Wordy
 
@@ -102,7 +104,7 @@ class WordyTGIWire(TGIWire):
 
 
 def token(text: str, *, special: bool = False) -> JsonObject:
-    """One event before the last."""
+    """An event before the last."""
     said: JsonObject = {"id": 7, "text": text, "logprob": None, "special": special}
     return {"index": 1, "token": said, "generated_text": None, "details": None}
 

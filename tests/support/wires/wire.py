@@ -1,4 +1,4 @@
-"""What the tests of several providers need to know of one, beyond what its conformance kit says."""
+"""The parts of a provider's test kit that its conformance kit does not have."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message
 
 Event = JsonObject | bytes | str
-"""An event of a stream; what is text or bytes stands for its data as they are."""
+"""An event of a stream. A string or bytes are its data, unchanged."""
 
 
 def as_data(event: Event) -> bytes:
-    """An event's data as they stand in a body."""
+    """The bytes of an event's data in a body."""
     match event:
         case bytes():
             return event
@@ -34,28 +34,28 @@ def as_data(event: Event) -> bytes:
 class Wire(HttpKit):
     """One protocol, over HTTP.
 
-    Why a reply stopped may be one of the provider's own words as well, or empty, and then nothing says it.
+    A stop reason may also be one of the provider's own values, or empty to leave it out.
     """
 
     adapter: type[HttpAdapter]
     history = "messages"
-    """The key of a request's body under which the conversation stands."""
+    """The key of the conversation in a request's body."""
     secrets: tuple[str, ...] = ()
-    """What the reasoning in `reasoned` carries that must come back to this provider, and go to nobody else."""
+    """The parts of the reasoning in `reasoned` that must be sent back to this provider and to no other."""
     reasons = True
-    """Whether replies can begin with a thought."""
+    """Whether replies can begin with reasoning."""
     fetches = True
-    """Whether it takes images by address."""
+    """Whether it accepts images by URL."""
     calls_tools = True
     """Whether it calls tools itself. Emulated calls are tested with its adapter."""
     has_response_ids = True
     """Whether its replies have an id of their own."""
     hello = Message.user("Hello")
     names_events = False
-    """Whether a stream's events have names of their own: the type that stands in their data."""
+    """Whether the events of a stream have names, which are the types in their data."""
 
     knows: ClassVar[Mapping[str, Json]] = {}
-    """What the provider answers to the questions that its adapter asks by itself."""
+    """The provider's answers to the requests that its adapter makes by itself."""
     _stops: ClassVar[Mapping[str, str]] = {}
 
     @property
@@ -65,7 +65,7 @@ class Wire(HttpKit):
 
     @abstractmethod
     def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
-        """As in the kit; it may begin with a thought."""
+        """As in the kit; it may begin with reasoning."""
 
     def stream(self, *events: Event, named: bool = True, line_end: bytes = b"\n", colon: bytes = b": ") -> bytes:
         """A streamed body of these events."""
@@ -78,7 +78,7 @@ class Wire(HttpKit):
         return b"".join(parts)
 
     def other_forms(self, *events: Event) -> list[bytes]:
-        """The same body as other servers and proxies write it."""
+        """The same body in the formats of other servers and proxies."""
         return [
             self.stream(*events, line_end=b"\r\n"),
             self.stream(*events, line_end=b"\r"),
@@ -88,10 +88,10 @@ class Wire(HttpKit):
 
     @abstractmethod
     def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
-        """As in the kit; it may begin with a thought, in two pieces."""
+        """As in the kit; it may begin with reasoning in two pieces."""
 
     def _word(self, stop: str) -> str | None:
-        """The provider's word for why a reply stopped."""
+        """The provider's value of a stop reason."""
         return self._stops.get(stop, stop) or None
 
     def thinking_body(self, thought: str, text: str) -> JsonObject | None:
@@ -101,25 +101,27 @@ class Wire(HttpKit):
         return self.events(text, 0, "end", thought) if self.reasons else None
 
     def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
-        """As `body`, with all the reasoning before it that the protocol has."""
+        """As `body`, preceded by all kinds of reasoning of the protocol."""
         return self.body(text, calls, stop, thought if self.reasons else "")
 
     @property
     def most(self) -> tuple[int, str]:
-        """How many calls a reply can hold, and how it then stops."""
+        """The maximum number of tool calls in a reply, and its stop reason."""
         return (len(CALLS), "tools") if self.calls_tools else (0, "end")
 
     def faults(self, body: bytes) -> list[str]:
-        """What the provider would refuse in a request's history; the least is that calls and results are pairs."""
+        """The faults of a request's history. Each provider requires at least that tool calls and results are
+        pairs.
+        """
         calls, results = self.ids(msgspec.json.decode(body))
         return [] if sorted(calls) == sorted(results) else [f"calls {calls} and results {results} are no pairs"]
 
     def judged(self, body: bytes) -> list[str]:
-        """What the vendor's own types find wrong with a request."""
+        """The faults of a request by the vendor's own types."""
         return []
 
     def through(self, transport: Transport) -> Transport:
-        """The transport, for an adapter that asks for more than replies."""
+        """Wrap the transport for an adapter that also makes other requests."""
         return Knowing(transport, self.knows) if self.knows else transport
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
@@ -127,7 +129,7 @@ class Wire(HttpKit):
 
 
 class Knowing:
-    """A transport that answers some questions by itself: by the end of their address."""
+    """A transport that answers some requests by itself, chosen by the end of their URL."""
 
     def __init__(self, transport: Transport, answers: Mapping[str, Json]) -> None:
         self.transport = transport
@@ -144,7 +146,7 @@ class Knowing:
 
 
 def openai_error(condition: str) -> tuple[int, Json]:
-    """How OpenAI's servers refuse."""
+    """The error response of OpenAI's servers."""
     status, kind, code, message = {
         "rate limit": (429, "requests", "rate_limit_exceeded", "Rate limit reached for requests"),
         "overload": (503, "server_error", "server_is_overloaded", "The server is overloaded"),

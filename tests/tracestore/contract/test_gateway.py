@@ -1,4 +1,4 @@
-"""The rows of gateways: clients, keys, and what is kept of conversations."""
+"""The rows of gateways: clients, keys, and stored conversations."""
 
 from __future__ import annotations
 

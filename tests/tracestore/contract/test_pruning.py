@@ -1,4 +1,4 @@
-"""Retention: what is old goes as a whole, what stays keeps its sums, whatever month it is of."""
+"""Retention: old calls are removed completely, and the others keep their sums, in each month."""
 
 from __future__ import annotations
 

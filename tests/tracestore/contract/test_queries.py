@@ -1,4 +1,4 @@
-"""The questions that a store answers: filters, groups, sums, spending and exports."""
+"""The queries of a store: filters, groups, sums, spending and exports."""
 
 from __future__ import annotations
 

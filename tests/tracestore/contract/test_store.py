@@ -1,4 +1,4 @@
-"""The interface `Store`: what is written is there, described, and written by one at a time."""
+"""The interface `Store`: written rows can be read, are described, and have one writer at a time."""
 
 from __future__ import annotations
 

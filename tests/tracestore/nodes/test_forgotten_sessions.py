@@ -1,4 +1,4 @@
-"""What the nodes of a cluster know of a session goes with the session."""
+"""The shared rows about a session are deleted with the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of shared budgets: the same cases on the model of the rows and on PostgreSQL."""
+"""The remaining amounts of shared budgets: the same cases on the model of the rows and on PostgreSQL."""
 
 from __future__ import annotations
 

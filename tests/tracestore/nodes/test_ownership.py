@@ -1,4 +1,4 @@
-"""Whose a session is: the same cases on the model of the rows and on PostgreSQL."""
+"""The owner of a session: the same cases on the model of the rows and on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that stops, hangs, and forgets who holds a trace."""
+"""A PostgreSQL server that stops, hangs, and loses the locks of a trace."""
 
 from __future__ import annotations
 

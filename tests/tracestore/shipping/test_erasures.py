@@ -1,4 +1,4 @@
-"""What is deleted stays deleted: deletions of a file reach the shared store, and no shipment undoes one."""
+"""Deleted content stays deleted: deletions in a file reach the shared store, and no shipment reverts one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shipper while its target is gone, on virtual time: when it tries again, and what it tells."""
+"""A shipper without a reachable target, in virtual time: its retries, and its reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process has just written is shipped without being read again, and is the same as if it had been."""
+"""Recent events are shipped from memory, with the same result as from the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two ways of a shipment into a shared store: by either, each event is there once, with what follows."""
+"""The two ways of a shipment into a shared store: with each, every event is there once, with its derived rows."""
 
 from __future__ import annotations
 

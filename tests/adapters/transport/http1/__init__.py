@@ -1,1 +1,1 @@
-"""Our own HTTP/1.1 client."""
+"""Callboard's HTTP/1.1 client."""

@@ -1,4 +1,4 @@
-"""One connection, over a wire in memory: every form of a reply, every end, and recorded replies."""
+"""One connection on a transport in memory: each form of a reply, each kind of end, and recorded replies."""
 
 from __future__ import annotations
 

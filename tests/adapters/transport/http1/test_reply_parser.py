@@ -1,4 +1,4 @@
-"""Bytes of replies in every form and cut, and the bytes of a request before its body."""
+"""The bytes of replies in each form and in pieces, and the bytes of a request before its body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wait over our own connections ends at its time, when it is cancelled, or with its work, and not otherwise."""
+"""A wait on a connection ends at its time limit, when it is cancelled, or with its work, and at no other time."""
 
 from __future__ import annotations
 

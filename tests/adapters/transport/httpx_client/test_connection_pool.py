@@ -1,4 +1,4 @@
-"""The pool of connections: which one a request gets, and which are kept."""
+"""The pool of connections: the connection of each request, and the connections that stay open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of a run, with gaps in their numbers as a trace has them."""
+"""Events of a run with gaps in their seq, as in a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outgoing machine: whatever the broker and the trace do, every event goes out, and in order."""
+"""The class for outgoing events: all events are sent in order despite faults of the broker and the trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that begins a turn and is killed amid it: a program of its own. The node of a name that begins with
+"""A program with a node that starts a turn and is killed in the middle of it. The node of a name that begins with
 "plain" has no session.
 
 It prints the ids of its session and its stream. When its log has so many events, and they have gone out, it kills

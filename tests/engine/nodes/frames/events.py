@@ -1,4 +1,4 @@
-"""Events of streams for properties: every kind, with the texts and values that are hard to carry."""
+"""Events of streams for property tests: each kind, with difficult texts and values."""
 
 from __future__ import annotations
 

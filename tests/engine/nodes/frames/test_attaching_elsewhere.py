@@ -1,4 +1,4 @@
-"""A stream is read on any node as it is read on its own: the same events, under the same numbers, with one end."""
+"""A stream is read on each node as on its own: the same events with the same numbers, and one end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a reader asks, and when: it never waits for nothing, and never asks without need."""
+"""When a reader asks the owner or the store: it never waits without a reason, and never asks without need."""
 
 from __future__ import annotations
 

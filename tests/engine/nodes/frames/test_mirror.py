@@ -1,4 +1,4 @@
-"""A mirror is at every moment a beginning of the log, whatever the broker does to frames, and has one end."""
+"""A mirror is always a beginning of the log, for all faults of the broker, and has one end."""
 
 from __future__ import annotations
 

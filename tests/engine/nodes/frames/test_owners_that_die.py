@@ -1,4 +1,4 @@
-"""Streams whose node dies: what the next owner has of a turn, and what the shared store has of it."""
+"""Streams whose node dies: the parts of a turn that the next owner and the shared store have."""
 
 from __future__ import annotations
 

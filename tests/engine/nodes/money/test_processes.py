@@ -1,4 +1,4 @@
-"""Nodes in processes of their own that share a budget, while they are killed and PostgreSQL is restarted."""
+"""Nodes in processes of their own that share a budget while nodes are killed and PostgreSQL is restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of a cluster: what its nodes spend together."""
+"""Budgets of a cluster: the sum that its nodes spend."""
 
 from __future__ import annotations
 

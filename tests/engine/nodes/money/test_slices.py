@@ -1,4 +1,4 @@
-"""Nodes that share budgets never spend more than the limit, whatever happens to them and to their questions."""
+"""Nodes that share budgets never spend more than the limit, for all faults of nodes and statements."""
 
 from __future__ import annotations
 

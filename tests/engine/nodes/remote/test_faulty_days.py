@@ -1,4 +1,4 @@
-"""Days on which everything fails that can, by seed: every event comes, and once, and each run is in order."""
+"""Random faults of all parts, by seed: each event arrives exactly once, and each run is in order."""
 
 from __future__ import annotations
 

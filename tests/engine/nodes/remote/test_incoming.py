@@ -1,4 +1,6 @@
-"""The incoming machine: from any pages in any order, and a store that is behind, every event once and in order."""
+"""The class for incoming events: each event is delivered once and in order, for any order of pages and a late
+store.
+"""
 
 from __future__ import annotations
 

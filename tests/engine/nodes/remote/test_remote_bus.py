@@ -1,4 +1,4 @@
-"""A bus of what happens in other processes, over a real broker that is stopped, wiped and started again."""
+"""A bus with the events of other processes, over a real broker that is stopped, wiped and started again."""
 
 from __future__ import annotations
 

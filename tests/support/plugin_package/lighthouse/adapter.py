@@ -1,4 +1,4 @@
-"""An adapter that says where the light is."""
+"""An adapter that answers with its name."""
 
 from __future__ import annotations
 
