@@ -106,6 +106,8 @@ def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
+    """The specification of a supervised actor: how it is made, restarted and named."""
+
     name: str
     """A name that is unique among the supervisor's children. Lifecycle events contain it, so prefer a name that is
     unique in the tree.

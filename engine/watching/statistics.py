@@ -26,6 +26,8 @@ from ..runtime.runtime import Runtime
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of one provider: its adapter, its calls and its rate limits."""
+
     provider: str
     """The provider."""
     running: bool

@@ -638,7 +638,7 @@ def test_whatever_the_order_nothing_is_overspent_and_nobody_who_fits_is_left(
             waiting = world.budgets._waiters
             if waiting:
                 first = waiting[0]
-                refusals = world.budgets.ledger.would_refuse(first.payer, first.asked, world.clock.now_us())
+                refusals = world.budgets.ledger.would_refuse(first.payer, first.amount, world.clock.now_us())
                 assert refusals, "the first that waits has room"
         for task in (*tasks, *impatient):
             task.cancel()
