@@ -362,7 +362,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
              "401; 400 and 403 whose text names the key; UNAUTHENTICATED, API_KEY_INVALID"),
     ErrorRow(AccessDeniedError, _E.AUTH, "no", "none", "model", "403; PERMISSION_DENIED"),
     ErrorRow(RateLimitError, _E.RATE_LIMIT, "yes", "provider's", "model",
-             "429; RESOURCE_EXHAUSTED; not retried with 413, or if the request is larger than the limit"),
+             "429; RESOURCE_EXHAUSTED; not retried if the status is 413 or the request is above the limit"),
     ErrorRow(OverloadedError, _E.RATE_LIMIT, "yes", "provider's", "provider and model",
              "529, 498, overloaded_error, UNAVAILABLE"),
     ErrorRow(QuotaExceededError, _E.RATE_LIMIT, "no", "provider's", "key",
