@@ -24,7 +24,7 @@ PAGE = DOCS / "adding-a-provider.md"
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,

@@ -22,7 +22,7 @@ for library in ("fastapi", "mcp", "opentelemetry.sdk", "uvicorn"):
 ROOT = Path(__file__).parents[1]
 HOST = ROOT / "examples" / "agent_host"
 PAGE = DOCS / "how-to" / "agent-host.md"
-TENANTS = ("acme", "beta", "poor", "traced", "seen", "lead")
+TENANTS = ("acme", "beta", "third", "poor", "traced", "seen", "lead")
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -195,7 +195,7 @@ def test_what_waits_and_what_was_said_survive_a_kill(host: Host) -> None:
 
 def test_a_call_that_is_denied_is_not_run(host: Host) -> None:
     """The model hears why."""
-    with host.tenant("beta") as browser:
+    with host.tenant("third") as browser:
         ended(browser, say(browser, "denied", "A refund!"))
         (call,) = browser.get("/api/chats/denied").json()["waiting"]
         decision = {"id": call["id"], "input": call["input"], "approved": False, "why": "not ours"}
@@ -207,7 +207,7 @@ def test_a_call_that_is_denied_is_not_run(host: Host) -> None:
 
 def test_a_turn_is_cancelled(host: Host) -> None:
     """Its stream ends properly for whoever reads it."""
-    with host.tenant("beta") as browser:
+    with host.tenant("third") as browser:
         events = say(browser, "long", " ".join(["word"] * 200))
         assert browser.get("/api/chats/long").json()["turn"] == events.rpartition("/")[2]
         assert browser.delete("/api/chats/long/turns").status_code == 204
