@@ -39,8 +39,8 @@ SPARE_SECONDS = 20.0
 
 GATE = 0.9
 KEPT = (0.95, 1.05)
-"""The range of the pace, relative to the nominal one, in which a window counts. Outside of it, several events come
-at once.
+"""The range of the pace, relative to the nominal one, in which a window counts. Outside of it, several events
+arrive together.
 """
 
 

@@ -4,7 +4,7 @@ afterwards.
     python -m benchmarks.scale STREAMS DELTAS ROUNDS [--traced] [--no-floor]
 
 It runs in a process of its own, so that other subjects do not affect it, and prints its results as JSON. A round
-makes STREAMS sessions, streams one turn in each, all at once, and drops them. With `--traced`, memory is traced,
+makes STREAMS sessions, streams one turn in each concurrently, and drops them. With `--traced`, memory is traced,
 which makes everything several times slower.
 """
 

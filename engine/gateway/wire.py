@@ -169,7 +169,7 @@ class ClientWire(Protocol):
         Args:
             body: The decoded body.
             headers: The headers, names in lower case.
-            model: The model in the path, if the wire has it there.
+            model: The model in the path, if the wire puts it there.
             stream: Whether the path requests a stream, if the wire has that there.
 
         Raises:

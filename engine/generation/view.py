@@ -274,8 +274,8 @@ class TurnView:
                     if len(text) > len(had) or signature != self._signature:
                         yield ThinkingDelta(text[len(had) :], signature, index, message_id)
                 case ToolUseInputDelta(tool_use_id=tool_use_id, partial_json=json, message_id=message_id):
-                    # A complete message may not have the provider's own text of the arguments. Only the message's
-                    # end has it then.
+                    # A complete message may not have the provider's own text of the arguments. The text is
+                    # then in the message's end.
                     if len(json) > len(had) and json.startswith(had):
                         rest = json[len(had) :]
                         yield ToolUseInputDelta(tool_use_id, rest, event.content_block_index, message_id)

@@ -372,7 +372,7 @@ class _Hashed(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
+        self._file = io.FileIO(path)
         self._begin()
 
     def _begin(self) -> None:

@@ -221,7 +221,8 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class McpServers(ToolSource):
     """Several MCP servers, open while the context is entered. `mcp_servers` creates it.
 
-    It is a sequence of the current tools. A session that has it among its tools follows changes between steps.
+    It is a sequence of the current tools. A session with this object among its tools follows its changes
+    between steps.
     """
 
     def __init__(

@@ -271,7 +271,7 @@ class SharedSessions(OpenSessions):
             )
 
     async def _resumed_here(self, store: Store, state: SessionState, epoch: int) -> SessionState:
-        """Publish a claimed session. If possible, the shared store has it before its first message."""
+        """Publish a claimed session. If possible, it is in the shared store before its first message."""
         require_nothing_lost(state.id, await store.was_answered(state.id))
         state.epoch = epoch
         self.announce(state, begins=False)

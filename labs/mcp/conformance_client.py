@@ -44,7 +44,7 @@ def arguments_of(tool: McpTool) -> dict[str, Any]:
 
 
 class Person:
-    """A user who follows each login page at once, as a browser does."""
+    """A user who immediately follows each redirect of a login, as a browser does."""
 
     def __init__(self) -> None:
         self._came = ""

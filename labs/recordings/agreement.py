@@ -4,14 +4,14 @@
 
 FOLDER contains one JSON-lines file for each protocol. Each line has a recorded exchange and its correct reading
 (the "oracle"). Every reliable exchange goes through the real adapter, over a transport that answers with the
-recorded body: whole, byte by byte (streams), and cut at random places, always the same ones. Compared are text,
-tool calls, reasoning, stop reason, the four buckets of usage and the class of an error; an exchange agrees if all
-of them do. Of whose server it is, an adapter is told no more than whether it is known never to give a finish
-reason. What is no reply of its protocol must raise. Anything raised that is no AdapterError, any broken stream
-invariant, and any stream whose events depend on the cuts is a failure of its own.
+recorded body: whole, byte by byte (streams), and cut at random places, always the same ones. The lab compares
+text, tool calls, reasoning, stop reason, the four buckets of usage and the class of an error. An exchange agrees
+if all of them do. The adapter does not know the server; it only knows whether the server never sends a finish
+reason. A body that is no reply of its protocol must raise. Three things are failures: an exception other than
+AdapterError, a broken stream invariant, and a stream whose events depend on the cuts.
 
-Prints a table and each disagreement; exits with 1 below 98 % for a protocol, or at any failure. Says what it
-skips when there is no such folder or file.
+It prints a table and each disagreement. It exits with 1 below 98 % for a protocol, or at any failure. It names a
+folder or file that does not exist, and skips it.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def start(
     program: str = COMMAND,
     **streams: int,
 ) -> subprocess.Popen[Any]:
-    """A command under way, with all three streams piped, unless others are named.
+    """Start a command, with all three streams piped unless `streams` names others.
 
     Args:
         arguments: Its words.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
+
+import anyio
 
 from callboard.engine import Cluster, Engine, ModelRegistry
 from callboard.engine.nodes.node import Node
@@ -24,3 +28,17 @@ def node_of(engine: Engine) -> Node:
     node = engine._runtime.cluster
     assert isinstance(node, Node)
     return node
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when a condition, plain or async, is true. No event reports some states of other nodes.
+
+    Raises:
+        TimeoutError: It is false for ten seconds.
+    """
+    with anyio.fail_after(10):
+        while True:
+            found = condition()
+            if await found if isawaitable(found) else found:
+                return
+            await anyio.sleep(0.005)

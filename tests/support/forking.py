@@ -26,7 +26,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -224,7 +224,7 @@ def forget(library: str) -> None:
         vars(sys.modules.get(package, ModuleType(""))).pop(last, None)
     for name in gone:
         del sys.modules[name]
-    sys.modules[library] = None  # type: ignore[assignment]  # this is how an import fails
+    cast("dict[str, ModuleType | None]", sys.modules)[library] = None  # makes its import fail
 
 
 def _held(name: str, module: ModuleType) -> Iterator[object]:

@@ -22,7 +22,7 @@ from callboard.engine.routing.rate_account import Reading
 from callboard.engine.routing.rate_limits import RateLimits
 from callboard.engine.routing.rate_slots import Headers, LimitObservation
 
-from ...support.cluster_engines import node_of
+from ...support.cluster_engines import node_of, until
 from ...support.engines import entry, registry, serving
 from ...support.nats_server import own_nats_server, why_no_nats
 from ...support.scripted import Say, scripted_type
@@ -156,16 +156,10 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
 
     with own_nats_server() as server:
         async with node(refusal, server.url) as a, node(Say("Hello."), server.url) as b:
-            for engine in (a, b):
-                broker = node_of(engine).broker
-                with anyio.fail_after(10):
-                    while not broker.connected:  # noqa: ASYNC110 (no event reports it)
-                        await anyio.sleep(0.005)
+            await until(lambda: all(node_of(engine).broker.connected for engine in (a, b)))
             with pytest.raises(RateLimitError, match="slow down"):
                 await a.generate("s:m", "Hi")
-            with anyio.fail_after(10):
-                while not b._runtime.rate_limits._early:  # noqa: ASYNC110 (no event reports it)
-                    await anyio.sleep(0.005)
+            await until(lambda: b._runtime.rate_limits._early)
             with pytest.raises(RateLimitWaitError) as waits:
                 await b.generate("s:m", "Hi")
             assert waits.value.retry_after_seconds is not None

@@ -10,7 +10,7 @@ import pytest
 from callboard.bus import CallboardError, StreamReset, TextDelta, TurnComplete, TurnEvent, UnknownStream
 from callboard.bus.errors import CancelledError
 from callboard.engine import Engine
-from tests.support.cluster_engines import node_of
+from tests.support.cluster_engines import node_of, until
 from tests.support.nats_server import NatsServer
 from tests.support.scripted import ADD, CALLS_ADD, Say
 
@@ -83,9 +83,7 @@ async def test_the_tail_is_what_comes_from_now_on(nats: NatsServer) -> None:
 
         async with anyio.create_task_group() as group:
             group.start_soon(follow)
-            with anyio.fail_after(10):
-                while reader.seq < 0:  # noqa: ASYNC110 (no event reports it)
-                    await anyio.sleep(0.005)
+            await until(lambda: reader.seq >= 0)
             gate.open()
         assert tail[0][0] > 0
         whole = await read(owner, turn.stream_id)
@@ -138,9 +136,7 @@ async def test_a_broker_that_is_wiped_mid_stream_costs_no_event(nats: NatsServer
 async def restart(nats: NatsServer, *engines: Engine) -> None:
     nats.stop()
     nats.wipe()
-    with anyio.fail_after(10):
-        while any(node_of(engine).broker.connected for engine in engines):  # noqa: ASYNC110 (no event reports it)
-            await anyio.sleep(0.005)
+    await until(lambda: not any(node_of(engine).broker.connected for engine in engines))
     nats.start()
     for engine in engines:
         await connected(engine)
@@ -205,9 +201,7 @@ async def test_a_mirror_that_nobody_reads_is_let_go(nats: NatsServer) -> None:
             turn.detach()
         await read(other, turn.stream_id, at_most=5)
         gate.open(1)
-        with anyio.fail_after(10):
-            while turn.stream_id in other.streams:  # noqa: ASYNC110 (no event reports it)
-                await anyio.sleep(0.005)
+        await until(lambda: turn.stream_id not in other.streams)
         gate.open()
         assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
 
@@ -245,9 +239,11 @@ async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -
         for session in sessions:
             async with session.stream("Hi") as turn:
                 await turn.message()
-            with anyio.fail_after(10):
-                while not (await frames.retained_turns(session.id)).turns:  # noqa: ASYNC110 (no event reports it)
-                    await anyio.sleep(0.01)
+
+        async def are_retained() -> bool:
+            return all([(await frames.retained_turns(session.id)).turns for session in sessions])
+
+        await until(are_retained)
         await owner.delete_session(sessions[0].id)
         assert [len((await frames.retained_turns(session.id)).turns) for session in sessions] == [0, 1]
 
