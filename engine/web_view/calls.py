@@ -50,8 +50,10 @@ def took_ms(row: CallRow) -> int | None:
 
 def waited_ms(row: CallRow) -> int:
     """Milliseconds of the call before the attempt was sent: waits for a slot or a limit, and earlier attempts."""
-    took = took_ms(row)
-    return 0 if row.latency_ms is None or took is None else max(0, row.latency_ms - took)
+    if row.origin is not None or row.latency_ms is None or row.started_us is None or row.finished_us is None:
+        return 0
+    # The whole milliseconds of the difference: a latency rounded up is not a wait.
+    return max(0, row.latency_ms * 1000 - (row.finished_us - row.started_us)) // 1000
 
 
 def first_ms(row: CallRow) -> int | None:

@@ -803,8 +803,10 @@ def attempt(**fields: object) -> CallRow:
     return CallRow(**(known | fields))  # type: ignore[arg-type]
 
 
-def test_waits_are_told_from_the_attempt() -> None:
-    """A call's latency counts from its beginning, and so does its first token."""
+def test_a_wait_is_the_part_of_the_latency_before_the_attempt() -> None:
+    """Latency and first token count from the start of the call. A rounded latency adds no wait."""
+    rounded = attempt(started_us=5_000_000, finished_us=5_001_600, latency_ms=2)
+    assert (took_ms(rounded), waited_ms(rounded)) == (1, 0)
     row = attempt(started_us=5_000_000, finished_us=6_000_000, latency_ms=3000, first_token_ms=2400)
     assert (took_ms(row), waited_ms(row), first_ms(row)) == (1000, 2000, 400)
     assert billed(attempt(status="started", started_us=1)) == "open"
