@@ -17,6 +17,7 @@ from callboard.adapters.operations.openai_wires import read_reply as read_embedd
 from callboard.adapters.provider import providers
 from callboard.adapters.providers.anthropic.response import _any_usage, _plain_usage, token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts
+from callboard.adapters.providers.openai import wire as openai_wire
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
 from callboard.adapters.providers.openai_compatible.wire import _read_any_usage, _read_plain_usage
 from callboard.adapters.providers.openai_compatible.wire import read_usage as read_chat
@@ -624,6 +625,7 @@ def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
             ),
             "service_tier": st.sampled_from(["standard", "priority"]),
             "speed": st.sampled_from(["fast", "standard"]),
+            "inference_geo": st.sampled_from(["not_available", "us"]),
         },
     ),
     st.booleans(),
@@ -631,6 +633,40 @@ def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
 def test_plain_counts_of_messages_are_read_as_all_others_are(usage: JsonObject, final: bool) -> None:
     raw = msgspec.Raw(msgspec.json.encode(usage))
     assert _plain_usage(usage, raw, final) in (None, _any_usage(usage, raw, final))
+
+
+@given(st.fixed_dictionaries(
+    {"input_tokens": _COUNTS, "output_tokens": _COUNTS},
+    optional={
+        "total_tokens": _COUNTS,
+        "input_tokens_details": st.none() | st.fixed_dictionaries(
+            {}, optional={"cached_tokens": _COUNTS, "cache_write_tokens": _COUNTS}
+        ),
+        "output_tokens_details": st.none() | st.fixed_dictionaries({}, optional={"reasoning_tokens": _COUNTS}),
+    },
+))  # fmt: skip
+def test_plain_counts_of_responses_are_read_as_all_others_are(usage: JsonObject) -> None:
+    raw = msgspec.Raw(msgspec.json.encode(usage))
+    any_usage = openai_wire._read_any_usage(raw, "flex", None, openai_wire.EMPTY)
+    assert openai_wire._read_plain_usage(raw, "flex") in (None, any_usage)
+
+
+_MODALITIES = st.lists(
+    st.fixed_dictionaries({"modality": st.sampled_from(["TEXT", "AUDIO"])}, optional={"tokenCount": _COUNTS})
+)
+
+
+@given(st.dictionaries(st.sampled_from([
+    "promptTokenCount", "candidatesTokenCount", "totalTokenCount", "cachedContentTokenCount", "thoughtsTokenCount",
+    "toolUsePromptTokenCount",
+]), _COUNTS), _MODALITIES, st.booleans())  # fmt: skip
+def test_plain_counts_of_gemini_are_read_as_all_others_are(
+    usage: JsonObject, modalities: list[Json], flex: bool
+) -> None:
+    more = {"promptTokensDetails": modalities, **({"serviceTier": "FLEX"} if flex else {})}
+    counts = UsageCounts()
+    counts.add(msgspec.Raw(msgspec.json.encode({**usage, **more})))
+    assert counts._plain_total() in (None, counts._any_total(final=True))
 
 
 def test_the_usual_counts_are_plain() -> None:
@@ -645,3 +681,11 @@ def test_the_usual_counts_are_plain() -> None:
     counts = {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 2, "service_tier": "standard"}
     usage: JsonObject = {**counts, "cache_creation": {"ephemeral_5m_input_tokens": 2}}
     assert _plain_usage(usage, msgspec.Raw(msgspec.json.encode(usage)), final=True) is not None
+    of_responses = {"input_tokens_details": {"cached_tokens": 2}, "output_tokens_details": {"reasoning_tokens": 1}}
+    raw = msgspec.json.encode({"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, **of_responses})
+    assert openai_wire._read_plain_usage(msgspec.Raw(raw), None) is not None
+    gemini_counts = UsageCounts()
+    modalities = [{"modality": "TEXT", "tokenCount": 5}]
+    plain = {"promptTokenCount": 5, "candidatesTokenCount": 4, "totalTokenCount": 9}
+    gemini_counts.add(msgspec.Raw(msgspec.json.encode({**plain, "promptTokensDetails": modalities})))
+    assert gemini_counts._plain_total() is not None
