@@ -259,7 +259,6 @@ _CACHE_MINIMUM = 1024  # tokens, for an unlisted model
 _OPTIONS = "anthropic"
 """The key of the protocol's options in a request, besides the adapter's own name."""
 _FIELDS = attrgetter("provider_options")
-_SIZE = attrgetter("size")
 
 
 def write_request(
@@ -340,7 +339,7 @@ class _Writer:
         """The approximate bytes of all tools, including tools in the host's options."""
         tools, ours = body.get("tools"), self.request.tools
         more = tools[len(ours) :] if isinstance(tools, list) else None
-        return sum(map(_SIZE, ours)) + (json_size(more) if more else 0)
+        return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
 
     def _will_repeat(self) -> bool:
         """Whether the messages will probably be sent again. If not, writing them to the cache only costs more."""

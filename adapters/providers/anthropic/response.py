@@ -222,7 +222,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
     Raises AdapterError for an error with HTTP 200, and msgspec's decoding errors.
     """
     reply = decode_reply(body)
-    usage = _whole_usage(reply.usage)
+    usage = whole_usage(reply.usage)
     if reply.error != ABSENT:
         raise error_in_reply(decode_json(body), assembler.provider)
     if reply.content is None and reply.stop_reason is None:
@@ -361,7 +361,7 @@ class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 _decode_plain_usage = msgspec.json.Decoder(_PlainUsage).decode
 
 
-def _whole_usage(raw: msgspec.Raw) -> TokenUsage | None:
+def whole_usage(raw: msgspec.Raw) -> TokenUsage | None:
     """Like `token_usage`, for the usage object of a whole reply."""
     kept = raw.copy()
     try:
