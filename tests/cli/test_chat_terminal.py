@@ -1,4 +1,4 @@
-"""`callboard chat` at a real terminal: keys, pasted text, Tab, Ctrl-C, and the question at its end."""
+"""`callboard chat` at a real terminal: keys, pasted text, Tab, Ctrl-C, and the question at the end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ EDITOR = "sh -c 'echo from the editor > $0'"
 
 AT_ITS_TERMINAL = f"""
 import fcntl, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose Ctrl-C is then for this process
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C then signals this process
 {COMMAND}
 """
 
 
 class Terminal:
-    """A chat at a pseudo-terminal, from the person's side."""
+    """A chat at a pseudo-terminal, as the user sees it."""
 
     def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -43,7 +43,7 @@ class Terminal:
         os.write(self._descriptor, keys.encode())
 
     def until(self, text: str) -> str:
-        """What is shown up to a text that is waited for."""
+        """Wait for `text`, and return everything shown up to its end."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self._descriptor, selectors.EVENT_READ)
@@ -58,7 +58,7 @@ class Terminal:
         return (before + found).decode()
 
     def ended(self) -> int:
-        """The exit code."""
+        """Wait for the end of the chat, and return its exit code."""
         return self.process.wait(timeout=PATIENCE_SECONDS)
 
 
@@ -78,7 +78,7 @@ def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
 
 
 def test_a_person_at_a_terminal(talkative: Path) -> None:
-    """Tab, several lines, pasted lines, a line that is thrown away, the editor, a save on the way out."""
+    """The user uses Tab, several lines, pasted lines, a discarded line, the editor, and the save at the end."""
     pytest.importorskip("prompt_toolkit")
     with chat(talkative) as terminal:
         terminal.until("you>")
@@ -115,7 +115,7 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
 
 
 def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Path) -> None:
-    """The chat goes on; Ctrl-C at an empty prompt leaves; the arrow up brings what an earlier chat said."""
+    """The chat continues. Ctrl-C at an empty prompt ends it. The up arrow shows a message of an earlier chat."""
     pytest.importorskip("prompt_toolkit")
     with chat(talkative, "-m", "endless:m") as terminal:
         terminal.until("you>")
@@ -140,7 +140,7 @@ def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Pat
 
 
 def test_a_terminal_without_the_library_that_edits_lines(talkative: Path) -> None:
-    """Lines are read plainly, several of them, too; the end of the input leaves."""
+    """The chat reads plain lines, and messages of several lines. The end of the input ends the chat."""
     with chat(talkative, "--save", without="prompt_toolkit") as terminal:
         terminal.until("you> ")
         terminal.type('"""\nline 1\nline 2\n"""\n')
