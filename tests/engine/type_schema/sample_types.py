@@ -1,4 +1,4 @@
-"""Types of each kind that has a JSON Schema, with a value of each."""
+"""Types of each kind that has a JSON Schema."""
 
 from __future__ import annotations
 
