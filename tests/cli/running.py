@@ -160,9 +160,11 @@ def read_until(process: subprocess.Popen[bytes], text: str) -> str:
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while text.encode() not in seen:
-            assert selector.select(max(0.0, give_up - time.monotonic())), f"never wrote {text!r}, only {seen!r}"
+            assert selector.select(max(0.0, give_up - time.monotonic())), (
+                f"the command did not write {text!r}, only {seen!r}"
+            )
             piece = os.read(process.stdout.fileno(), 65536)
-            assert piece, f"ended without {text!r}, after {seen!r}"
+            assert piece, f"the command ended without {text!r}, after {seen!r}"
             seen += piece
     return seen.decode()
 

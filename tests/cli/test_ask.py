@@ -168,7 +168,7 @@ def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> N
     assert "The tool says 3" not in denied.stdout
 
 
-def test_a_model_without_tools_is_refused_with_a_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_model_without_tools_is_refused_with_advice(tmp_path: Path) -> None:
     """The command prints one line that names `callboard models`, and sends nothing."""
     (tmp_path / "models.yaml").write_text("""
         adapters: {local: {type: openai_compatible, base_url: "http://127.0.0.1:9"}}
@@ -354,7 +354,7 @@ def test_a_reply_comes_over_http(home: Path, server: str, adapter: str, stream: 
     assert ("tokens a second" in line) is (stream == ())
 
 
-def test_the_environment_may_name_the_model(home: Path, server: str) -> None:
+def test_the_environment_can_name_the_model(home: Path, server: str) -> None:
     more = {"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": f"{server}/v1", "ANTHROPIC_API_KEY": "x"}
     for model in ("anthropic:claude-opus-5-5", "openai:gpt-5.4"):
         chosen = {"ANTHROPIC_BASE_URL": server, "CALLBOARD_MODEL": model}
@@ -371,7 +371,7 @@ def test_the_environment_may_name_the_model(home: Path, server: str) -> None:
         (400, "invalid_request_error", "bad", 1, "bad"),
     ],
 )
-def test_a_refusal_is_one_line_that_says_what_to_do(
+def test_a_refusal_is_one_line_with_advice(
     home: Path, status: int, kind: str, message: str, code: int, said: str
 ) -> None:
     """The line has no key. The exit code is 2 if the user must change something."""

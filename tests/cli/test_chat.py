@@ -32,7 +32,7 @@ from callboard.engine.cli.screen import Screen, console_class
 from .running import call, read_until, start
 
 
-def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> None:
+def test_a_conversation_continues_when_its_model_is_swapped(talkative: Path) -> None:
     """The second model receives the history of the first."""
     done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n", exits=0)
     assert done.stdout == "one heard 1 messages, last: hello\ntwo heard 3 messages, last: again\n"
@@ -60,13 +60,13 @@ def test_an_unknown_model_is_one_line_and_changes_nothing(talkative: Path) -> No
     assert any(line.startswith("  locked:m") and "needs A_KEY_THAT_IS_NOT_SET" in line for line in lines)
 
 
-def test_a_call_that_fails_is_one_line_and_the_chat_goes_on(talkative: Path) -> None:
+def test_a_call_that_fails_is_one_line_and_the_chat_continues(talkative: Path) -> None:
     done = call("chat", "--model", "broken:m", home=talkative, said="hello\n/model first\nstill there?\n", exits=0)
     assert "callboard: ServerError of broken: the provider is on fire" in done.stderr.splitlines()
     assert done.stdout.splitlines() == ["one heard 1 messages, last: still there?"]
 
 
-def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Path) -> None:
+def test_interrupting_a_reply_keeps_the_chat_and_the_text_so_far(talkative: Path) -> None:
     """Ctrl-C cancels the reply. The history keeps the part that arrived."""
     with start("chat", "--model", "endless:m", home=talkative) as process:
         process.stdin.write(b"Tell me a story.\n")
@@ -232,7 +232,7 @@ def test_warnings_of_the_library_are_short_lines_on_stderr(talkative: Path) -> N
     assert "sk-secret" not in done.stderr
 
 
-def test_a_chat_that_cannot_start_says_why(talkative: Path) -> None:
+def test_a_chat_that_cannot_start_shows_the_reason(talkative: Path) -> None:
     """An unknown model, a missing file and a missing key exit with 2, and a wrong trace file with 1."""
     for options in (["--model", "nonsense"], ["--models-file", "/nowhere.yaml"], ["--model", "locked:m"]):
         done = call("chat", *options, home=talkative, said="hello\n", exits=2)
@@ -333,7 +333,7 @@ def test_an_interrupt_between_a_reply_and_the_prompt_ends_the_chat_at_the_prompt
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), interrupts.reading():
-            raise AssertionError("never read")
+            raise AssertionError("the prompt must not read")
         with interrupts.reading():
             pass
         with pytest.raises(KeyboardInterrupt), interrupts.reading():

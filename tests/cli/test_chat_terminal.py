@@ -114,7 +114,7 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
     assert b"+pasted 2" in (talkative / "chat-history").read_bytes()
 
 
-def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Path) -> None:
+def test_ctrl_c_stops_a_reply_and_the_next_chat_has_the_history(talkative: Path) -> None:
     """The chat continues. Ctrl-C at an empty prompt ends it. The up arrow shows a message of an earlier chat."""
     pytest.importorskip("prompt_toolkit")
     with chat(talkative, "-m", "endless:m") as terminal:

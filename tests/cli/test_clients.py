@@ -96,7 +96,7 @@ def test_a_revoked_client_has_no_key_and_its_name_can_be_used_again(home: Path) 
     assert [accepted(home, key) for key in (first, second)] == [None, "acme"]
 
 
-def test_the_list_shows_what_each_client_has_spent(home: Path) -> None:
+def test_the_list_shows_the_spending_of_each_client(home: Path) -> None:
     """The list has the spend in the budget's window and in total. `callboard cost --by tag:client` has the same
     sums.
     """

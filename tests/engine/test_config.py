@@ -262,7 +262,7 @@ def test_an_adapters_settings_hold_for_all_its_models_and_a_model_can_differ(tmp
     assert (config.max_retries, config.retry) == (4, RetryPolicy(base_delay=2, max_delay=30))
     for name in ("a:plain", "a:never-heard-of"):
         plain = registry.resolve(name).model
-        assert (plain.max_retries, plain.retry) == (None, None), "the adapter's own settings hold"
+        assert (plain.max_retries, plain.retry) == (None, None), "the settings of the adapter take precedence"
         assert plain.defaults == ModelDefaults(temperature=0.7)
         assert plain.usual_max_output == 8192
         assert plain.capabilities == {"supports_images": False, "max_context_tokens": 1000}

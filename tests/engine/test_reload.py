@@ -88,7 +88,7 @@ async def test_a_turn_in_progress_ends_on_its_first_adapter() -> None:
             made = ref.actor.adapter  # type: ignore[union-attr]
             await engine.reload(registry(adapter("a", Say("new"), key="another")))
             other = engine.session("a:m")
-            assert (await other.send("y")).text == "new", "a new turn sees the new configuration at once"
+            assert (await other.send("y")).text == "new", "a new turn gets the new configuration"
             assert ref.running
             assert not made.closed
             reloaded.set()
@@ -251,7 +251,7 @@ class TestOverARestart:
     def anyio_backend(self) -> Backend:
         return backend("asyncio")
 
-    async def test_a_restarted_engine_knows_which_provider_was_unavailable(self, tmp_path: Path) -> None:
+    async def test_a_restarted_engine_keeps_the_unavailable_provider(self, tmp_path: Path) -> None:
         """The next run's fallback chains skip a refused key. One success makes the provider available again."""
         path = tmp_path / "trace.db"
         replies: Mapping[str, list[Say]] = {

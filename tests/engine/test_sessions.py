@@ -178,7 +178,7 @@ async def test_an_imported_session_is_stored_immediately(tmp_path: Path) -> None
         assert (await engine.resume(session.id)).messages == session.messages
 
 
-async def test_a_changed_system_prompt_holds_for_the_next_turn() -> None:
+async def test_a_changed_system_prompt_is_used_from_the_next_turn_on() -> None:
     """Changed tools hold too. Both are settings of the session from then on."""
     async with talking(Say("one"), Say("two"), system_prompt="Brief.") as (session, _):
         await session.send("a")

@@ -362,7 +362,7 @@ async def test_a_result_becomes_plain_values() -> None:
     assert (reply["text"], "messages" in reply) == ("Hello", False)
 
 
-async def test_a_notebook_shows_the_text_and_what_it_cost() -> None:
+async def test_a_notebook_shows_the_text_and_the_cost() -> None:
     """A notebook shows the text, the model, the tokens and the cost of a result and of a reply as Markdown."""
     async with running(Say("**Hello**"), Say("**Hello**")) as (engine, _):
         result = await engine.generate("s:m", "Hi")

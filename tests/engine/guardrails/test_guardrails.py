@@ -79,7 +79,7 @@ def data_of(envelope: Envelope) -> object:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("check", [masked, masked_later])
-async def test_a_change_holds_for_readers_the_reply_and_the_history(
+async def test_a_change_reaches_readers_the_reply_and_the_history(
     streamed: bool, check: Callable[[Held], str]
 ) -> None:
     """This also holds for text that is spread over several deltas."""

@@ -98,7 +98,7 @@ def test_a_refusal_of_one_node_pauses_the_others(used: bool) -> None:
         other = await both(Wire(), say)
         assert not other.goes()
         await anyio.sleep(8)
-        assert not other.goes(), "a request that waits already goes first"
+        assert not other.goes(), "the request that already waits must go first"
         (line,) = other.limits.queues("s")
         assert line.why == "probe"
 

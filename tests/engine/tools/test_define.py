@@ -136,7 +136,7 @@ def test_hints_of_every_kind_become_schemas() -> None:
     definitions = schema["$defs"]
     assert isinstance(definitions, dict)
     assert {"Unit", "Place", "Window", "Filter"} <= definitions.keys()
-    assert "minLength" in str(schema), "pydantic's own constraints"
+    assert "minLength" in str(schema), "the schema must have the constraints of pydantic"
     assert schema["required"] == [*properties]
 
 
@@ -547,7 +547,7 @@ def double(n: int) -> int:
     return 2 * n
 
 
-async def test_a_hook_may_repair_arguments() -> None:
+async def test_a_hook_can_repair_arguments() -> None:
     """The hook gets the call, the error and the tool. The arguments that it returns are checked, and the tool
     runs.
     """

@@ -150,7 +150,7 @@ async def test_readers_of_killed_owners_get_a_prefix_and_one_end(
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-async def test_an_end_that_was_sent_holds_on_every_node(
+async def test_an_end_that_was_sent_ends_the_stream_on_every_node(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
     """The node is killed immediately, before its trace is shipped. Other nodes do not end the turn again."""

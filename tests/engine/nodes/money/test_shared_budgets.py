@@ -169,7 +169,7 @@ async def test_without_the_shared_store_calls_are_refused_unless_configured(
             if without_store == "refuse":
                 assert isinstance(ended, StoreError)
             else:
-                assert isinstance(ended, BudgetExceededError), "the limit of the node's slice still holds"
+                assert isinstance(ended, BudgetExceededError), "the node keeps the limit of its slice"
             stopped.set()
             assert made([await under_way]) == 1
             await asyncio.to_thread(server.start)

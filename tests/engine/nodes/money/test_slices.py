@@ -171,7 +171,7 @@ def test_all_nodes_together_never_exceed_the_limit(acts: list[tuple[str, int, ob
                     nodes[which] = Node(model, f"{node.name}x", node.slices._clock.wrong_us)  # type: ignore[attr-defined]
             together = sum(each.committed for each in (*nodes, *gone))
             assert together <= LIMIT, (act, together)
-            assert together <= model.counted(SCOPE)[0], "what is spent is counted"
+            assert together <= model.counted(SCOPE)[0], "the spent amount must be counted"
         await everything_ends(model, nodes, gone)
 
     async def everything_ends(model: LedgerModel, nodes: list[Node], gone: list[Node]) -> None:
@@ -189,7 +189,7 @@ def test_all_nodes_together_never_exceed_the_limit(acts: list[tuple[str, int, ob
         spent = sum(node.committed for node in (*nodes, *gone))
         left = LIMIT - spent
         if left:
-            assert await nodes[0].reserve(left), "what nobody has spent can be had"
+            assert await nodes[0].reserve(left), "the unspent amount must be available"
 
     run_virtual(story)
 
