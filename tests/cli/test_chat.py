@@ -136,7 +136,7 @@ def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) 
 
 
 def test_a_chat_takes_options_tools_and_a_system_prompt(talkative: Path, tmp_path: Path) -> None:
-    """They hold for every message."""
+    """The options apply to every message."""
     file = tmp_path / "tools.py"
     file.write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
     options = ("-m", "obedient:m", "-s", "be kind", "-o", "temperature", "0", "-T", str(file))

@@ -369,7 +369,7 @@ def rounded(value: object) -> object:
 def check(
     words: tuple[str, ...], home: Path, tmp_path: Path, more: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, and check the properties that hold for all commands."""
+    """Run a command, and check the properties that all commands share."""
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
     done = call(*arguments, home=home, said=f"{sanitize(HOSTILE)}\n", more=more)

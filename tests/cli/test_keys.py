@@ -69,8 +69,8 @@ def test_a_key_as_an_argument_is_refused(home: Path) -> None:
 
 
 def test_the_environment_comes_before_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds with and without a models.yaml. An empty variable counts as not set. Passed variables replace
-    both.
+    """The order is the same with and without a models.yaml. An empty variable counts as not set. Passed variables
+    replace both.
     """
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     for name in ("OPENAI_API_KEY", "HERE_KEY"):
@@ -270,7 +270,7 @@ SURFACES: dict[str, Writes] = {
 
 @pytest.mark.parametrize("name", SURFACES)
 def test_only_the_owner_can_read_it(name: str, faulty: Path, tmp_path: Path) -> None:
-    """This holds with the usual umask. Nothing else remains in the folder."""
+    """The file has these permissions with the usual umask. Nothing else remains in the folder."""
     if name == "calls as Parquet":
         pytest.importorskip("pyarrow")
     file = tmp_path / "written.png"

@@ -281,7 +281,9 @@ def test_list_and_show_include_the_users_rows(wide_home: Path, capsys: pytest.Ca
 def test_use_prices_new_calls_by_another_file_and_keeps_the_previous_one(
     wide_home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file stands above the published prices. A bad file changes nothing. `--published` removes the file."""
+    """The file takes precedence over the published prices. A bad file changes nothing. `--published` removes the
+    file.
+    """
     (wide_home / "prices.yaml").write_text("prices: [{model: 'openai:*', input: 7}]")
     mine = tmp_path_factory.mktemp("mine") / "mine.yaml"
     mine.write_text("{label: mine, prices: [{model: 'a:b', input: 3}]}")

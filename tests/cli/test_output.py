@@ -1,4 +1,6 @@
-"""The end of a command whose output can't be written: the reader has closed the pipe, or the disk is full."""
+"""The end of a command whose output can't be written because the reader has closed the pipe or the disk is
+full.
+"""
 
 from __future__ import annotations
 
@@ -125,8 +127,8 @@ def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple
 
 
 def test_money_has_the_digits_that_matter_at_its_size() -> None:
-    """Small amounts have nine decimals, and large ones have cents. "unpriced" and "-" stand for missing
-    amounts.
+    """Small amounts have nine decimals, and large ones have cents. A cost without a price is "unpriced", and a
+    missing cost is "-".
     """
     small = {0: "$0", 1: "$0.000000001", -2_500: "-$0.000002500"}
     large = {12_345_678: "$0.012346", 1_234_567_890: "$1.2346", 1_234_567_890_123_456: "$1,234,567.89"}
@@ -266,7 +268,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
 def test_an_export_to_a_terminal_is_harmless(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds if a character arrives in two pieces."""
+    """The text arrives in pieces of one byte."""
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     data = 'x "ü\u202e\x9b"'.encode()
     out = _stdout(format)  # type: ignore[arg-type]

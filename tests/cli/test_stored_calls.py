@@ -139,7 +139,7 @@ def test_a_model_without_a_price_is_unpriced_not_free(traced: Path) -> None:
 
 
 def test_repricing_some_calls_leaves_the_others(traced: Path) -> None:
-    """The filters of `traces` hold for `reprice`."""
+    """`reprice` has the filters of `traces`."""
     call("reprice", "--prices", str(PRICES), "--model", "local-chat:*", home=traced, exits=0)
     assert costs(traced) == [None, 3600, 2400]
 

@@ -72,7 +72,7 @@ def test_prune_needs_an_age_and_a_file(traced: Path, tmp_path: Path) -> None:
 
 
 def test_backup_makes_a_file_that_other_commands_can_read(traced: Path, tmp_path: Path) -> None:
-    """It never overwrites a file."""
+    """The command never overwrites a file."""
     target = tmp_path / "copy.db"
     call("backup", str(target), home=traced, exits=0)
     listed = [call("traces", "--json", "--db", str(path), home=traced) for path in (target, traced / "trace.db")]

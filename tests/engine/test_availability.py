@@ -410,8 +410,8 @@ async def test_retries_of_a_model_are_in_the_request_unless_the_call_sets_them()
 
 
 async def test_an_adapters_default_output_is_limited_by_the_model() -> None:
-    """The model's own default comes first. The limit of the model's capabilities holds for the adapter's
-    default.
+    """The model's own default comes first. The adapter's default is cut to the limit of the model's
+    capabilities.
     """
     usual = {"defaults": ModelDefaults(max_output_tokens=8192)}
     assert (await asked(Say("x"), adapter=usual))[0].max_output_tokens == 8192

@@ -128,7 +128,7 @@ class Filtered(Middleware):
 async def test_the_body_is_sent_and_the_client_gets_the_raw_reply(
     layers: tuple[MiddlewareLike, ...], streamed: bool
 ) -> None:
-    """This also holds with middleware that changes no field of the body."""
+    """The body stays the same with middleware that changes no field of it."""
     provider = Provider(hello(streamed=streamed))
     async with provider.engine(*layers) as engine:
         assert await provider.ask(engine, streamed=streamed) == "Hello"
@@ -196,7 +196,7 @@ async def test_a_fallback_of_another_protocol_gets_the_canonical_request(streame
 
 
 async def test_a_model_with_a_prompt_addendum_gets_the_canonical_request() -> None:
-    """Settings of models.yaml hold for every client."""
+    """Settings of models.yaml apply to every client."""
     provider = Provider(hello(streamed=False))
     async with provider.engine(entry={"prompt_addendum": "Be brief."}) as engine:
         assert await provider.ask(engine, streamed=False) == "Hello"

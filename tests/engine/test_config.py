@@ -398,7 +398,9 @@ def test_a_file_for_one_alias_keeps_the_adapters_of_the_environment(tmp_path: Pa
 
 
 def test_the_file_comes_before_the_environment(tmp_path: Path) -> None:
-    """This holds for an adapter's name, an alias of a local model, and a vendor's model of another adapter."""
+    """The file decides for an adapter's name, an alias of a local model, and a vendor's model of another
+    adapter.
+    """
     text = """
 adapters:
   openai: {type: openai_compatible, base_url: "http://127.0.0.1:1/v1", api_key_env: OPENAI_API_KEY}

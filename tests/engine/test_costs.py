@@ -162,7 +162,7 @@ COST = Cost(7, CostSource.PROVIDER, TABLE.version, None, 10 * 1000 + 5 * 2000)
 
 @pytest.mark.parametrize(("streamed", "stated"), [(True, 7), (False, 7), (False, 0)])
 async def test_a_reported_cost_is_the_cost_of_the_call(tmp_path: Path, streamed: bool, stated: int) -> None:
-    """It is in the event, the message, the row and the sums. Zero is an amount too."""
+    """The reported cost is in the event, the message, the row and the sums. Zero is an amount too."""
     usage = msgspec.structs.replace(STATED, reported_cost_nano_usd=stated)
     async with running(Say("one", usage=usage), store=tmp_path / "t.db", prices=TABLE) as (engine, events):
         message = await said(engine.session("s:m"), "Hi", streamed=streamed)
@@ -430,10 +430,10 @@ async def test_the_message_of_a_cancelled_turn_has_its_usage_and_cost() -> None:
         ("box", "openai_compatible", "http://localhost:1234/v1", {}, None, "local:m"),
     ],
 )
-def test_it_is_the_setting_the_address_or_the_type(
+def test_the_vendor_comes_from_the_setting_the_address_or_the_type(
     name: str, kind: str, url: str | None, options: JsonObject, prices_as: str | None, expected: str | None
 ) -> None:
-    """They apply in this order. A type that many servers share has no vendor."""
+    """The setting comes first, then the address, then the type. A type that many servers share has no vendor."""
     config = AdapterConfig(base_url=url, options=options)
     adapter = AdapterEntry(name=name, type=kind, config=config, prices_as=prices_as)
     assert published_name(adapter, ModelEntry(id="x:y", adapter=name, wire_name="m")) == expected
@@ -456,7 +456,7 @@ DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=9_000
 async def test_a_repricing_by_another_store_is_detected_at_the_next_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Live messages have the new cost, and the event is published. This also holds for an undo."""
+    """Live messages have the new cost, and the event is published. An undo is detected too."""
     monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
     path = tmp_path / "trace.db"
     async with running(*[Say("Hello")] * 4, store=path) as (engine, _):

@@ -221,8 +221,8 @@ WAYS = [by_session, by_stream, by_system_prompt, by_history, by_generate, by_pla
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", [{}, {"redact": lambda message: None}, {"redact": None}])
 async def test_a_stored_error_quotes_nothing(way: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    """This holds for the errors of the call and the turn, without content and with a hook. With content the text
-    is stored.
+    """The errors of the call and of the turn have no text of the conversation, without content and with a hook.
+    With content the text is stored.
     """
     path, whole = tmp_path / "trace.db", options == {"redact": None}
     models = registry(Say(fails=InvalidRequestError(REFUSED)))

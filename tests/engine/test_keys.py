@@ -115,7 +115,7 @@ async def test_vectors_images_and_jobs_can_name_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["session", "generate", "embed", "image", "video"])
 async def test_an_unknown_name_is_an_error_that_lists_the_known_ones(what: str) -> None:
-    """This holds for every kind of call. Nothing is sent."""
+    """Every kind of call raises the error. Nothing is sent."""
     provider = Provider()
     async with engine_on(serving(provider, "o", OpenAIAdapter)) as engine:
         calls = {

@@ -135,7 +135,7 @@ def test_the_default_provider_gets_no_name_of_a_provider_without_an_adapter(name
 
 
 def test_a_default_server_for_any_model_gets_every_name(home: Path) -> None:
-    """This also holds over a reload. An unknown default provider is refused."""
+    """A reload keeps the default server. An unknown default provider is refused."""
     here = registry(home, "default_provider: box\n")
     assert meaning(here, "gpt-9") == ("box:gpt-9", "passthrough")
     assert meaning(here, "mistral:7b") == ("box:mistral:7b", "passthrough")
@@ -183,7 +183,7 @@ def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path) 
 
 
 def test_without_a_model_the_default_model_is_used_or_an_error_says_what_to_do(home: Path) -> None:
-    """It is never the newest model or one of the default provider, because a model costs money."""
+    """The default is never the newest model or one of the default provider, because a model costs money."""
     assert expand(registry(home, "default_model: daily\n"), None).named[0].model == "work:claude-sonnet-5-5"
     for none in (registry(home), registry_from_env(ALL_KEYS)):
         with pytest.raises(ConfigurationError, match=r"no default_model. Pass a model .*, or set default_model"):

@@ -106,7 +106,7 @@ async def test_an_open_session_is_returned_again(path: Path) -> None:
 
 
 async def test_arguments_override_the_stored_settings_and_the_rest_stays(path: Path) -> None:
-    """This holds for an open session and for a stored one, from the next turn on."""
+    """The session may be open or stored. The arguments apply from the next turn on."""
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         session = await engine.open_session("x", model="s:m", system_prompt="Be kind.", tools=[weather])
         await session.send("First")
@@ -455,7 +455,7 @@ async def test_a_task_awaits_the_abort_of_another_thread() -> None:
 
 
 def test_an_abort_ignores_watchers_of_a_closed_loop() -> None:
-    """They are not called, and nothing is raised."""
+    """The watchers are not called, and nothing is raised."""
     controller, heard = AbortController(), list[int]()
 
     async def watch() -> None:

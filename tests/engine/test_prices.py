@@ -64,7 +64,7 @@ async def price_of_a_new_call(engine: Engine) -> int | None:
 async def test_neither_repricing_nor_undo_changes_the_prices_of_new_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for this engine and for another process, and for a repricing of all calls or of none."""
+    """The prices stay in this engine and in another process, for a repricing of all calls or of none."""
     monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
     path = tmp_path / "trace.db"
     async with running(*[Say("Hello")] * 8, store=path, prices=CHEAP) as (engine, _):
@@ -219,7 +219,7 @@ async def test_events_message_and_turn_have_no_price(path: Path) -> None:
 
 
 async def test_the_store_counts_unpriced_calls_and_sums_the_others(path: Path) -> None:
-    """This holds for rows, filters, sums by any key, and sessions."""
+    """The counts and sums agree in rows, filters, sums by any key, and sessions."""
     await make_calls(path)
     async with running(store=path, prices=OTHERS) as (engine, _):
         store = engine.store

@@ -80,7 +80,7 @@ async def test_every_way_to_call_returns_a_reply_with_metadata() -> None:
 
 
 async def test_a_turn_with_open_calls_returns_the_reply_with_these_calls() -> None:
-    """This also holds for an imported reply without metadata."""
+    """An imported reply without metadata is returned in the same way."""
     calls = [("ask", {"n": 1}), ("ask", {"n": 2})]
     async with on(Say("Who?", calls=calls)) as engine:
         session = engine.session("s:m", tools=[PASSIVE])
@@ -97,7 +97,7 @@ async def test_a_turn_with_open_calls_returns_the_reply_with_these_calls() -> No
 
 
 async def test_a_reply_equals_the_message_with_the_same_fields() -> None:
-    """This holds in both directions, in lists, as a key and as JSON. Another message is not equal."""
+    """The two are equal in both directions, in lists, as a key and as JSON. Another message is not equal."""
     async with on(Say("Hello")) as engine:
         reply = await engine.session("s:m").send("Hi")
     message = Message(Role.ASSISTANT, reply.content, reply.id, None, reply.metadata)

@@ -218,7 +218,7 @@ async def test_a_missing_capability_is_an_error_of_the_first_model_and_skips_a_f
 
 
 async def test_an_overflow_falls_back_only_to_a_larger_window() -> None:
-    """This holds for an overflow before the call and for one after it."""
+    """The overflow is found before the call or after it."""
     own = {"b": capable(max_context_tokens=128_000), "c": capable(max_context_tokens=1_000_000)}
     async with rig(capabilities=own, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]) as at:
         message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")

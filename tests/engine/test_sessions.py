@@ -128,7 +128,9 @@ async def test_open_and_stored_sessions_are_listed_once(tmp_path: Path) -> None:
 
 
 async def test_an_exported_session_can_be_imported_by_another_engine() -> None:
-    """It has its messages with signatures and metadata, its settings, tags and name, and it continues."""
+    """The imported session has the messages with signatures and metadata, the settings, tags and name, and
+    continues.
+    """
     lookup = Tool(ToolDefinition("lookup", "Finds"))
     brief = {"system_prompt": "Brief.", "tags": {"team": "red"}, "name": "Talk"}
     async with running(Say("one")) as (engine, _):
@@ -168,7 +170,7 @@ async def test_importing_a_session_with_an_unknown_model_is_an_error_with_advice
 
 
 async def test_an_imported_session_is_stored_immediately(tmp_path: Path) -> None:
-    """It can be resumed before its first turn."""
+    """The session can be resumed before its first turn."""
     async with talking(Say("one")) as (session, _):
         await session.send("a")
         document = session.export()
@@ -179,7 +181,7 @@ async def test_an_imported_session_is_stored_immediately(tmp_path: Path) -> None
 
 
 async def test_a_changed_system_prompt_is_used_from_the_next_turn_on() -> None:
-    """Changed tools hold too. Both are settings of the session from then on."""
+    """Changed tools are used too. From then on, both are settings of the session."""
     async with talking(Say("one"), Say("two"), system_prompt="Brief.") as (session, _):
         await session.send("a")
         session.system_prompt, session.tools = "Long.", [Tool(ToolDefinition("lookup"))]
@@ -253,7 +255,7 @@ async def test_a_stream_has_each_event_once_and_ends_with_turn_complete() -> Non
 
 
 async def test_the_model_is_changed_between_two_turns_with_the_same_history() -> None:
-    """The new model gets the whole history. `model=` of `send` holds for one turn."""
+    """The new model gets the whole history. `model=` of `send` applies to one turn."""
     async with running(Say("from s"), Say("back"), other=[Say("from other")]) as (engine, events):
         session = engine.session("s:m")
         await session.send("one")

@@ -243,7 +243,7 @@ async def test_a_message_is_held_while_a_tool_of_the_provider_waits(stage: Stage
 
 
 async def test_a_stream_shows_the_place_of_the_message(stage: Stage) -> None:
-    """It comes between the end of a step and the next reply. The result has the message."""
+    """The message comes between the end of a step and the next reply. The result has the message too."""
     async with running(WORK, Say("done")) as (engine, _):
         tools = [stage.tool(lambda: more())]
         result = engine.stream("s:m", "go", tools=tools)
@@ -387,8 +387,8 @@ async def test_a_result_has_the_undelivered_messages(stage: Stage) -> None:
 
 
 async def test_steering_without_a_running_turn_is_an_error(stage: Stage) -> None:
-    """This holds for an idle session, an ended turn, a closed stream, and a CanonicalRequest, which has one
-    reply.
+    """The error is raised for an idle session, an ended turn, a closed stream, and a CanonicalRequest, which has
+    one reply.
     """
     async with running(Say("a"), Say("b")) as (engine, _):
         session = stage.opened(engine)

@@ -71,7 +71,7 @@ async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
 
 
 async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> None:
-    """`Timeouts.turn` holds for all turns. `timeout=` of a `send` replaces it."""
+    """`Timeouts.turn` applies to all turns. `timeout=` of a `send` replaces it."""
     models = registry(Say("late", pause=lambda: wait(3)), Say("late", pause=lambda: wait(3)))
     async with Engine(models=models, trace=False, timeouts=Timeouts(turn=4)) as engine:
         session = engine.session("s:m")

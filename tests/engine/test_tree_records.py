@@ -94,7 +94,7 @@ async def test_replayed_events_have_the_edges_of_the_published_ones(tmp_path: Pa
 
 @pytest.mark.parametrize("replayed", [False, True])
 async def test_spans_of_all_levels_nest_in_one_trace(replayed: bool, tmp_path: Path) -> None:
-    """This also holds for spans of stored events. Turns and tools alternate."""
+    """Spans of stored events nest too. Turns and tools alternate."""
     events = await made(tmp_path / "t.db")
     if replayed:
         async with TraceStore(tmp_path / "t.db") as store:

@@ -295,7 +295,7 @@ async def play(story: Story, store: Store, again: Store, folder: Path, killed: P
 def test_a_tree_in_a_trace_file_agrees_with_the_model(
     plan: Plan, limits: TurnLimits | None, die_after: float, cancel_after: float | None
 ) -> None:
-    """This holds for every fate, for limits and cancellations, and after a kill."""
+    """The two agree for every fate, with limits and cancellations, and after a kill."""
     story = Story(plan, limits, die_after, cancel_after=cancel_after)
     with tempfile.TemporaryDirectory() as place:
         folder, killed = Path(place, "trace"), Path(place, "killed")

@@ -149,7 +149,7 @@ async def test_a_negative_limit_is_refused(ask: Ask, name: str, tmp_path: Path) 
 
 
 def test_a_session_refuses_a_negative_limit() -> None:
-    """A session's default holds for each turn."""
+    """A session's default applies to each turn."""
     with pytest.raises(ValueError, match="max_output_tokens=0: must be at least 1"):
         Engine(trace=False).session("local-chat", max_output_tokens=0)
 
@@ -166,7 +166,7 @@ def test_a_session_refuses_an_option_that_it_does_not_have(name: str, hint: str)
 
 
 def test_a_tool_accepts_both_names_of_its_time_limit() -> None:
-    """This holds for the decorator's argument, for the field, and for the attribute."""
+    """The decorator's argument, the field, and the attribute have both names."""
 
     def read(path: str) -> str:
         """Read."""
@@ -203,7 +203,7 @@ def test_models_yaml_accepts_the_old_key_with_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_session_has_defaults_that_a_turn_can_replace(restarted: bool, tmp_path: Path) -> None:
-    """Temperature, output and rounds hold for each turn, also after a restart."""
+    """Temperature, output and rounds apply to each turn, also after a restart."""
     defaults: Any = {"temperature": 0.25, "max_output_tokens": 90, "max_tool_rounds": 0}
     engine = keeping(tmp_path / "t.db", Say("One."), Say("Two."))
     async with engine:
@@ -302,7 +302,7 @@ REPLY = (
 
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_a_call_that_was_sent_twice_is_marked(tmp_path: Path, comes_back: bool) -> None:
-    """This holds with and without a reply to the second copy. The call before it is not marked."""
+    """The call is marked with and without a reply to the second copy. The call before it is not marked."""
     sent: list[int] = []
 
     async def script(connection: Connection) -> None:

@@ -144,7 +144,7 @@ async def test_a_turn_that_continues_keeps_its_options(answer: Answer, over: Any
 
 @at_each_entry_point
 async def test_a_turn_keeps_its_options_over_a_restart(answer: Answer, tmp_path: Path) -> None:
-    """This holds for options that can be stored, at each of the six entry points."""
+    """The options that can be stored are kept at each of the six entry points."""
     async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
         await engine.session("s:m", tools=[refund], session_id="ses_1").send("Refund it.", **OPTIONS)
     async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:

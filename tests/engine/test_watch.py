@@ -37,7 +37,7 @@ async def next_of(calls: object, number: int) -> list[EndedCall]:
 
 
 async def test_it_has_the_calls_of_earlier_and_later_engines(in_the_sync_thread: Engine) -> None:
-    """It also has the calls of engines on other loops."""
+    """The table also has the calls of engines on other loops."""
     async with an_engine(Say("a")) as before, watch() as calls, an_engine(Say("b")) as after:
         await before.generate("s:m", "Hi", tags={"team": "a"})
         session = after.session("s:m")

@@ -263,7 +263,7 @@ async def test_the_list_of_streams_has_the_lag_of_each_reader() -> None:
 
 
 async def test_a_closed_page_leaves_no_reader_and_no_subscription(tmp_path: Path) -> None:
-    """This is true for each path, with and without a new event."""
+    """The test opens and closes each stream of data."""
     go = anyio.Event()
     async with running(Say("a", "b", pause=go.wait), store=tmp_path / "t.db") as (engine, _):
         before = subscriptions(engine)

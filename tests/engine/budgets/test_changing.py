@@ -100,7 +100,7 @@ async def test_spend_before_a_budget_was_added_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_in_sums", [False, True])
 async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Path, is_in_sums: bool) -> None:
-    """This holds whether the sums of the trace include the call or not."""
+    """The call counts once whether the sums of the trace include it or not."""
     ends = asyncio.Event()
     async with running(Say("x", pause=ends.wait), store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(5)])

@@ -137,7 +137,7 @@ async def test_an_alias_is_looked_up_and_not_sent() -> None:
 
 
 async def test_without_a_model_the_default_model_is_called() -> None:
-    """C10: `default_model` also holds with its provider's name. Without a default, the error says what to do."""
+    """C10: `default_model` can have the name of its provider. Without a default, the error has advice."""
     plain = registry(Say("Hello"), Say("Hello"))
     async with Engine(
         models=ModelRegistry(plain.adapters, plain.models, default_model="s:m"), trace=False

@@ -232,7 +232,7 @@ async def test_the_call_starts_when_the_stream_is_first_read() -> None:
 
 @pytest.mark.parametrize("can", [CAPABILITIES, NO_SCHEMA], ids=["native", "forced"])
 async def test_an_object_from_a_cache_is_one_partial(can: AdapterCapabilities) -> None:
-    """This also holds for a forced tool call, which the cache stores as text."""
+    """The cached reply may be a forced tool call, which the cache stores as text."""
     said = Say(ADA) if can is CAPABILITIES else Say(calls=[("answer", {"name": "Ada", "age": 36})])
     async with running(said, can=can, middleware=[Cache()]) as (engine, asked):
         first = await engine.generate_object("s:m", "Who?", schema=Person)

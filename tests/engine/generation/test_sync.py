@@ -202,7 +202,7 @@ def test_a_failure_is_raised_in_the_calling_thread(engines: list[Engine]) -> Non
 
 
 def test_a_sync_stream_has_the_same_properties(engines: list[Engine]) -> None:
-    """They are the events, the text, the response, the result, the partial response, and the usage."""
+    """The properties are the events, the text, the response, the result, the partial response, and the usage."""
     engine = an_engine(engines, Say("Hel", "lo"))
     with stream_sync("s:m", "Hi", engine=engine) as result:
         assert result.partial_response is None

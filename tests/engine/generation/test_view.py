@@ -200,7 +200,7 @@ def joined(events: Sequence[ViewEvent]) -> list[object]:
 @settings(max_examples=150)
 @given(st.data())
 def test_a_slow_reader_sees_every_event_once(data: st.DataObject) -> None:
-    """This holds for every place of the reader and every place of the fold."""
+    """The test tries every place of the reader and every place of the fold."""
     events = two_steps()
     first = data.draw(st.integers(0, len(events)), "read")
     folded = data.draw(st.integers(first, len(events)), "folded")

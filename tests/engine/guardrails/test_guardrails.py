@@ -1,4 +1,4 @@
-"""Guardrails: the text that they hold back, the text that passes, and the state after a stop."""
+"""Guardrails: held text, passed text, and the state after a stop."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def data_of(envelope: Envelope) -> object:
 async def test_a_change_reaches_readers_the_reply_and_the_history(
     streamed: bool, check: Callable[[Held], str]
 ) -> None:
-    """This also holds for text that is spread over several deltas."""
+    """The changed text may be spread over several deltas."""
     fragments = ("Your card is 41", "11 1111 11", "11 1111, she said.", " Bye.")
     rail = Guardrail(check, window=Window.characters(12, overlap=30))
     read: list[str] = []
@@ -298,7 +298,7 @@ BLOCKS = st.lists(st.tuples(*BLOCK), min_size=1, max_size=4)
 def test_a_guardrail_without_changes_keeps_the_text(
     blocks: list[tuple[str, list[str]]], size: int, overlap: int, kinds: tuple[str, ...]
 ) -> None:
-    """The stream's invariants hold, no event reports a change, and the content is the same."""
+    """The stream keeps its invariants, no event reports a change, and the content is the same."""
     judged: list[Judged] = []
     events = message(*blocks, signature="signed")
     rail = Guardrail(lambda held: held.text, window=Window.characters(size, overlap=overlap), kinds=kinds)  # type: ignore[arg-type]

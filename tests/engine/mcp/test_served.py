@@ -138,7 +138,7 @@ async def test_a_change_at_another_time_is_announced_by_the_program(age: str) ->
 
 @ages
 async def test_changed_tools_of_other_servers_are_announced(age: str) -> None:
-    """This also holds if no client calls a tool."""
+    """The client gets the announcement even if no client calls a tool."""
     settings = McpServerSettings(command=sys.executable, args=[str(OLD_SERVER), "lib", "--tools", "add_tool"])
     heard = Heard()
     async with mcp_servers({"lib": settings}) as servers:

@@ -171,7 +171,7 @@ async def test_subscriptions_survive_an_absence_of_the_broker(server: NatsServer
 
 
 async def test_subscriptions_can_be_made_before_the_first_connection(server: NatsServer) -> None:
-    """They are active from the first connection."""
+    """The subscriptions are active from the first connection."""
     inbox, connected = Inbox(), anyio.Event()
     server.stop()
     broker = Broker(server.url, "test")

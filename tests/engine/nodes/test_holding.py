@@ -206,7 +206,7 @@ class Story:
 @settings(max_examples=80, deadline=None)
 @given(STEPS)
 def test_one_node_acts_for_a_session_and_writes_in_its_own_epoch(steps: list[Any]) -> None:
-    """This holds for lost and late messages, restarts, and any difference between clocks."""
+    """The test draws lost and late messages, restarts, and any difference between clocks."""
     story = Story()
     for step in steps:
         story.do(*step)

@@ -28,7 +28,7 @@ from ...support.nats_server import own_nats_server, why_no_nats
 from ...support.scripted import Say, scripted_type
 from ...support.virtual_time import FakeClock, run_virtual
 
-# Rate limits that one node learns hold for all nodes.
+# Rate limits that one node learns apply to all nodes.
 
 ENTRY = AdapterEntry(name="s", type="scripted", config=AdapterConfig())
 
@@ -87,7 +87,7 @@ def left(requests: float) -> LimitObservation:
 
 @pytest.mark.parametrize("used", [True, False])
 def test_a_refusal_of_one_node_pauses_the_others(used: bool) -> None:
-    """It also pauses a node that has not used the provider yet. The pause has the provider's length."""
+    """A node that has not used the provider yet pauses too. The pause has the length that the provider gave."""
 
     async def work() -> None:
         async def say(one: Host, other: Host) -> None:
@@ -166,7 +166,7 @@ async def test_an_engine_sends_nothing_to_a_provider_that_refused_another_engine
             assert 20 < waits.value.retry_after_seconds <= 30
 
 
-# The availability that one node finds holds for all nodes. The latest retry time counts.
+# The availability that one node finds applies to all nodes. The latest retry time counts.
 
 SECOND = 1_000_000
 REASON = "server_error: ServerError"

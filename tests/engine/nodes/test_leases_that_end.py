@@ -270,7 +270,7 @@ async def test_a_message_that_the_next_owner_restored_is_no_conflict(shared: Sha
 
 
 async def test_a_setup_of_a_former_owner_changes_nothing(shared: Shared) -> None:
-    """This also holds for a setup that starts the session again."""
+    """The late setup is ignored even if it starts the session again."""
     a, b = await began(shared)
     await shared.write("run_b", b.setup(2, 2, prompt="B's"))
     await shared.write("run_a", a.setup(2, 1, prompt="late"), a.setup(0, 1, begins=True, prompt="new"))
@@ -296,9 +296,7 @@ async def test_messages_of_a_former_owner_are_refused_after_a_deletion(postgres_
 
 
 async def test_messages_before_a_deletion_never_return(postgres_dsn: str, tmp_path: Path) -> None:
-    """This also holds if a dead node's file is shipped after the session has started again. Later messages are
-    kept.
-    """
+    """The file of a dead node may be shipped after the session has started again. Later messages are kept."""
     shared = Shared(postgres_dsn, tmp_path, "shipped")
     a, _ = await began(shared)
     async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
@@ -323,7 +321,7 @@ async def test_messages_before_a_deletion_never_return(postgres_dsn: str, tmp_pa
 async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_live_node(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """It can take a released session, and the node then writes nothing to it."""
+    """The engine can take a released session, and the node then writes nothing to that session."""
     shared = Shared(postgres_dsn, tmp_path, "direct")
     await shared.ownership.renew(NodeInfo(node="run_a"), 0)
     a, c = Says("run_a"), Says("run_c")

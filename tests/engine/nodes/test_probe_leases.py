@@ -65,7 +65,7 @@ class Host:
 
 
 async def test_one_call_of_all_nodes_probes() -> None:
-    """This holds for many concurrent calls on several nodes. The next call can probe after the end."""
+    """Many calls run concurrently on several nodes. The next call can probe after the end of the first probe."""
     rows = Rows()
     hosts = [Host(rows, name) for name in "abc"]
     async with anyio.create_task_group() as group:

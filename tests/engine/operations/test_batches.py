@@ -148,7 +148,7 @@ async def test_a_lost_reply_makes_no_second_job(server: BatchServer, store: Path
 
 
 async def test_the_same_batch_created_again_is_the_same_batch(server: BatchServer, store: Path) -> None:
-    """This holds in one engine and in the next. Other requests under the same id are refused."""
+    """The same engine and a later one return the same batch. Other requests under the same id are refused."""
     requests = requests_of("openai", "one", "two", ids=False)
     async with engine_at(server.url, store) as engine:
         first = await engine.create_batch(requests, batch_id="again", polling=OFTEN)
@@ -215,7 +215,7 @@ def two_in_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_lost_part_is_distinguished_from_the_known_parts(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, wire: str
 ) -> None:
-    """This also holds if jobs have no mark, and all jobs of a batch have the same size."""
+    """The lost part is found even if jobs have no mark and all jobs of a batch have the same size."""
     monkeypatch.setattr(jobs, "_LOOKS", 0)
     two_in_each_job(monkeypatch)
     texts = ["one", "two", "three", "four"]

@@ -297,7 +297,7 @@ async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> N
 
 @pytest.mark.parametrize("listed", [True, False])
 async def test_a_fallback_to_another_model_is_refused(listed: bool) -> None:
-    """This holds for models.yaml and for the `fallback` argument."""
+    """A fallback in models.yaml and one in the `fallback` argument are refused."""
     other = small("b", id="b:large", wire_name="large")
     models = serving(
         small("a", fallback=("b:large",) if listed else ()),

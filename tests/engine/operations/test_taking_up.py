@@ -168,7 +168,7 @@ async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
 
 
 async def test_a_budget_counts_it_at_its_most_until_its_end(server: BackgroundServer, tmp_path: Path) -> None:
-    """This holds over the close and the next start. At the end its cost counts."""
+    """The maximum counts over the close and the next start. At the end of the job its cost counts."""
     budget = Budget(max_cost_usd="5")
     before, store = made_by(server), tmp_path / "t.db"
     await leave(server, store, session=False, budgets=[budget])
@@ -208,7 +208,7 @@ async def test_a_cancelled_reply_ends_with_the_providers_usage(server: Backgroun
 async def test_a_reply_that_fails_leaves_no_question_in_the_history(
     server: BackgroundServer, tmp_path: Path
 ) -> None:
-    """This holds for the stored history at the end and between two attempts."""
+    """The stored history has no question at the end, or between two attempts."""
     async with engine_at(server.url, tmp_path / "t.db") as engine:
         session = await engine.open_session("s1", model=MODEL)
         with pytest.raises(CallboardError):

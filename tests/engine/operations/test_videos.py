@@ -229,7 +229,7 @@ async def test_a_time_limit_ends_the_wait_and_not_the_job(server: MediaServer) -
 
 
 async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, tmp_path: Path) -> None:
-    """It is counted once for several waits and resumes. In one engine each resume returns the same handle."""
+    """Several waits and resumes count the job once. In one engine each resume returns the same handle."""
     async with filming(server, tmp_path / "trace.db") as (engine, handle):
         async with anyio.create_task_group() as group:
             group.start_soon(handle.wait)
@@ -290,7 +290,7 @@ async def test_a_job_can_be_cancelled_if_the_provider_supports_it(server: MediaS
 
 
 async def test_a_wait_for_a_cancelled_job_raises(server: MediaServer) -> None:
-    """This holds if the provider no longer lists the job. `refresh` does not wait for the job's end."""
+    """The wait raises even if the provider no longer lists the job. `refresh` does not wait for the job's end."""
     server.steps = [10] * 100_000
     heard = anyio.Event()
     async with filming(server) as (_, handle):

@@ -102,7 +102,7 @@ class World:
         )
 
     def check(self) -> None:
-        """Check the conditions that hold at all times."""
+        """Check the invariants of the limiter."""
         assert self.counted(lambda _: 1) <= REQUESTS, "never more requests in a minute than the limit"
         assert self.counted(size) <= TOKENS, "never more tokens in a minute than the limit"
         waiting = sorted(self.of("waiting"), key=self.asked_at.__getitem__)
@@ -158,7 +158,7 @@ def take(world: World, step: tuple[object, ...]) -> None:
 def test_no_window_exceeds_the_limit_and_no_request_waits_without_a_reason(
     steps: list[tuple[object, ...]],
 ) -> None:
-    """This holds for any order of callers, refusals, cancellations and time. In the end every request is sent."""
+    """The test draws any order of callers, refusals, cancellations and time. In the end every request is sent."""
     world = World()
     for step in steps:
         take(world, step)
@@ -263,7 +263,7 @@ def test_unused_tokens_are_released() -> None:
 
 
 def test_a_request_larger_than_the_limit_is_sent_when_nothing_else_counts() -> None:
-    """It is not refused for its size, because its actual usage can be much smaller."""
+    """The request is not refused for its size, because its actual usage can be much smaller."""
     limiter = RateLimiter(tokens=100)
     small, large = Ticket("a", 0, 1, 1), Ticket("a", 1, 1, 4096)
     limiter.force(small, 0)
@@ -273,7 +273,7 @@ def test_a_request_larger_than_the_limit_is_sent_when_nothing_else_counts() -> N
 
 
 def test_after_a_refusal_one_request_probes_and_its_success_admits_two() -> None:
-    """Retry-After holds for all requests. The success of the probe opens the limiter step by step."""
+    """Retry-After applies to all requests. The success of the probe opens the limiter step by step."""
     limiter = RateLimiter()
     burst = [Ticket("a", 0, 1, 1) for _ in range(8)]
     for ticket in burst:

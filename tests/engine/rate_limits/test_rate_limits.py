@@ -150,7 +150,7 @@ async def test_calls_of_earlier_turns_go_first() -> None:
 
 
 async def test_after_a_refusal_one_call_probes_and_the_others_wait() -> None:
-    """Retry-After also holds for later calls."""
+    """Retry-After applies to later calls too."""
     refused = RateLimitError("slow down", retry_after_seconds=20, retryable=False)
     async with limited([Say(fails=refused), *[Say("a")] * 4], AdapterConfig()) as (engine, _):
         with pytest.raises(RateLimitError):
@@ -195,7 +195,7 @@ async def test_calls_of_every_kind_wait_for_one_limit() -> None:
 
 
 async def test_a_refusal_of_one_key_does_not_pause_the_pool() -> None:
-    """The adapter rests that key. Configured limits hold for the whole pool."""
+    """The adapter rests that key. Configured limits apply to the whole pool."""
     config = AdapterConfig(keys={"a": "x" * 9, "b": "y" * 9}, key_pool=("a", "b"))
     limits = RateLimits()
     pool = entry("s", "x", config)

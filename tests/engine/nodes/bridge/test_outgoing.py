@@ -202,7 +202,7 @@ def test_a_decoded_page_equals_the_encoded_one() -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_content_is_not_sent_unless_the_host_allows_it(captured: bool) -> None:
-    """This also holds if the trace stores content."""
+    """The broker gets no content even if the trace stores content."""
     (page,) = pages_of("run_a", 0, said(1, captured=captured), content=False, most_bytes=PLENTY)
     assert b"secret" not in encode_page(page)
     assert [envelope.topic for envelope in page.envelopes() or ()] == [
@@ -218,7 +218,7 @@ def test_content_is_not_sent_unless_the_host_allows_it(captured: bool) -> None:
 
 
 def test_pages_have_no_gap() -> None:
-    """This holds for many events and for large ones."""
+    """The test sends many events, and large ones."""
     many = events(range(1, 3 * PAGE_EVENTS))
     assert [page.last for page in pages_of("run_a", 0, many, content=False, most_bytes=PLENTY)] == [
         PAGE_EVENTS,

@@ -69,7 +69,7 @@ async def test_a_reader_on_another_node_continues_after_the_last_event(nats: Nat
 
 
 async def test_the_tail_has_only_new_events(nats: NatsServer) -> None:
-    """This also holds on another node."""
+    """The tail is the same on another node."""
     gate = Gate(11)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -250,7 +250,7 @@ async def test_no_frame_of_a_deleted_session_is_kept(nats: NatsServer) -> None:
 
 
 async def test_a_stream_of_another_node_is_read_by_its_owner_only(nats: NatsServer) -> None:
-    """This holds during the reply and after its end, from every start. Readers share one mirror."""
+    """Readers attach during the reply and after its end, at every start. They share one mirror."""
     gate = Gate(20)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m", tags={"owner": "ada"}).stream("Hi") as turn:

@@ -485,7 +485,7 @@ async def test_an_ending_is_published_to_the_readers_of_its_stream() -> None:
 
 
 def test_names_are_tokens_of_subjects() -> None:
-    """This holds for any characters. Two names never have the same token."""
+    """A name may have any characters. Two names never have the same token."""
     names = ["", "-", "a.b", "a b", "a>b", "a*b", "a=2eb", "é", "\ud800", "trn_01ARZ3NDEKTSV4RRFFQ69G5FAV", "a/b"]
     tokens = [token(name) for name in names]
     assert len(set(tokens)) == len(names)

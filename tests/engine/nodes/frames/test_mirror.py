@@ -252,7 +252,7 @@ def test_stored_events_replace_a_partial_mirror() -> None:
 
 
 def test_the_beginning_and_the_messages_are_sent_once() -> None:
-    """This also holds without events. `again` sends everything a second time."""
+    """The beginning is sent even without events. `again` sends everything a second time."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     framer = Framer(log, "ses", "n", 4096)
     framer.begin(2, [Message.user("Hi")])
@@ -290,7 +290,7 @@ def carried(events: list[TurnEvent], most_bytes: int = 4096, packet: int = 1 << 
 @given(events=LOGS, most_bytes=st.sampled_from([1, 64, 100, 4096]), packet=st.sampled_from([300, 1 << 20]))
 @settings(max_examples=300, deadline=None)
 def test_every_event_is_unchanged_by_frames(events: list[TurnEvent], most_bytes: int, packet: int) -> None:
-    """This holds for any text, any limit of a frame, and any limit of a message."""
+    """The test draws any text, any limit of a frame, and any limit of a message."""
     came = carried(events, most_bytes, packet)
     assert without_raws(came) == without_raws(events)
     assert raws(came) == raws(events)

@@ -77,8 +77,8 @@ async def test_fifty_callers_on_three_nodes_share_a_budget_for_ten(postgres_dsn:
 async def test_the_spend_of_one_node_counts_on_all_nodes_and_after_restarts(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """It counts while the node runs, after its end, and on a node that starts later. All nodes report the same
-    figures.
+    """The spend counts while the node runs, after its end, and on a node that starts later. All nodes report the
+    same figures.
     """
     budget = Budget(max_cost_usd=Decimal(ONE + COSTS).scaleb(-9))
     async with node("a", postgres_dsn, tmp_path, budget, Say("x")) as a:
@@ -97,7 +97,7 @@ async def test_the_spend_of_one_node_counts_on_all_nodes_and_after_restarts(
 async def test_the_command_shows_the_slices_of_each_node(
     postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It shows slices before any spend, and marks a node that is gone."""
+    """The command shows slices before any spend, and marks a node that is gone."""
     limit = f"{Decimal(9 * ONE).scaleb(-9):f}"
     begun, held = asyncio.Event(), asyncio.Event()
     wanted = ("budget", "--store", postgres_dsn, "--max-cost-usd", limit, "--per", "tag:tenant")

@@ -141,7 +141,7 @@ ACTS = st.one_of(
 @given(st.lists(ACTS, max_size=60), st.lists(st.integers(-2, 2), min_size=3, max_size=3))
 @example([("lose", 1, "answer"), ("reserve", 1, 100)], [0, 0, 0])
 def test_all_nodes_together_never_exceed_the_limit(acts: list[tuple[str, int, object]], hours: list[int]) -> None:
-    """This holds with lost requests and answers, wrong clocks and dead nodes. No part of the limit is lost
+    """The test draws lost requests and answers, wrong clocks and dead nodes. No part of the limit is lost
     forever.
     """
 
@@ -360,7 +360,7 @@ def most_in_a_minute(sent: list[float]) -> int:
 
 
 async def test_requests_of_all_nodes_together_stay_within_the_limit_of_a_minute() -> None:
-    """This holds for any distribution of the requests, and the limit is used fully."""
+    """The requests may come from any of the nodes. The limit is used fully."""
     rows = Rows()
     async with nodes(rows, 3, 10) as (a, b, c):
         await asyncio.gather(*(node.request() for node in [a] * 14 + [b] * 5 + [c]))

@@ -87,7 +87,9 @@ def test_a_store_that_is_behind_is_asked_again() -> None:
 
 
 def test_events_that_never_arrive_are_skipped_in_the_end() -> None:
-    """They are skipped after the store has had no answer for long enough. An unavailable store proves nothing."""
+    """An event is skipped after the store has had no answer for long enough. While the store is unavailable, no
+    event is skipped.
+    """
     run = Incoming(0, PATIENCE)
     run.receive(arrived(6, 7), 0.0)
     run.unanswered(PATIENCE + 1)
