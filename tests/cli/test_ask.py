@@ -321,7 +321,7 @@ def test_a_stream_can_be_closed_from_the_start(talkative: Path, stream: int) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
 
 
-def test_it_needs_no_library_for_terminals(talkative: Path) -> None:
+def test_ask_needs_no_library_for_terminals(talkative: Path) -> None:
     """The command runs without rich and without prompt_toolkit."""
     for missing in ("rich", "prompt_toolkit"):
         done = call("ask", "-u", "hi", home=talkative, without=missing, exits=0)

@@ -186,8 +186,8 @@ def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
     assert "\x1b" not in call("doctor", "--offline", home=home, more={**forced, "NO_COLOR": "1"}).stdout
 
 
-def test_it_shows_the_source_of_the_prices(home: Path) -> None:
-    """The check shows the source of the prices. It fails if the file can't be read."""
+def test_the_check_shows_the_source_of_the_prices(home: Path) -> None:
+    """The check fails if the file can't be read."""
     done = call("doctor", "--offline", home=home)
     assert "as shipped" in line(done.stdout, "prices")
     (home / "prices.yaml").write_text("prices: [")

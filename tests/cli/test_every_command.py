@@ -303,7 +303,7 @@ def test_every_command_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("words", one_of_each(cases()), ids=in_words)
-def test_it_shows_a_faulty_day(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
+def test_each_command_shows_a_faulty_day(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
     """The command succeeds or prints an error. Its output has no control characters, and its JSON and CSV are
     valid.
     """
@@ -316,7 +316,7 @@ SHOWN = [words for words in ON_SERVERS if not {"--csv", "--json", "jsonl"} & set
 
 
 @pytest.mark.parametrize("words", one_of_each(SHOWN), ids=in_words)
-def test_it_shows_the_same_day_on_a_server(
+def test_each_command_shows_the_same_day_on_a_server(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path
 ) -> None:
     """The checks are the same, and no output has the password of the address."""

@@ -20,7 +20,7 @@ def sessions(tmp_path: Path) -> Path:
     return tmp_path / "sessions"
 
 
-def test_it_reports_calls_models_and_unread_lines(sessions: Path, tmp_path: Path) -> None:
+def test_an_import_reports_calls_models_and_unread_lines(sessions: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = call("import", "claude-code", str(sessions), home=home)
     assert done.returncode == 0

@@ -197,7 +197,7 @@ def test_the_output_is_the_same_on_read_only_media(
     assert shown[0] == shown[1]
 
 
-def test_it_is_copied_from_read_only_media(both: tuple[Path, Path], home: Path, tmp_path: Path) -> None:
+def test_a_trace_is_copied_from_read_only_media(both: tuple[Path, Path], home: Path, tmp_path: Path) -> None:
     """The command is `backup`, and the copy can be written."""
     call("backup", str(tmp_path / "copy.db"), "--db", str(both[1]), home=home, exits=0)
     assert "3 calls" in call("traces", "--db", str(tmp_path / "copy.db"), home=home).stdout

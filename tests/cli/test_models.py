@@ -49,14 +49,14 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[
     return {row["id"]: row for row in found}
 
 
-def test_it_lists_the_models_that_can_be_called(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_lists_the_models_that_can_be_called(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = output(capsys).splitlines()
     mine = next(line for line in lines if line.startswith("work:claude-opus-4-6 "))
     assert " ".join(mine.split()[1:]) == "1,000,000 128,000 5 25 tools, vision, reasoning, schema mine"
     locked = next(line for line in lines if line.startswith("locked:gpt-5.2 "))
     assert locked.rstrip().endswith("not configured, NO_SUCH_KEY is not set")
     assert any(line.startswith("work:claude-sonnet-5-5 ") for line in lines)
-    assert not any(line.startswith("locked:gpt-6") for line in lines), "its key is not set"
+    assert not any(line.startswith("locked:gpt-6") for line in lines), "the key of this model is not set"
     assert re.search(r"as known on \d{4}-\d\d-\d\d\. Prices apply to a small prompt\.", lines[-1])
 
 

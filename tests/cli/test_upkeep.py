@@ -197,7 +197,7 @@ def shown(dsn: str) -> str:
     return f"postgresql://{parts.username}@{parts.hostname}:{parts.port}{parts.path}"
 
 
-def test_it_names_the_trace_and_hides_the_password(shared: str, home: Path) -> None:
+def test_a_command_names_its_trace_and_hides_the_password(shared: str, home: Path) -> None:
     """The address is in an option or in a variable."""
     named = call("traces", "--store", shared, home=home, exits=0)
     assert shown(shared) in named.stdout
@@ -317,7 +317,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("given_text", SHOWN, ids=range(len(SHOWN)))
-def test_it_is_shown_without_its_password(given_text: str) -> None:
+def test_an_address_is_shown_without_its_password(given_text: str) -> None:
     """The rest of the address stays, so that it can be typed again."""
     address = StoreAddress(given_text)
     assert str(address) == SHOWN[given_text]

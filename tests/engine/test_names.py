@@ -75,7 +75,7 @@ def test_a_known_model_goes_to_its_provider(name: str, model: str, how: str) -> 
     assert meaning(registry_from_env(ALL_KEYS), name) == (model, how)
 
 
-def test_it_goes_to_the_adapter_of_that_provider(home: Path) -> None:
+def test_a_name_of_the_catalogue_goes_to_the_adapter_of_its_provider(home: Path) -> None:
     """The adapter can have any name. An adapter of a known server is found by its address."""
     here = registry(home)
     assert meaning(here, "claude-haiku-4-5") == ("work:claude-haiku-4-5", "catalogue")

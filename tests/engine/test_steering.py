@@ -584,7 +584,7 @@ ACTS: tuple[Act, ...] = ("add", "take", "close", "close_if_empty")
 
 
 @given(st.lists(st.sampled_from(ACTS)))
-def test_it_does_what_a_list_with_a_flag_does(acts: list[Act]) -> None:
+def test_the_queue_agrees_with_a_list_and_a_flag(acts: list[Act]) -> None:
     """In any order of actions, each message is refused, taken or left over, in the order of adding."""
     queue, waiting, closed = SteeringQueue(), list[Message](), False
     for number, act in enumerate(acts):

@@ -36,8 +36,8 @@ async def next_of(calls: object, number: int) -> list[EndedCall]:
         return [await anext(calls) for _ in range(number)]  # type: ignore[call-overload]
 
 
-async def test_it_has_the_calls_of_earlier_and_later_engines(in_the_sync_thread: Engine) -> None:
-    """The table also has the calls of engines on other loops."""
+async def test_watch_yields_the_calls_of_earlier_and_later_engines(in_the_sync_thread: Engine) -> None:
+    """An engine on another loop is included."""
     async with an_engine(Say("a")) as before, watch() as calls, an_engine(Say("b")) as after:
         await before.generate("s:m", "Hi", tags={"team": "a"})
         session = after.session("s:m")
@@ -51,7 +51,7 @@ async def test_it_has_the_calls_of_earlier_and_later_engines(in_the_sync_thread:
     assert found[after.bus.run_id].session_id == session.id
 
 
-async def test_it_has_failed_and_cancelled_calls() -> None:
+async def test_watch_yields_failed_and_cancelled_calls() -> None:
     """Each call has its status and its error."""
     begun = asyncio.Event()
 

@@ -279,7 +279,7 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
         generate_sync("s:m", "Hi", engine=engine)
 
 
-async def test_it_works_in_another_thread_than_a_loop_and_warns_in_the_loops_thread(engines: list[Engine]) -> None:
+async def test_a_sync_call_warns_in_the_thread_of_a_loop(engines: list[Engine]) -> None:
     """A call in the loop's thread blocks the loop."""
     engine = an_engine(engines, Say("thread"), Say("loop"), Say("stream"))
     beside = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)

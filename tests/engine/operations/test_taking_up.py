@@ -302,7 +302,7 @@ async def test_open_replies_are_stored_in_postgresql(server: BackgroundServer, p
         await check_one_call(engine, server, before)
 
 
-async def test_it_has_the_prices_of_its_start(server: BackgroundServer, tmp_path: Path) -> None:
+async def test_a_resumed_reply_has_the_prices_of_its_start(server: BackgroundServer, tmp_path: Path) -> None:
     """Later prices do not apply. Its row has the time of its start."""
     before = made_by(server)
     await leave(server, tmp_path / "t.db", session=False)
