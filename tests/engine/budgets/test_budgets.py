@@ -219,7 +219,7 @@ async def test_each_session_has_its_account() -> None:
 
 
 async def test_the_spend_survives_a_restart(tmp_path: Path) -> None:
-    """The trace has the spend of each account and each window."""
+    """The trace stores the spend of each account and each window."""
     prices, path = TABLE, tmp_path / "trace.db"
     budgets = [Budget(max_tokens=1000), Budget(max_tokens=1000, per="session", window="day")]
     async with running(Say("x"), store=path, budgets=budgets, prices=prices) as (engine, _):
@@ -274,7 +274,7 @@ async def test_every_kind_of_call_is_counted(spend: Callable[[Engine], Awaitable
 
 
 async def test_a_video_is_reserved_until_it_is_complete() -> None:
-    """Creating the video costs nothing yet. Its price is reserved until it is complete."""
+    """Creating the video costs nothing. The price of the video is reserved until the video is complete."""
     models = serving(s=scripted_type(base=Maker))
     budget = Budget(max_cost_usd=10_000)
     async with Engine(models=models, trace=False, prices=PRICES, budgets=[budget]) as engine:
@@ -303,7 +303,7 @@ def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
 
 BUDGETS = [Budget(max_tokens=1_000_000), Budget(max_tokens=1_000_000, per="tag:tenant", window="month")]
 SENT_ONCE = 64
-"""The upper end of the estimate of the victim's prompt."""
+"""The highest estimate for the prompt of a killed program, in tokens."""
 REPLY = {
     "id": "c",
     "object": "chat.completion",

@@ -30,7 +30,7 @@ COSTS = 10 * 1000 + 5 * 2000
 
 
 def room_for(calls: int, *, nano: int = 0, window: Any = "day") -> Budget:
-    """A budget with room for this number of calls at their most, above an amount that is already spent."""
+    """A budget that has room for `number` of the most expensive calls, in addition to the spent amount."""
     return Budget(
         max_cost_usd=f"{(calls * ONE + nano) / 1e9:.9f}",
         per="tag:client",

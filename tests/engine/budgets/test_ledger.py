@@ -70,7 +70,7 @@ class Row(msgspec.Struct):
 
 
 def counts_at(window: Window, start_us: int, now_us: int) -> bool:
-    """Whether a call counts, by the definition of the window. It does not use the ledger's slots."""
+    """Whether a call counts, computed from the definition of the window and not from the ledger's slots."""
     if window.rolling is not None:
         return window.slot(start_us).end_us + window.rolling_us > now_us
     return window.slot(start_us) == window.slot(now_us)
@@ -190,7 +190,7 @@ def account_of(budget: Budget) -> tuple[Ledger, Account]:
 
 
 def test_a_refused_call_takes_no_room_in_the_accounts_that_had_it() -> None:
-    """All accounts admit the call, or none reserves anything."""
+    """Either all accounts admit the call, or no account reserves an amount for it."""
     wide, narrow = Budget(max_tokens=100), Budget(max_tokens=5, per="session")
     ledger = Ledger([wide, narrow])
     (refusal,) = ledger.reserve("a", PAYER, Amount(0, 6), 0)
@@ -227,7 +227,7 @@ def test_a_call_can_wait_for_the_end_of_another_without_a_window() -> None:
 
 
 def test_a_budget_is_low_once_in_a_window() -> None:
-    """The next window reports it again."""
+    """The next window reports a low budget again."""
     ledger, account = account_of(Budget(max_tokens=10, window="hour"))
     told = []
     for number, now_us in enumerate((0, 1, 2, HOUR_US, HOUR_US + 1)):
@@ -248,7 +248,7 @@ def test_a_call_that_crosses_midnight_counts_on_the_day_of_its_start() -> None:
 
 
 def test_a_lost_call_counts_at_its_most_until_its_cost_is_known() -> None:
-    """The ledger first has its reservation as unknown, and then its actual cost."""
+    """The ledger first counts the reservation of the call, and then its actual cost."""
     ledger, account = account_of(Budget(max_cost_usd="0.00000001"))
     ledger.reserve("a", PAYER, Amount(8, 100), 0)
     ledger.lose("a")
@@ -326,7 +326,7 @@ def test_an_hour_that_comes_twice_is_two_windows() -> None:
 
 
 def test_a_rolling_window_forgets_nothing_before_its_time() -> None:
-    """Spend stays at most a sixtieth of the window too long, and never leaves early."""
+    """An amount counts up to a sixtieth of the window too long, and never leaves early."""
     window = Window(rolling=timedelta(hours=1))
     spent_at = us("2026-06-01T12:34:56")
     forgotten = window.forgets_us(window.slot(spent_at))
@@ -432,7 +432,7 @@ def test_no_call_within_its_bounds_costs_more_than_its_worst_case(
 def test_a_call_without_bounds_has_no_worst_case(
     estimate: int | None, output: int | None, fees: dict[str, int] | None
 ) -> None:
-    """Its cost is unknown, so a budget refuses or allows it by `unpriced`."""
+    """The cost of the call is unknown, so `unpriced` of the budget decides."""
     table = PriceTable([PriceRow(model="s:m", input=1, output=1)], "t")
     assert worst_case_of_reply(Priced(table, "s:m", 0), estimate, output, fees).nano_usd is None
 

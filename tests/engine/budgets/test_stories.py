@@ -68,9 +68,9 @@ class Story:
         self.events: Subscription
 
     async def begin(self) -> None:
-        """Start an engine on the file. The file can exist already."""
+        """Start an engine on the trace file, which may exist already."""
         await self.life.aclose()
-        # Each engine takes replies from its own script, which is long enough.
+        # Each engine has its own script with enough replies.
         self.script = [self.reply() for _ in range(200)]
         made = running(*self.script, store=self.path, prices=table(1), budgets=LIMITS)
         self.engine, self.events = await self.life.enter_async_context(made)

@@ -36,7 +36,7 @@ async def test_a_prompt_is_answered() -> None:
 
 
 async def test_a_whole_conversation_is_answered() -> None:
-    """8.4: The conversation is `messages=`. A prompt can also be a list of blocks."""
+    """8.4: `messages=` has the conversation. A prompt can also be a list of blocks."""
     said = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
     async with running(Say("3"), Say("4")) as (engine, _):
         result = await engine.generate("s:m", messages=said)
@@ -122,7 +122,7 @@ async def test_a_failure_has_the_steps_before_it() -> None:
 async def test_the_provider_decides_between_models_of_one_name(
     model: str | tuple[str, ...], provider: str, meant: str
 ) -> None:
-    """8.1: The name can occur twice, or in no list. A name with its prefix is the same."""
+    """8.1: Two providers or none may list the name. A prefix in the name does the same as `provider=`."""
     async with running(t=[Say("from t")]) as (engine, _):
         result = await engine.generate(model, "Hi", provider=provider)
         assert (result.text, result.response.model) == ("from t", meant)
@@ -167,7 +167,7 @@ async def test_an_error_of_configuration_has_few_frames_of_ours() -> None:
 @row("8.4.9")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # Virtual time would run out while the thread runs.
 async def test_a_signal_from_another_thread_ends_the_call() -> None:
-    """C04: CancelledError has the reason and the turn, and the signal no longer refers to the turn."""
+    """C04: CancelledError has the reason and the turn. The signal keeps no reference to the turn."""
     controller, begun = AbortController(), asyncio.Event()
 
     async def wait() -> None:
@@ -228,7 +228,7 @@ MISUSED: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(("arguments", "advice"), MISUSED)
 @row("8.4.3")
 async def test_wrong_arguments_are_refused(arguments: dict[str, object], advice: str) -> None:
-    """8.4: For example both `prompt` and `messages`, or neither. No request is sent."""
+    """8.4: Examples are `prompt` together with `messages`, and neither of them. No request is sent."""
     async with running(Say("never")) as (engine, events):
         for ask in (engine.generate, engine.stream):
             with pytest.raises(CallboardError, match=advice):
@@ -244,7 +244,7 @@ async def test_a_prompt_in_place_of_the_model_is_refused() -> None:
 
 
 async def test_an_unknown_argument_is_a_type_error() -> None:
-    """M32: The error names Callboard's argument for names of other libraries. No turn starts."""
+    """M32: For an argument of another library, the error names the argument of Callboard. No turn starts."""
     shared = {"max_tokens": "max_output_tokens=", "temprature": "did you mean temperature="}
     generating = {
         "n": "Make n calls",
@@ -289,7 +289,7 @@ async def test_an_unknown_argument_is_a_type_error() -> None:
 async def test_an_argument_of_a_wrong_type_is_refused_before_a_turn(
     arguments: dict[str, object], advice: str
 ) -> None:
-    """The error says what to pass."""
+    """The error has the right type of the argument."""
     async with running() as (engine, events):
         with pytest.raises(TypeError, match=advice):
             await engine.generate(**{"model": "s:m", **arguments})  # type: ignore[arg-type]

@@ -353,7 +353,7 @@ async def test_a_stream_without_a_reader_is_cancelled(leave: str) -> None:
 
 
 async def test_a_stream_that_is_still_referenced_continues() -> None:
-    """Leaving the loop does not cancel the call while the program has the result."""
+    """The end of the loop over events does not cancel the call while the program has the result."""
     async with stalled("Hel", "lo", let=1) as (engine, gate, statuses):
         result = engine.stream("s:m", "Hi")
         async for event in result:
@@ -426,7 +426,7 @@ async def test_usage_is_estimated_until_the_provider_reports_it(tmp_path: Path) 
 
 
 async def test_the_first_event_has_the_warnings_of_the_request() -> None:
-    """M08: These are the warnings that are known before the call."""
+    """M08: These warnings are known before the call."""
     many = [Message.user("x")] * 13_000  # The messages have ten tokens each, and the window has 128,000.
     async with running(Say("Hello"), Say("Hello")) as (engine, _):
         result = engine.stream("s:m", messages=many)

@@ -171,7 +171,7 @@ def test_ctrl_c_cancels_the_call(ask: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork of a process with threads")
 def test_a_forked_child_has_a_thread_of_its_own(tmp_path: Path) -> None:
-    """Servers load their program first, and fork their workers then."""
+    """Servers load the program first and then fork their workers."""
     process = program(
         tmp_path / "trace.db",
         "generate_sync('s:m', 'Hi', engine=plain)\n"
@@ -280,7 +280,7 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
 
 
 async def test_a_sync_call_warns_in_the_thread_of_a_loop(engines: list[Engine]) -> None:
-    """A call in the loop's thread blocks the loop."""
+    """A call in the thread of a loop blocks that loop. A call in another thread gives no warning."""
     engine = an_engine(engines, Say("thread"), Say("loop"), Say("stream"))
     beside = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
     assert beside.text == "thread"
@@ -303,7 +303,7 @@ async def test_an_engine_of_another_loop_is_refused_with_advice(engines: list[En
 
 
 def test_an_async_tool_cannot_call_a_sync_function(engines: list[Engine]) -> None:
-    """The tool would wait for its own thread. The tool's error advises the model. A plain function works."""
+    """The tool would wait for its own thread. Its error has advice for the model. A plain function works."""
 
     async def ask(arguments: object) -> str:
         return generate_sync("s:m", "Hi", engine=engine).text
@@ -363,7 +363,7 @@ def test_an_engine_in_a_plain_with_block_is_closed_at_its_end() -> None:
 
 
 async def test_an_engine_of_a_loop_is_refused_by_send_sync() -> None:
-    """The error says what to do. A plain `with Engine()` in a coroutine warns, and names `async with`."""
+    """The error has advice. A plain `with Engine()` in a coroutine gives a warning that names `async with`."""
     async with Engine(models=registry(Say("Hello")), trace=False) as engine:
         session = engine.session("s:m")
         with pytest.warns(RuntimeWarning, match=r"send_sync\(\) blocks"):

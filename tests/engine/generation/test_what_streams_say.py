@@ -1,6 +1,6 @@
 """The properties of a stream before its first event, while it arrives, after its end, and after an early exit.
 
-Also the `cost` of an error, for every way to make a call.
+The `cost` of an error is also tested, for every way to make a call.
 """
 
 from __future__ import annotations

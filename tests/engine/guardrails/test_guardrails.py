@@ -143,7 +143,7 @@ async def test_readers_get_a_piece_before_the_next_is_complete() -> None:
 
 @pytest.mark.parametrize("check", [masked, masked_later, no_secrets])
 async def test_a_guardrail_does_not_change_the_arguments_of_tools(check: Callable[[Held], str]) -> None:
-    """A call stays after the held text. After a stop, no tool of the reply runs."""
+    """A tool call comes after the held text. After a stop, no tool of the reply runs."""
     ran: list[object] = []
     stops = check is no_secrets
     number = "4111 1111 1111 1111"
@@ -253,7 +253,7 @@ async def test_a_late_reader_gets_the_changed_text() -> None:
 
 
 async def test_the_result_has_the_text_that_passed() -> None:
-    """The event has the name of the guardrail."""
+    """The event of the guardrail has its name."""
     rail = Guardrail(lambda held: held.text.replace("Ann", "***"), window=Window.block(), name="names")
     async with running(Say('{"name": "Ann"}'), middleware=[rail]) as (engine, events):
         assert (await engine.generate("s:m", "Who?")).text == '{"name": "***"}'

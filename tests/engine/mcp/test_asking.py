@@ -110,7 +110,7 @@ async def test_a_client_that_cancels_its_call_cancels_the_turn(age: str) -> None
 @ages
 @pytest.mark.parametrize("action", ["accept", "decline"])
 async def test_the_user_of_the_client_decides_about_the_sessions_tools(age: str, action: str) -> None:
-    """There are two rounds. A newer client calls again with the user's answer, and the turn continues."""
+    """The user answers two questions. A newer client calls again with each answer, and the turn continues."""
     ran, questions = list[int](), list[str]()
 
     @tool(needs_approval=True)

@@ -92,7 +92,7 @@ async def test_arguments_are_checked_before_the_call(tools: tuple[Tool, ...]) ->
 
 
 async def test_progress_and_cancellation_are_passed_on(tools: tuple[Tool, ...], tmp_path: Path) -> None:
-    """An event has the server's progress. The server cancels the call when the caller cancels."""
+    """An event has the server's progress. The server cancels its call when the caller cancels."""
     marks = tmp_path / "marks"
     begun = anyio.Event()
     events: Told = []
@@ -182,7 +182,7 @@ async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest
 
 
 def test_names_are_legal_and_different() -> None:
-    """A legal name stays as it is. Names that would collide get different names in any order."""
+    """A legal name does not change. Names that would be equal get different names, in any order of the tools."""
     names = ["a.b", "a/b", "a_b", "ok-name", "1st", "x" * 80, "日本"]
     found = legal_names(names)
     assert found["ok-name"] == "ok-name"

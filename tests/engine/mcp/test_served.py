@@ -99,7 +99,7 @@ def add(a: int) -> int:
 
 @ages
 async def test_a_tool_that_changes_the_lists_announces_them(age: str) -> None:
-    """Each changed list is announced once, and no other list."""
+    """Each changed list is announced once, and the unchanged lists are not announced."""
     notes: dict[str, object] = {}
     prompts: list[Any] = []
 

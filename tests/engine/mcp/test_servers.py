@@ -1,8 +1,4 @@
-"""Several MCP servers of a host, as real processes.
-
-The tests cover stdio, async and sync hosts, sessions and plain calls, and tools of one name at two servers. They
-also cover a server that dies before, during and after a call, a cancelled call, and a second use of one object.
-"""
+"""Several MCP servers of a host, as real processes."""
 
 from __future__ import annotations
 
@@ -68,7 +64,7 @@ async def text_of(servers: McpServers, name: str, arguments: dict[str, Any] | No
 
 
 async def test_a_name_of_two_servers_gets_the_servers_name_as_a_prefix() -> None:
-    """Other names stay as they are. Each call goes to its own server."""
+    """Other names do not change. Each call goes to its own server."""
     settings = {"one": old("one", "--tools", "echo,left"), "two": old("two", "--tools", "echo,right")}
     async with mcp_servers(settings) as servers:
         assert [tool.name for tool in servers] == ["one_echo", "left", "two_echo", "right"]
@@ -272,7 +268,7 @@ async def test_a_page_to_open_is_an_elicitation() -> None:
 
 
 async def test_a_sampling_request_is_a_child_of_the_turn() -> None:
-    """Its cost is in the cost of the tree, and not in the turn's own cost."""
+    """The cost of the request is in the cost of the tree, and not in the turn's own cost."""
     replies = Say(calls=[("sample", {"text": "What sings?"})]), Say("a bird"), Say("done")
     async with running(*replies) as (engine, _), one(engine=engine, sampling="s:m") as servers:
         result = await engine.generate("s:m", "go", tools=servers)

@@ -63,7 +63,9 @@ async def test_messages_arrive_in_order(server: NatsServer) -> None:
 
 
 async def test_the_ping_follows_the_subscription(server: NatsServer) -> None:
-    """The client's own ping can overtake a line that waits in the client, so its answer proves nothing."""
+    """The client's own ping can overtake a subscription that waits in the client. Its answer then proves
+    nothing.
+    """
     sent: list[bytes] = []
     write: Any = TcpTransport.write  # The library nats-py has no types.
     write_all: Any = TcpTransport.writelines

@@ -46,7 +46,7 @@ def test_wrong_options_of_a_cluster_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_the_trace_is_shipped_to_the_store_of_the_cluster() -> None:
-    """Only a trace in a file is shipped, and only to that store."""
+    """Only a trace in a file is shipped."""
     cluster = Cluster(store=STORE)
     assert cluster.ships_to(None, from_file=True) == STORE
     assert cluster.ships_to(STORE, from_file=True) == STORE
@@ -98,7 +98,7 @@ def engine_with(tmp_path: Path, **options: Any) -> tuple[Engine, Recorder]:
 
 
 async def test_parts_start_with_the_engine_and_end_in_two_steps(tmp_path: Path) -> None:
-    """A part drains after the turns while the trace is open, and closes after everything else."""
+    """A part drains after the turns end, while the trace is open. It closes after everything else."""
     engine, part = engine_with(tmp_path)
     async with engine:
         await engine.session("s:m").send("Hi")
@@ -161,7 +161,7 @@ async def named(engine: Engine, prefix: str) -> list[Check]:
 
 @with_nats
 async def test_the_health_report_has_the_broker_and_the_sent_events(server: NatsServer, tmp_path: Path) -> None:
-    """Without the broker, the report says what continues."""
+    """If the broker is down, the report names the parts that continue."""
     engine = Engine(models=registry(Say("Hello.")), store=tmp_path / "trace.db", cluster=Cluster(nats=server.url))
     async with engine:
         with anyio.fail_after(10):

@@ -1,4 +1,4 @@
-"""A tool on another node: edge, costs, budgets, limits and end apply on both nodes."""
+"""A tool on another node: the tree, costs, budgets, limits and the end of a turn span both nodes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ASKS = Say(calls=[("look", {})])
 
 
 async def test_costs_of_children_on_another_node_are_in_the_tree(server: NatsServer) -> None:
-    """The turn has the costs at its end, including deeper calls. Its stream lists its children."""
+    """At its end, the turn has the costs of its children and of deeper calls. Its stream lists its children."""
 
     async def deep(engine: Engine) -> str:
         @tool

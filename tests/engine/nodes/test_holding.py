@@ -1,4 +1,4 @@
-"""A node's knowledge about its lease and its sessions, in the pure class and in random histories."""
+"""The lease and the sessions that a node has, by its own state, in the pure class and in random histories."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_node_acts_for_a_session_only_in_its_epoch() -> None:
 
 
 def test_only_a_broken_lease_loses_sessions_of_other_nodes() -> None:
-    """The answer does not apply to sessions that were claimed after its request."""
+    """The answer to a renewal does not apply to sessions that were claimed after its request."""
     holding = held(kept=1, taken=1, again=2)
     assert holding.renewed(holding.asks(SECOND), UNBROKEN) == {}
     breaks = holding.breaks
@@ -218,7 +218,7 @@ def test_one_node_acts_for_a_session_and_writes_in_its_own_epoch(steps: list[Any
 def test_a_jump_of_the_databases_clock_lets_one_node_write_in_each_epoch(
     steps: list[Any], jumps: list[int]
 ) -> None:
-    """Two nodes can consider themselves the owner, and the store accepts the later claim."""
+    """Two nodes may both act as the owner. The store accepts the later claim."""
     story = Story()
     for step, jump in zip(steps, jumps, strict=False):
         story.do(*step)
@@ -233,7 +233,7 @@ def test_a_jump_of_the_databases_clock_lets_one_node_write_in_each_epoch(
 
 
 def test_which_events_belong_to_a_session() -> None:
-    """In a cluster the claim's epoch decides, and elsewhere the run."""
+    """In a cluster the epoch of the claim decides. Elsewhere the run decides."""
 
     def says(run: int, epoch: int, owner: tuple[int, int] | None, claimed: int = 0, begins: bool = False) -> bool:
         return belongs(run, epoch, begins=begins, owner=owner, claimed=claimed)

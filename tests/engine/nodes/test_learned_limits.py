@@ -65,7 +65,7 @@ class Host:
 
 
 async def both(wire: Wire, say: Callable[[Host, Host], Awaitable[object]]) -> Host:
-    """Run two nodes. The first one learns something. Return the second one."""
+    """Run two nodes. The first node applies `say`. Return the second node."""
     one, other = Host(wire, "one"), Host(wire, "other")
     async with anyio.create_task_group() as group:
         for host in (one, other):
@@ -106,7 +106,7 @@ def test_a_refusal_of_one_node_pauses_the_others(used: bool) -> None:
 
 
 def test_the_remaining_requests_are_published_once_a_second() -> None:
-    """If several replies report them, the last one counts."""
+    """If several replies report the remaining requests, the last report counts."""
 
     async def work() -> None:
         wire = Wire()
@@ -124,7 +124,7 @@ def test_the_remaining_requests_are_published_once_a_second() -> None:
 
 
 def test_a_refusal_is_published_immediately() -> None:
-    """The pause between other messages does not apply."""
+    """A refusal does not wait for the pause between other messages."""
 
     async def work() -> None:
         wire = Wire()
@@ -203,7 +203,7 @@ class ProbeHost:
         wire.receivers.append(self.part.receive)
 
     def finds(self, state: str, seconds: float | None = None, reason: str = REASON) -> None:
-        """Publish the state that the node's own calls have shown."""
+        """Publish the state that the node found by its own calls."""
         at = None if seconds is None else self.now + round(seconds * SECOND)
         change = ProviderAvailabilityChanged(
             provider="p", model=None, previous="available", current=state, reason=reason, retry_at_us=at
@@ -214,14 +214,14 @@ class ProbeHost:
 
     @property
     def waits(self) -> float | None:
-        """Seconds until a call with a choice can use the provider, or 0 if it can now."""
+        """The seconds until a call with a choice can use the provider, or 0 if the provider is available."""
         standing = self.table.readiness("p", "p:m", self.now)
         return 0.0 if standing.kind != "closed" else standing.retry_after_seconds
 
 
 @pytest.mark.parametrize("hours", [0, 1, -1])
 def test_a_provider_that_is_unavailable_for_one_node_is_avoided_by_all(hours: int) -> None:
-    """The pause has the same length on every node, for any clock."""
+    """The pause has the same length on every node, even with a wrong clock."""
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other", hours * 3600.0)
     heard = other.bus.subscribe("provider.availability_changed")
@@ -253,7 +253,7 @@ def test_a_received_state_is_not_published_again() -> None:
 
 
 def test_a_provider_that_is_available_again_for_one_node_is_probed_by_all() -> None:
-    """The other node probes immediately with one call. The state of another node is no proof."""
+    """The other node makes one probe call immediately. The state of another node is no proof."""
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
     one.finds("unavailable", 30.0)

@@ -41,9 +41,7 @@ LEASE = 1.5
 @pytest.mark.deep("a wait for the length of a lease")
 @pytest.mark.parametrize("back", [True, False])
 async def test_a_turn_outlives_a_lease_that_no_other_node_took(tmp_path: Path, back: bool) -> None:
-    """If the store is back at the turn's end, the session stays with this node. Otherwise the outcome is
-    unknown.
-    """
+    """If the store is back at the turn's end, this node keeps the session. Otherwise the outcome is unknown."""
     limiter, steps = anyio.Event(), iter(range(99))
 
     async def pause() -> None:
@@ -224,7 +222,9 @@ async def began(shared: Shared) -> tuple[Says, Says]:
 
 
 async def test_messages_of_a_former_owner_are_stored_under_another_name(shared: Shared) -> None:
-    """A claim alone is enough to refuse them. No message is mixed in, and no message is lost."""
+    """A claim alone is enough to refuse messages of the former owner. No message is mixed in, and no message is
+    lost.
+    """
     a, b = await began(shared)
     await shared.write("run_a", a.message(2, "late", 1))
     assert await shared.texts() == ["a0", "a1"]
@@ -235,7 +235,7 @@ async def test_messages_of_a_former_owner_are_stored_under_another_name(shared: 
 
 
 async def test_an_owner_that_returns_continues_at_its_setup(shared: Shared) -> None:
-    """Its earlier messages after that position are removed."""
+    """The messages that it had stored after that position are removed."""
     a, _ = await began(shared)
     assert await shared.claim("run_a") == 3
     await shared.write("run_a", a.setup(1, 3), a.message(1, "a1 again", 3))
@@ -243,8 +243,8 @@ async def test_an_owner_that_returns_continues_at_its_setup(shared: Shared) -> N
 
 
 async def test_a_run_that_owns_the_session_again_writes_nothing_under_its_old_claim(shared: Shared) -> None:
-    """Run A owns the session, then B, and then A again. A's unsent message of its first epoch is not in the
-    session.
+    """Run A owns the session, then run B, and then run A again. The session does not get the unsent message of A's
+    first epoch.
     """
     a, b = await began(shared)
     unsaid = a.message(2, "of the first time", 1)
@@ -257,7 +257,7 @@ async def test_a_run_that_owns_the_session_again_writes_nothing_under_its_old_cl
 
 
 async def test_a_message_that_the_next_owner_restored_is_no_conflict(shared: Shared) -> None:
-    """The first owner's copy arrives later and is the same. A longer copy is stored under the other name."""
+    """The copy of the first owner arrives later and is the same. A longer copy is stored under another name."""
     a, b = await began(shared)
     await shared.write(
         "run_b", b.setup(2, 2), b.message(2, "asked", 2, "msg_x"), b.message(3, "half an ans", 2, "msg_y")
@@ -280,7 +280,7 @@ async def test_a_setup_of_a_former_owner_changes_nothing(shared: Shared) -> None
 
 
 async def test_messages_of_a_former_owner_are_refused_after_a_deletion(postgres_dsn: str, tmp_path: Path) -> None:
-    """The session's name is claimed again, with the highest epoch so far."""
+    """A new claim of the session's name gets the highest epoch so far."""
     shared = Shared(postgres_dsn, tmp_path, "direct")
     _, b = await began(shared)
     await shared.ownership.release("run_b", {"s": 2})

@@ -1,4 +1,4 @@
-"""One probe call of the whole cluster checks whether a provider works again."""
+"""One probe call for the whole cluster checks whether a provider works again."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_the_lease_of_a_dead_node_ends_soon() -> None:
 
 
 async def test_without_the_store_each_node_probes_by_itself() -> None:
-    """One probe too many is better than none."""
+    """One probe for each node is better than no probe."""
     rows = Rows()
     rows.gone = True
     hosts = [Host(rows, name) for name in "ab"]

@@ -63,7 +63,7 @@ async def test_a_session_is_resumed_on_another_node_after_the_first_has_closed(
 
 
 async def test_an_idle_session_is_handed_over(postgres_dsn: str, tmp_path: Path) -> None:
-    """The owner is running. Its next turn raises SessionTakenOver."""
+    """The owner is running. The owner's next turn raises SessionTakenOver."""
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Four.")) as a,
         node_engine("b", postgres_dsn, tmp_path, Say("Two.")) as b,
@@ -185,8 +185,8 @@ async def test_a_deleted_session_has_no_owner(postgres_dsn: str, tmp_path: Path)
 
 @pytest.mark.deep("a wait for the length of a lease")
 async def test_without_the_shared_store_the_owner_continues_until_its_lease_ends(tmp_path: Path) -> None:
-    """Then turns are refused with advice, and calls without a session continue. When the store is back, turns
-    work.
+    """After that, turns are refused with advice, and calls without a session continue. When the store is back,
+    turns work.
     """
     with own_server() as server, server.database() as dsn:
         replies = [Say(f"{number}.") for number in range(9)]
@@ -222,7 +222,7 @@ async def test_without_the_shared_store_the_owner_continues_until_its_lease_ends
 
 @pytest.mark.deep("another way to open a session")
 async def test_a_session_is_opened_by_its_id_on_any_node(postgres_dsn: str, tmp_path: Path) -> None:
-    """The first node creates it. Each further node continues it and owns it from then on."""
+    """The first node creates the session. Each further node continues it and is its owner from then on."""
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Three.")) as a,
         node_engine("b", postgres_dsn, tmp_path, Say("Two.")) as b,
@@ -247,7 +247,7 @@ async def test_a_session_is_opened_by_its_id_on_any_node(postgres_dsn: str, tmp_
 
 
 async def test_two_nodes_that_open_one_id_concurrently_have_one_session(postgres_dsn: str, tmp_path: Path) -> None:
-    """One node creates it, and the other continues it."""
+    """One node creates the session, and the other node continues it."""
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a,
         node_engine("b", postgres_dsn, tmp_path, Say("One.")) as b,
@@ -319,7 +319,7 @@ class Node:
         self.text = ""
 
     async def word(self, kind: str) -> str:
-        """The next line of that kind. Text lines before it are collected."""
+        """The next line of that kind. Lines with text before that line are collected."""
         while line := await anyio.to_thread.run_sync(self._lines.readline):
             said, _, rest = line.rstrip("\n").partition(" ")
             if said == "text":
@@ -360,7 +360,7 @@ async def turns_ended(dsn: str, folder: Path, session_id: str) -> list[str]:
 
 @with_nats
 async def test_a_session_continues_after_its_node_was_killed(postgres_dsn: str, nats: str, tmp_path: Path) -> None:
-    """This takes the lease and a second. The delivered text is kept, and no request is repeated."""
+    """The lease ends before the session continues. The delivered text is kept, and no request is repeated."""
     with node_at_work(postgres_dsn, nats, tmp_path) as node:
         session_id = await node.word("session")
         async with other(postgres_dsn, nats, tmp_path, Say("Three.")) as engine:
@@ -396,7 +396,7 @@ async def test_a_session_continues_after_its_node_was_killed(postgres_dsn: str, 
 async def test_without_a_broker_unshipped_messages_are_missing_and_the_session_continues(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """The history is the stored one."""
+    """The session has the stored messages only."""
     with node_at_work(postgres_dsn, "", tmp_path) as node:
         session_id = await node.word("session")
         async with other(postgres_dsn, None, tmp_path, Say("Three.")) as engine:
@@ -435,7 +435,7 @@ async def test_a_killed_nodes_call_counts_the_output_that_readers_got(
 async def test_a_suspended_node_that_wakes_up_writes_nothing_to_the_session(
     postgres_dsn: str, nats: str, tmp_path: Path
 ) -> None:
-    """Its turn ends with SessionTakenOver and with the status that other nodes have."""
+    """The turn of that node ends with SessionTakenOver, and with the status that other nodes have."""
     with node_at_work(postgres_dsn, nats, tmp_path) as node:
         session_id = await node.word("session")
         async with other(postgres_dsn, nats, tmp_path, Say("Three.")) as engine:

@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/background.md run unchanged, also over a close of the engine."""
+"""The programs of docs/how-to/background.md run unchanged, also when the engine is closed in between."""
 
 from __future__ import annotations
 

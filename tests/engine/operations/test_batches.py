@@ -1,4 +1,4 @@
-"""Batches on each wire: results, prices, records, and no double payment after lost answers."""
+"""Batches on each protocol: results, prices, records, and no double payment after lost answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def jobs_of(server: BatchServer, batch_id: str) -> list[dict[str, Any]]:
 
 
 async def test_a_batch_in_a_tool_is_a_child_of_the_turn(server: BatchServer, store: Path) -> None:
-    """Its creation and its requests each count once in the tree."""
+    """The creation of the batch and each of its requests count once in the tree."""
     wire = next(iter(MODELS))
 
     @tool
@@ -137,7 +137,7 @@ async def test_other_processes_resume_a_batch_and_count_nothing_twice(
 
 @WIRES
 async def test_a_lost_reply_makes_no_second_job(server: BatchServer, store: Path, wire: str) -> None:
-    """The existing job is found, with a warning."""
+    """The engine finds the existing job and gives a warning."""
     async with engine_at(server.url, store) as engine:
         server.fail("lose create")
         padding = ["padding"] * (len(wire) + 20)
@@ -350,7 +350,7 @@ async def test_events_report_a_batch_from_its_plan_to_its_end(server: BatchServe
 
 
 async def test_batches_are_listed_the_latest_first(server: BatchServer, store: Path) -> None:
-    """Each has its last known state."""
+    """Each batch has its last known state."""
     async with engine_at(server.url, store) as engine:
         await engine.create_batch(requests_of("openai", "one"), batch_id="first")
         batch = await engine.create_batch(requests_of("openai", "one"), batch_id="second", polling=OFTEN)

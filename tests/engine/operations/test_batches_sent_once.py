@@ -1,6 +1,4 @@
-"""A batch is sent and paid once, by programs that are killed and started again, and by several at the same
-time.
-"""
+"""A batch is sent and paid once, by programs that are killed and restarted, and by concurrent programs."""
 
 from __future__ import annotations
 
@@ -98,7 +96,7 @@ async def check_paid_once(server: BatchServer, store: Path, wire: str, name: str
 
 @pytest.mark.parametrize("wire", first_is_quick(MODELS, "a kill on each wire"))
 async def test_killed_after_the_sending_and_before_the_answer(wire: str, tmp_path: Path) -> None:
-    """The provider restarts, and the job is found in its list."""
+    """The provider restarts, and the next program finds the job in the provider's list."""
     with batch_server(tmp_path) as server:
         server.fail("hold create")
         killed = ended(KILLED_BEFORE_ITS_ANSWER, server.url, tmp_path / "trace.db", wire, "night", 0)
@@ -224,7 +222,7 @@ async def test_engines_that_share_a_database_send_it_once(
 async def test_a_waiting_program_continues_after_another_was_killed(
     server: BatchServer, tmp_path: Path, wire: str
 ) -> None:
-    """A program is killed before its reply arrives, while two others wait. They find the job."""
+    """A program is killed before its reply arrives, while two other programs wait. Those two find the job."""
     server.fail("hold create")
 
     def start() -> Popen[str]:
@@ -247,7 +245,9 @@ async def test_a_waiting_program_continues_after_another_was_killed(
 async def test_parts_that_another_engine_has_sent_are_not_sent_again(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first engine fails at the first of three parts, the second engine sends all, and the first continues."""
+    """The first engine fails at the first of three parts. The second engine sends all parts, and the first one
+    continues.
+    """
     monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=1, max_bytes=10**6))
     monkeypatch.setattr(HttpBatches, "split", lambda _, items: (1,) * len(items))
     requests = requests_of("openai", "one", "two", "three")
@@ -262,7 +262,7 @@ async def test_parts_that_another_engine_has_sent_are_not_sent_again(
     assert sum(job["mark"].startswith("night/") for job in server.books()["jobs"]) == 3
 
 
-# Results that a function receives one by one: each once, in order, with its price, and without being kept.
+# `for_each`: a function gets each result once, in order, with its price. No result is kept in memory.
 
 HANDED_OUT = ["one", "fail", "two", "three"]
 ANSWERED = ["one", "two", "three"]
@@ -326,7 +326,7 @@ async def test_for_each_passes_results_in_order_and_keeps_none(batch_provider: B
 async def test_a_function_that_fails_is_called_again_with_the_same_result(
     batch_provider: BatchServer, tmp_path: Path, postgres_dsn: str, kind: str, error: type[Exception]
 ) -> None:
-    """The exception is raised unchanged, for every type. No result is counted twice, with and without a trace."""
+    """The exception is raised unchanged, for every type. No result counts twice, with and without a trace."""
     store = {"none": None, "sqlite": tmp_path / "trace.db", "postgresql": postgres_dsn}[kind]
     got: list[BatchResult] = []
 

@@ -67,7 +67,7 @@ prices:
 
 
 class Embedder(ScriptedAdapter):
-    """Embeds a text as its length. A call has at most three texts."""
+    """Embeds a text as its length. A call accepts up to three texts."""
 
     faults: ClassVar[list[AdapterError | None]] = []
     """The errors of the next calls, one for each call, also after restarts."""
@@ -312,7 +312,7 @@ async def test_a_fallback_to_another_model_is_refused(listed: bool) -> None:
 
 
 async def test_models_yaml_sets_the_embedding_space_of_a_name(tmp_path: Path) -> None:
-    """The name of a deployment does not name its model."""
+    """A deployment may have a name without the name of its model."""
     down = embedder_type("Broken", faults=[ServerError("down")])
     (tmp_path / "models.yaml").write_text(
         f"""
@@ -399,7 +399,9 @@ class Talker(ScriptedAdapter):
 
 
 async def test_progress_is_reported_after_each_batch_and_ends_with_all_texts() -> None:
-    """The number only grows. Halved batches and failures count once. The function's own error is raised."""
+    """The number never falls. A halved or repeated batch counts its texts once. An error of the function is
+    raised.
+    """
     told: list[tuple[int, int]] = []
     kind = embedder_type("Telling", faults=[ContextOverflowError("too large"), ServerError("no")])
     options: dict[str, Any] = {"model": "a:small", "at_once": 1, "max_retries": 0}
@@ -432,7 +434,7 @@ async def test_batch_size_can_be_below_the_providers_limit_and_not_above() -> No
 
 
 async def test_the_function_is_the_engine_s_method() -> None:
-    """The function accepts the same options and an engine."""
+    """The function accepts the options of the method, and an engine."""
     async with engine_of(serving(small("a"), a=embedder_type("Function"))) as (engine, _):
         result = await embed(["four"], model="a:small", engine=engine, dimensions=2)
         assert [list(vector) for vector in result.vectors] == [[4.0, 4.0]]

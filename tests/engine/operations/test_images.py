@@ -75,7 +75,7 @@ async def test_an_image_is_made_priced_by_its_tokens_and_traced(server: MediaSer
 
 
 async def test_gemini_counts_the_tokens_of_its_images_separately(server: MediaServer) -> None:
-    """A model without a price is unpriced and not free."""
+    """An image of a model without a price has the cost "unpriced", and not zero."""
     async with engine_at(server) as engine:
         result = await engine.generate_image("A red boat.", model=FLASH, aspect_ratio="16:9")
         other = await engine.generate_image("A red boat.", model="openai:gpt-image-1.5")
@@ -112,7 +112,7 @@ async def test_an_unsupported_request_is_refused_before_it_is_sent(server: Media
 @pytest.mark.parametrize("fault", ["lost", "drop", "500", "done-500", "garbage"])
 @pytest.mark.parametrize("model", [GPT, FLASH])
 async def test_an_image_with_a_lost_reply_is_not_made_again(server: MediaServer, model: str, fault: str) -> None:
-    """Neither a retry nor a fallback makes it again."""
+    """Neither a retry nor a fallback makes the image again."""
     server.faults["image"] = [fault]
     async with engine_at(server) as engine:
         with pytest.raises(OutcomeUnknownError, match="may have been run"):

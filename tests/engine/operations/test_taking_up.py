@@ -128,7 +128,7 @@ async def leave(
 
 
 async def test_a_closed_engine_does_not_cancel_its_replies(server: BackgroundServer, tmp_path: Path) -> None:
-    """The next engine finds the reply, and the call ends there."""
+    """The next engine finds the reply and ends its call."""
     before, store = made_by(server), tmp_path / "t.db"
     await leave(server, store, session=False)
     assert not (made_by(server) - before) & set(server.books()["cancels"])
@@ -188,7 +188,7 @@ async def test_a_budget_counts_it_at_its_most_until_its_end(server: BackgroundSe
 
 
 async def test_a_cancelled_reply_ends_with_the_providers_usage(server: BackgroundServer) -> None:
-    """The usage is not an estimate."""
+    """The usage is reported by the provider and not estimated."""
     before = made_by(server)
     async with engine_at(server.url, None) as engine:
         async with engine.session(MODEL).stream("the moon?", background=True) as turn:
@@ -260,7 +260,7 @@ async def test_each_message_of_a_session_is_published_once(server: BackgroundSer
 async def test_a_reply_that_the_provider_lost_is_closed_in_the_trace(
     server: BackgroundServer, tmp_path: Path
 ) -> None:
-    """Its call ends with an unknown outcome and is not listed again."""
+    """The call of the reply ends with an unknown outcome and is not listed again."""
     await leave(server, tmp_path / "t.db", session=False)
     with background_server(0.01) as forgetful:
         async with engine_at(forgetful.url, tmp_path / "t.db") as engine:
@@ -303,7 +303,7 @@ async def test_open_replies_are_stored_in_postgresql(server: BackgroundServer, p
 
 
 async def test_a_resumed_reply_has_the_prices_of_its_start(server: BackgroundServer, tmp_path: Path) -> None:
-    """Later prices do not apply. Its row has the time of its start."""
+    """Later prices do not apply. The row of the call has the time of its start."""
     before = made_by(server)
     await leave(server, tmp_path / "t.db", session=False)
     now = time.time_ns() // 1000

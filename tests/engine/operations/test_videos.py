@@ -59,7 +59,7 @@ async def rows(engine: Engine) -> list[tuple[str, str, int | None]]:
 async def test_a_video_is_created_and_downloaded(
     server: MediaServer, tmp_path: Path, model: str, nano_usd: int
 ) -> None:
-    """Its calls are in the trace, and its seconds are priced once."""
+    """The calls for the video are in the trace, and its seconds are priced once."""
     async with filming(server, tmp_path / "trace.db", model=model) as (engine, handle):
         assert (handle.status, handle.cost) == ("queued" if model == SORA else "in_progress", None)
         result = await handle.wait()
@@ -170,7 +170,7 @@ async def test_a_creation_of_unknown_outcome_is_an_error_and_is_never_retried(
 
 
 async def test_a_creation_that_timed_out_is_not_repeated(server: MediaServer) -> None:
-    """No fallback is called either: the job may exist, and no time is left to look for it."""
+    """No fallback is called, because the job may exist. No time is left to look for it."""
     server.hold.clear()
     async with engine_at(server, other=server.url) as engine:
         with pytest.raises(OutcomeUnknownError):
@@ -197,7 +197,7 @@ async def test_an_unsupported_request_is_refused_before_it_is_sent(server: Media
 async def test_a_cancelled_creation_waits_for_the_jobs_id_and_stores_it(
     server: MediaServer, tmp_path: Path
 ) -> None:
-    """The trace has its event and its call, so it can be resumed."""
+    """The trace has the event and the call of the job, so the job can be resumed."""
     server.hold.clear()
     async with engine_at(server, tmp_path / "trace.db") as engine:
         with engine.bus.subscribe("job.created", policy=Lossless()) as events:
@@ -245,7 +245,7 @@ async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, 
 
 
 async def test_another_engine_resumes_a_job_with_its_parameters(server: MediaServer, tmp_path: Path) -> None:
-    """Google's operation has no length of the video, so the length comes from the trace."""
+    """Google's operation does not have the length of the video. The length comes from the trace."""
     async with engine_at(server, tmp_path / "trace.db") as engine:
         job_id = (await a_video(engine, VEO)).id
     async with engine_at(server, tmp_path / "trace.db") as engine:
@@ -258,7 +258,7 @@ async def test_another_engine_resumes_a_job_with_its_parameters(server: MediaSer
 async def test_a_job_that_is_resumed_twice_concurrently_is_counted_once(
     server: MediaServer, tmp_path: Path
 ) -> None:
-    """The job has completed before. The two resumes share one handle."""
+    """The job is already complete. The two resumes share one handle."""
     server.steps = []
     async with engine_at(server, tmp_path / "trace.db") as engine:
         job_id = (await a_video(engine)).id
@@ -311,7 +311,7 @@ async def test_a_wait_for_a_cancelled_job_raises(server: MediaServer) -> None:
 async def test_a_cancel_that_comes_too_late_keeps_the_video(
     waiting: bool, server: MediaServer, tmp_path: Path
 ) -> None:
-    """The job has completed since the last poll. It is counted and can be downloaded."""
+    """The job has completed since the last poll. The video is counted and can be downloaded."""
     server.steps = [10] * 100_000 if waiting else []
     heard = anyio.Event()
     async with filming(server, tmp_path / "trace.db") as (engine, handle):
@@ -444,7 +444,7 @@ async def test_the_key_is_sent_only_to_the_provider(server: MediaServer) -> None
 async def test_an_error_of_the_file_system_is_no_fault_of_the_provider(
     server: MediaServer, tmp_path: Path
 ) -> None:
-    """A job with a removed adapter raises an error that names the adapter."""
+    """A job of an adapter that was removed raises an error with the adapter's name."""
     async with filming(server, finished=True) as (engine, handle):
         with pytest.raises(FileNotFoundError):
             await handle.download(to=tmp_path / "nowhere" / "boat.mp4")

@@ -90,7 +90,7 @@ class World:
     # -- The plain model.
 
     def counted(self, amount: Callable[[Ticket], float]) -> float:
-        """The amount in use: everything that is held, and everything that was sent in the last minute."""
+        """The amount in use: all reservations, and everything that was sent in the last minute."""
         sent = [one for one in self.sent if one.sent_us + MINUTE > self.now]
         return sum(map(amount, [*self.of("held"), *sent]))
 
@@ -223,7 +223,7 @@ class Learned:
 
 
 def test_a_limit_refills_evenly_until_the_time_of_the_provider() -> None:
-    """Of 10 requests 4 are left, and the limit is full in 60 s, so one request is free every 10 s."""
+    """Of 10 requests 4 are left, and the limit is full again in 60 s. So one request becomes free every 10 s."""
     learned = Learned(Reading(10, 4, MINUTE))
     assert learned.goes(9, 0) == 4
     assert learned.goes(9, 10 * SECOND) == 1
@@ -239,7 +239,7 @@ def test_a_fixed_window_refills_at_its_end() -> None:
 
 
 def test_requests_that_were_sent_later_are_subtracted_from_the_headers() -> None:
-    """The header has the remaining requests at the time of its own request, without later ones."""
+    """The header of a reply counts the requests before it. Requests that were sent later are not in its number."""
     limiter = RateLimiter()
     tickets = [Ticket("a", 0, 1, 1) for _ in range(5)]
     for ticket in tickets:
@@ -368,7 +368,7 @@ class Caller:
 
 
 def test_a_refusal_of_another_node_pauses_requests() -> None:
-    """The pause has the length of the refusal. Then one request probes, and its success opens the limiter."""
+    """The pause has the length in the refusal. Then one request probes, and its success opens the limiter."""
     caller = Caller()
     caller.limiter.refused_elsewhere("m", 5 * SECOND, 0)
     first, second = caller.asks(1), caller.asks(1)
@@ -381,7 +381,7 @@ def test_a_refusal_of_another_node_pauses_requests() -> None:
     assert caller.limiter.admit(5 * SECOND) == [second]
 
 
-def test_a_request_that_was_admitted_before_it_waits_again() -> None:
+def test_a_request_that_was_admitted_before_a_foreign_refusal_waits_again() -> None:
     """A refusal of this node has the same effect. The latest end of several refusals counts."""
     caller = Caller()
     held = caller.asks(0)
@@ -393,7 +393,7 @@ def test_a_request_that_was_admitted_before_it_waits_again() -> None:
     assert caller.limiter.opens_in(held, 3) == 8 * SECOND - 1
 
 
-def test_the_remaining_requests_of_another_node_hold_here() -> None:
+def test_the_remaining_requests_of_another_node_apply_here() -> None:
     """Requests in progress here are subtracted, because the other node's reply can't include them."""
     caller = Caller()
     caller.sends(0)

@@ -1,5 +1,5 @@
-"""An engine that ships its trace file to a server: after its calls or before its replies, with and without a
-reachable server.
+"""An engine that ships its trace file to a server, after its calls or before its replies. The server may be
+down.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ async def until_it_ships(engine: Engine) -> None:
 @pytest.mark.deep("another outage of the target")
 @of_our_own
 async def test_calls_continue_and_the_engine_ends_soon(server: StartedServer, tmp_path: Path) -> None:
-    """The file keeps the rest, and the next engine ships it."""
+    """The trace file keeps the other events, and the next engine ships them."""
     path = tmp_path / "trace.db"
     with server.database() as dsn:
         async with engine_for(path, dsn, "before_reply") as engine:
@@ -210,7 +210,7 @@ async def test_calls_continue_and_the_engine_ends_soon(server: StartedServer, tm
 async def test_a_turn_with_several_calls_waits_once(
     server: StartedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the limit it would wait four times: after each call, before its tools, and at its end."""
+    """Without the limit, the turn would wait four times: after each call, before its tools, and at its end."""
     monkeypatch.setattr(lifecycle, "SHIPPING_SECONDS", 2.0)
     with server.database() as dsn:
         async with engine_for(tmp_path / "trace.db", dsn, "before_reply") as engine:
@@ -253,7 +253,9 @@ async def test_a_deletion_reaches_the_server(postgres_dsn: str, tmp_path: Path) 
 @pytest.mark.deep("another outage of the target")
 @of_our_own
 async def test_a_deletion_without_the_server_happens_when_it_is_back(tmp_path: Path) -> None:
-    """The next engine with that file deletes it. Events that were never shipped arrive without content."""
+    """The next engine with that file deletes the session on the server. Events that were never shipped arrive
+    without content.
+    """
     path = tmp_path / "trace.db"
     with own_server() as server, server.database() as dsn:
         async with engine_on(path, dsn) as engine:

@@ -1,4 +1,4 @@
-"""Rounds of tools run on the loop of asyncio, because plain functions run in threads."""
+"""Rounds of tools run on asyncio's loop, because plain functions run in threads."""
 
 from __future__ import annotations
 

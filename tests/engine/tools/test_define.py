@@ -266,7 +266,7 @@ def test_local_types_of_a_tool_are_found() -> None:
 
 
 def test_hints_are_resolved_in_the_module_of_the_function() -> None:
-    """A variable of the same name where the tool is made doesn't change the hint."""
+    """The hint keeps its meaning even if the calling module uses the same name for another type."""
     elsewhere: dict[str, Any] = {}
     exec("def use(kind: 'Kind') -> None: ...\nKind = int", elsewhere)
     Kind = list[str]  # noqa: F841
@@ -460,9 +460,7 @@ async def test_the_model_gets_an_error_for_wrong_arguments_and_nothing_runs(
 
 
 async def test_a_schema_of_the_host_is_checked_too() -> None:
-    """A JSON Schema can have limits that hints lack. A property `messages` in such a schema is an argument of the
-    model.
-    """
+    """A JSON Schema can have limits that hints lack. In such a schema, `messages` is an ordinary argument."""
     schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}}
     made = Tool(ToolDefinition("count", input_schema=schema), lambda n: n)
     assert (await result_of(made, {"n": 3})).text == "3"

@@ -58,7 +58,9 @@ async def test_each_call_has_a_key_of_its_own() -> None:
 
 
 async def test_an_approved_call_has_the_same_key_in_another_process(tmp_path: Path) -> None:
-    """A process that resumes or imports the session gives the call the same key. A fork gives another one."""
+    """A process that resumes or imports the session gives the call the same key. A fork gives the call another
+    key.
+    """
     path = tmp_path / "trace.db"
     models = registry(PAY, Say("done"), Say("done"))
     async with keeping(path, models=models) as engine:
@@ -101,7 +103,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
 async def test_a_call_whose_process_was_killed_has_the_same_key_again(tmp_path: Path) -> None:
-    """The next process finds the open call and runs it with the same key, so a payment can be made once."""
+    """The next process finds the open call and runs it with the same key. A payment service can then pay once."""
     killed = ended(KILLED, tmp_path / "trace.db")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(tmp_path / "trace.db", Say("done")) as engine:
@@ -111,7 +113,7 @@ async def test_a_call_whose_process_was_killed_has_the_same_key_again(tmp_path: 
 
 
 async def test_steering_a_turn_changes_no_key() -> None:
-    """A steering message between two tools is not in the key."""
+    """A steering message between two tools is no part of the key."""
     async with running(TWICE, Say("done")) as (engine, _):
         session = engine.session("s:m", tools=[pay])
         async with session.stream("go") as turn:
@@ -129,7 +131,7 @@ def test_a_context_that_a_test_makes_has_a_key() -> None:
 
 
 def test_the_key_never_changes() -> None:
-    """A call may wait for its approval in a trace file. The next version of Callboard must give it the same
+    """A call may wait for its approval in a trace file. The next version of Callboard must give that call the same
     key.
     """
     reply = Message(Role.ASSISTANT, (ToolUseBlock("tu_1", "pay", {}),), id="msg_1")

@@ -199,7 +199,7 @@ async def test_a_tool_or_an_approval_hook_can_cancel_the_turn() -> None:
 
 
 async def test_a_late_answer_is_refused_with_the_result_of_the_call() -> None:
-    """The error says to call `submit({})`. That call sends the results to the model."""
+    """The error says to call `submit({})`, which sends the results to the model."""
     async with running(ADD_AND_HANG, Say("fine")) as (engine, _):
         session = engine.session("s:m", tools=TOOLS)
         await cut_short(session.send("go"), session.cancel)
@@ -250,7 +250,7 @@ async def test_a_cancelled_submit_keeps_the_answers_and_the_other_open_calls() -
 
 
 async def test_a_round_that_ended_with_the_engine_stays_ended_after_a_restart(tmp_path: Path) -> None:
-    """The stored history equals the history in memory. No call waits, and no tool runs again."""
+    """The stored history has the same content as the history in memory. No call waits, and no tool runs again."""
     path = tmp_path / "trace.db"
     models = registry(ADD_AND_HANG, Say("fine"))
     async with keeping(path, models=models) as engine:
@@ -300,7 +300,7 @@ def test_three_stop_reasons_count_as_good_ends() -> None:
 
 @pytest.mark.parametrize("reason", list(StopReason), ids=str)
 def test_settling_calls_twice_changes_nothing(reason: StopReason) -> None:
-    """An incomplete call stays incomplete. Content that is already settled is returned as the same object."""
+    """An incomplete call stays incomplete. Settled content is returned as the same object."""
     calls = (ToolUseBlock("tu_1", "wipe", {}), ToolUseBlock("tu_2", "wipe", {}, incomplete=True))
     settled = with_whole_calls(calls, reason)
     assert [call.incomplete for call in settled if isinstance(call, ToolUseBlock)] == [
@@ -322,7 +322,7 @@ async def test_the_turn_ends_and_each_call_is_marked_as_not_executed(reason: Sto
 
 
 async def test_at_the_limit_of_tokens_the_model_gets_an_error_result() -> None:
-    """A shorter call may fit. The call is not run, although its arguments are complete."""
+    """A shorter call may fit. The call is not run, even with complete arguments."""
     async with talking(ended(StopReason.MAX_TOKENS, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
         assert (await session.send("go")).text == "fine"
         assert ran == []

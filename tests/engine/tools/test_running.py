@@ -55,7 +55,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 8
 
 
 async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> None:
-    """The loop continues meanwhile. The thread has the context variables of the caller."""
+    """The loop runs on meanwhile. The thread has the context variables of the caller."""
     WHO.set("me")
     released = threading.Event()
 
@@ -72,7 +72,7 @@ async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> N
 
 
 async def test_a_plain_function_can_run_its_own_event_loop() -> None:
-    """A thread of a tool has no loop yet. Twenty calls in a row use at most two threads."""
+    """The thread of a tool has no loop. Twenty calls in a row use at most two threads."""
 
     @tool
     def nested() -> int:
@@ -133,7 +133,7 @@ def test_a_thread_that_hangs_does_not_keep_the_program_from_ending() -> None:
 
 
 async def test_cancelling_the_round_sets_every_signal() -> None:
-    """An async tool is cancelled. A plain one sees its abort signal."""
+    """An async tool is cancelled. A plain tool sees its abort signal."""
     heard = threading.Event()
     running = anyio.Event()
     cancelled: list[str] = []
@@ -387,8 +387,8 @@ async def test_some_answers_leave_the_rest_open() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_calls_are_approved_and_denied_as_they_were_shown(streamed: bool) -> None:
-    """Each call is approved or denied by its object. The model is called when all have an answer. A decided call
-    is refused.
+    """The host passes the call itself. The model is called when all calls have an answer. A call with an answer is
+    refused.
     """
     both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
     async with talking(both, Say("do", "ne"), tools=[pay]) as (session, _):
@@ -424,7 +424,7 @@ async def test_an_approval_without_the_waiting_call_is_refused() -> None:
 
 
 async def test_a_submitted_turn_can_be_streamed() -> None:
-    """The events of the tools come first, then the reply, then the end of the turn."""
+    """The tool events come first, then the events of the reply, then the end of the turn."""
     async with talking(Say(calls=[("pay", {"euros": 1})]), Say("done"), tools=[pay]) as (session, _):
         await session.send("go")
         async with session.submit_stream({pending(session)["pay"]: Approved()}) as turn:
@@ -546,7 +546,7 @@ async def test_a_condition_that_raises_fails_the_turn() -> None:
 @row("8.7.3")
 @row("8.7.4")
 async def test_rounds_are_limited(rounds: int, calls: int) -> None:
-    """8.7: N rounds are at most N + 1 calls. With 0 rounds no tool runs, and its calls stay open."""
+    """8.7: N rounds are at most N + 1 calls. With 0 rounds no tool runs, and the calls stay open."""
     async with running(*again(5)) as (engine, _):
         session = engine.session("s:m", tools=[add])
         async with session.stream("go", max_tool_rounds=rounds) as turn:

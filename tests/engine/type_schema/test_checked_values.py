@@ -1,6 +1,6 @@
-"""The values that the check accepts, and its messages for others, which models and hosts read.
+"""The values that the check accepts, and its messages for other values. Models and hosts read these messages.
 
-This table must pass with any library that does the checking.
+The table must pass with any library that does the checking.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ OBJECT_OR: list[Json] = [{"type": "object", "properties": {"a": {"type": "intege
 
 
 def test_the_message_is_that_of_the_nearest_alternative() -> None:
-    """A model can correct that fault. It can't correct "under none of the schemas"."""
+    """A model can correct the nearest alternative. It can't correct "under none of the schemas"."""
     for keyword in ("anyOf", "oneOf"):
         with pytest.raises(ValueError) as refused:
             check({"a": "x"}, {keyword: OBJECT_OR})
@@ -133,7 +133,7 @@ def _nested(depth: int) -> Json:
 
 
 def test_values_without_an_end_are_faults() -> None:
-    """The check raises an error for any depth. A stack overflow in machine code would end the process."""
+    """A nested value of any depth raises an error. A stack overflow in machine code would end the process."""
     endless: list[Json] = []
     endless.append(endless)
     for value in (_nested(100_000), endless):
@@ -208,7 +208,7 @@ VALUES: st.SearchStrategy[Json] = st.recursive(
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, VALUES | JSON_VALUES)
 def test_the_quick_check_agrees_with_jsonschema(schema: Json, value: Json) -> None:
-    """The answers agree for every plain schema and value, in both directions."""
+    """The two checks agree for every plain schema and value."""
     accepts = accepting(schema)
     assert accepts is not None
     assert accepts(value) == Draft202012Validator(schema).is_valid(value)  # type: ignore[arg-type]

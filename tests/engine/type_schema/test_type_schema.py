@@ -321,7 +321,7 @@ def test_the_error_lists_up_to_five_faults_with_their_paths() -> None:
 
 def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
     deep: Json = {"label": "", "children": []}
-    for _ in range(50_000):  # C code has a limit of its own since Python 3.12
+    for _ in range(50_000):  # C code has its own recursion limit since Python 3.12
         deep = {"label": "", "children": [deep]}
     with pytest.raises(ValueError, match="nested too deeply"):
         check(deep, json_schema(Tree))

@@ -1,4 +1,4 @@
-"""The class for outgoing events: all events are sent in order despite faults of the broker and the trace."""
+"""Outgoing events: all events are sent in order despite faults of the broker and the trace."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def page(after: int, last: int, size: int = 10) -> Page:
 
 
 def test_one_page_is_sent_at_a_time() -> None:
-    """The next page is sent after the broker has acknowledged the previous one."""
+    """The next page is sent after the broker has acknowledged the previous page."""
     machine = BridgeQueue()
     machine.add([page(0, 2), page(2, 5)])
     assert machine.next(0.0, connected=True) == Send(page(0, 2))
@@ -184,7 +184,7 @@ PLENTY = 1 << 20
 
 
 def said(seq: int, *, captured: bool) -> list[Envelope]:
-    """A message and a setup, in the form that the writer commits."""
+    """A message and a setup in the form in which the writer commits them."""
     message = SessionMessageAppended(position=0, message=Message.user("secret"))
     setup = SessionConfigured(history=0, setup=SessionSetup(model="s:m", system_prompt="secret"))
     spoken = [Envelope(seq + n, "run_a", 1, 1, data) for n, data in enumerate((message, setup))]

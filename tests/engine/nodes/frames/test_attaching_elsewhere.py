@@ -1,4 +1,4 @@
-"""A stream can be read on every node: the same events with the same numbers, and one end."""
+"""A stream can be read on every node, with the same events, the same numbers and one end."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ async def restart(nats: NatsServer, *engines: Engine) -> None:
 
 
 async def test_an_unknown_stream_is_an_error_of_the_first_read(nats: NatsServer) -> None:
-    """Attaching does not wait for other nodes. A number beyond the end fails at the read, a negative one at
-    `attach`.
+    """Attaching does not wait for other nodes. A number beyond the end fails at the read, and a negative number
+    fails at `attach`.
     """
     async with nodes(nats, 2, Say("a")) as (owner, other):
         reader = other.attach("trn_nothing")
@@ -208,7 +208,7 @@ async def test_a_mirror_without_readers_is_dropped(nats: NatsServer) -> None:
 
 
 async def test_closing_an_engine_ends_its_readers(nats: NatsServer) -> None:
-    """The reader gets an error, because the stream continues on its owner."""
+    """The reader gets an error, because the stream continues on the node of its owner."""
     gate = Gate(11)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -232,7 +232,7 @@ async def test_a_stream_larger_than_a_message_of_the_broker(nats: NatsServer) ->
 
 
 async def test_no_frame_of_a_deleted_session_is_kept(nats: NatsServer) -> None:
-    """Frames of other sessions stay."""
+    """The broker keeps the frames of other sessions."""
     async with nodes(nats, 2, Say("a"), Say("b")) as (owner, other):
         sessions = [owner.session("s:m"), owner.session("s:m")]
         frames = node_of(other).frames

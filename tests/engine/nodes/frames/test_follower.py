@@ -1,6 +1,4 @@
-"""The times at which a reader asks the owner or the store: it never waits without a reason, and never asks without
-need.
-"""
+"""The times at which a reader's follower asks the owner or the store: no endless wait, and no needless request."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ END = TurnComplete("completed")
 
 
 def follower() -> Follower:
-    """A follower that has requested the broker's frames and has none yet."""
+    """A follower that has requested the frames of the broker and has received none."""
     one = Follower(Mirror(StreamLog("s")), 0.0, TIMING)
     assert one.question(0.0) == Replay()
     return one
@@ -66,7 +64,7 @@ def events_of(one: Follower) -> list[TurnEvent]:
 
 
 def test_while_frames_arrive_no_request_is_sent() -> None:
-    """A reader costs its owner nothing. Retained frames are enough at the start."""
+    """A reader causes no request to its owner. Retained frames are enough at the start."""
     one = replayed()
     assert one.question(0.0) == AskOwner(0, "")
     one.owner_answered(OwnerAnswer("owner", 0), 0.0)
@@ -106,7 +104,7 @@ def test_a_gap_that_closes_is_not_requested() -> None:
 
 
 def test_a_quiet_owner_is_asked_for_its_state() -> None:
-    """A model can think for minutes, so an owner that answers keeps its stream open."""
+    """A model can think for minutes, so a stream stays open while its owner answers."""
     one = replayed(TextDelta("a"))
     for now in (3.0, 6.0, 9.0):
         assert one.question(now) == AskOwner(1, "owner")
@@ -143,8 +141,8 @@ def test_a_stream_without_owner_and_store_row_is_unknown() -> None:
 
 
 def test_a_new_stream_is_requested_for_some_time() -> None:
-    """A reader can have the id before the owner has published it. The follower asks for the owner until the time
-    is over.
+    """A reader can get the id before the owner has published it. The follower asks for the owner until a time
+    limit.
     """
     one = Follower(Mirror(StreamLog("s")), 0.0, TIMING, new=True)
     one.question(0.0)
@@ -171,7 +169,7 @@ def test_only_a_recent_id_can_be_new() -> None:
 
 
 def test_a_stream_that_ended_long_ago_comes_from_the_store() -> None:
-    """Each block is one delta."""
+    """The store gives each block as one delta."""
     one = replayed()
     one.question(0.0)
     one.owner_answered(None, 0.0)
@@ -212,7 +210,7 @@ def test_without_a_store_the_wait_is_limited() -> None:
 
 
 def test_without_broker_and_store_the_stream_stays_open() -> None:
-    """The owner can be alive. The wait for a stream without any frames is limited."""
+    """The owner may be alive. The wait for a stream without any frames is limited."""
     one, unseen = follower(), follower()
     for frame in frames(TextDelta("a")):
         one.frame(frame, 0.0)
@@ -445,7 +443,7 @@ async def test_a_stream_that_cannot_be_encoded_stops_no_other() -> None:
 
 
 async def test_a_node_answers_only_for_its_own_streams() -> None:
-    """A node answers for open and completed streams. It ignores other streams, because another node can have
+    """A node answers for its open and completed streams. It ignores other streams, because another node may have
     them.
     """
     owner = Owner()

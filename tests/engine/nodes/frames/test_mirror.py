@@ -1,4 +1,4 @@
-"""A mirror always has the start of the log, despite all faults of the broker, and has one end."""
+"""A mirror always has the first events of the log, despite all faults of the broker, and ends once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def mirror_of(events: list[TurnEvent]) -> Mirror:
 
 
 def framed(events: list[TurnEvent], *, each: int = 3, most_bytes: int = 200, epoch: int = 0) -> list[Frame]:
-    """The frames of a log. A frame is made after `each` events."""
+    """The frames of a log, with up to `each` events in a frame."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     framer = Framer(log, "", "n", most_bytes)
     framer.epoch = epoch
@@ -121,7 +121,7 @@ def test_a_mirror_is_a_prefix_of_the_log_until_it_is_complete(
 
 
 def test_frames_in_order_are_not_held() -> None:
-    """A repeated frame has no effect and is no sign of life."""
+    """A repeated frame has no effect and does not show that the owner is alive."""
     mirror = new_mirror()
     for frame in framed([MessageStart("m"), *(TextDelta(str(n), 0, "m") for n in range(50))]):
         assert mirror.receive(frame)
@@ -297,7 +297,7 @@ def test_every_event_is_unchanged_by_frames(events: list[TurnEvent], most_bytes:
 
 
 def test_deltas_of_a_block_are_one_entry() -> None:
-    """Each further delta costs one byte."""
+    """Each further delta adds one byte."""
     ((entries, count),) = chunks([TextDelta(f"{number} ", 0, "m") for number in range(100)], 4096)
     assert count == 100
     (entry,) = entries
@@ -306,7 +306,7 @@ def test_deltas_of_a_block_are_one_entry() -> None:
 
 
 def test_a_chunk_is_limited_unless_one_event_is_larger() -> None:
-    """A burst becomes several frames. A larger event is a frame of its own."""
+    """A burst becomes several frames. A larger event has a frame of its own."""
     sizes = [
         [len(entry.text) for entry in entries if isinstance(entry, Texts)]
         for entries, _ in chunks([*(TextDelta("x" * 100) for _ in range(100)), TextDelta("y" * 9000)], 4096)
@@ -329,7 +329,7 @@ def test_an_event_that_json_cannot_encode_keeps_its_place() -> None:
 
 
 def test_a_frame_of_a_later_version_is_unreadable() -> None:
-    """The stream has no error, and its reader asks the owner or the store."""
+    """The stream gets no error, and its reader asks the owner or the store."""
     with pytest.raises(UnreadableFrame):
         read_packet(msgspec.msgpack.encode([99, "s"]))
     with pytest.raises(UnreadableFrame):

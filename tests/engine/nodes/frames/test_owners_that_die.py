@@ -1,4 +1,4 @@
-"""Streams whose node dies: the parts of a turn that the next owner and the shared store have."""
+"""Streams after the death of their node: the parts of a turn that the next owner and the shared store have."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_readers_of_killed_owners_get_a_prefix_and_one_end(
             assert isinstance(end, TurnComplete)
             assert end.status == "outcome_unknown"
             assert await read(readers["late"], streams[place]) == seen["b", place]
-            # This also holds for a reader that continues on another node after the message's end.
+            # A reader that continues on another node after the message's end gets the same text.
             last = len(seen["b", place]) - 1
             assert await read(readers["late"], streams[place], last) == [end]
             if place != PLAIN:
@@ -172,7 +172,7 @@ async def test_an_end_that_was_sent_ends_the_stream_on_every_node(
 async def test_an_owner_that_was_suspended_too_long_is_ignored(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Another node has ended the turn, for current and for later readers."""
+    """Another node has ended the turn. Current and later readers get that end."""
     cluster = {"nats": nats.url, "lease_seconds": LEASE}
     async with (
         node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader,
@@ -227,7 +227,7 @@ async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> N
 
 
 async def test_an_end_that_another_node_has_published_stays(tmp_path: Path) -> None:
-    """The owner's own end can be shipped later, but readers already have the published one."""
+    """The owner's own end may be shipped later, but readers already have the published end."""
     async with keeping(tmp_path / "t.db", Say("Hi")) as engine:
         session = engine.session("s:m")
         async with session.stream("Hi") as turn:

@@ -60,7 +60,7 @@ def nodes_at_work(dsn: str, folder: Path) -> Iterator[list[Node]]:
 
 @pytest.mark.parametrize("fault", first_is_quick(["restart", "none"], "the same without a fault"))
 async def test_fifty_callers_in_three_processes_make_ten_calls(tmp_path: Path, fault: str) -> None:
-    """One node is killed during its calls, and the most that those calls can cost stays counted."""
+    """One node is killed during its calls. The most that those calls can cost stays counted."""
     changed = asyncio.Condition()
 
     async def until(count: int, *what: str) -> None:
@@ -93,9 +93,9 @@ async def test_fifty_callers_in_three_processes_make_ten_calls(tmp_path: Path, f
 
 
 async def has_left(dsn: str, folder: Path, left: int) -> None:
-    """Check that a new node has everything that is not spent. The reservations of the dead node are not available.
+    """Check that a new node can spend the unspent amount, except for the reservations of the dead node.
 
-    If the dead node was much quicker than the others, the rest can be too little for one call.
+    If the dead node was much quicker than the others, the remaining amount may be too small for one call.
     """
     may_call = left >= ONE
     budget = msgspec.structs.replace(BUDGET, when_full="wait") if may_call else BUDGET

@@ -123,7 +123,7 @@ class Node:
 
     @property
     def committed(self) -> int:
-        """The spend of the node, and the most that its calls can still cost."""
+        """The spend of the node, plus the most that its calls in progress can cost."""
         return self.spent + sum(nano for _, nano in self.calls)
 
 
@@ -248,7 +248,7 @@ async def test_a_slice_is_given_back_when_the_store_is_available_again() -> None
 
 
 async def test_a_late_statement_takes_nothing_that_the_node_uses() -> None:
-    """If the answer to `give_back` is lost, the node settles its state before it uses a slice."""
+    """If the answer to `give_back` is lost, the node settles its state before its next use of a slice."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     assert await a.reserve(600)
@@ -268,7 +268,7 @@ async def test_a_late_statement_takes_nothing_that_the_node_uses() -> None:
 
 
 async def test_a_returned_slice_is_not_used() -> None:
-    """The node requests it again, and another node can have it."""
+    """The node requests a new slice, and another node can get the old one."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     for _ in range(2):
@@ -398,7 +398,7 @@ async def test_the_share_of_a_node_that_died_is_free_again() -> None:
 
 
 async def test_without_the_store_each_node_uses_an_even_part() -> None:
-    """An event reports the change. When the store is back, shares are as before."""
+    """An event reports the change. When the store is back, the shares are the same as before."""
     rows = Rows()
     async with nodes(rows, 1, 10) as (a,):
         events = a.bus.subscribe("nodes.limits_changed")

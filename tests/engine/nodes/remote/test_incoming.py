@@ -1,6 +1,4 @@
-"""The class for incoming events: each event is delivered once and in order, for any order of pages and a late
-store.
-"""
+"""Incoming events: each event is delivered once and in order, for any order of pages and with a slow store."""
 
 from __future__ import annotations
 

@@ -55,9 +55,7 @@ class Reader:
                 await self._came.wait()
 
     async def has(self, wanted: list[Envelope]) -> None:
-        """Wait for the last of these events. Up to it, the reader must have the same events of that run, in
-        order.
-        """
+        """Wait for the last of these events. The reader must have exactly these events of the run, in order."""
         last = wanted[-1]
         await self.until(lambda: any(_id(each) == _id(last) for each in self.got))
         assert [each for each in self.got if each.run_id == last.run_id][: len(wanted)] == wanted
@@ -97,7 +95,7 @@ async def talk(engine: Engine, turns: int = 1) -> None:
 
 @pytest.mark.parametrize("kind", ["cluster", "alone", "late"])
 async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_path: Path, kind: str) -> None:
-    """The engine is in a cluster, or has a bridge of its own, or gets its bridge later."""
+    """The engine is in a cluster, or has its own bridge from the start, or gets its own bridge later."""
     remote = RemoteBus(server.url)
     async with AsyncExitStack() as stack:
         reader = await stack.enter_async_context(reading(remote))
