@@ -1,4 +1,4 @@
-"""Adapters for chats under test. A models.yaml names them, for example as `tests.cli.adapters:Parrot`."""
+"""Adapters for chats in tests. A models.yaml names such an adapter, for example as `tests.cli.adapters:Parrot`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Parrot(ScriptedAdapter):
 
 
 class Endless(ScriptedAdapter):
-    """Stops in the middle of a story. It answers every other request with the history."""
+    """Stops in the middle of a story, and answers every other request with the history."""
 
     def say(self, request: CanonicalRequest) -> Say:
         if request.messages[-1].text != "Tell me a story.":
@@ -41,7 +41,7 @@ class Broken(ScriptedAdapter):
 
 
 class Misplaced(ScriptedAdapter):
-    """Raises ConfigurationError when it starts, as an adapter with a wrong configuration does."""
+    """Raises ConfigurationError when it starts."""
 
     async def initialize(self) -> None:
         raise ConfigurationError("misplaced: there is no such file")
@@ -55,7 +55,9 @@ class Rude(ScriptedAdapter):
 
 
 class Obedient(ScriptedAdapter):
-    """Follows the last message: `say TEXT`, `call TOOL JSON`, or `what` to describe the request."""
+    """Does what the last message says: `say TEXT`, `call TOOL JSON`, or `what` for a description of the
+    request.
+    """
 
     def say(self, request: CanonicalRequest) -> Say:
         last = request.messages[-1]

@@ -10,7 +10,7 @@ from .running import MODELS, make_trace
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A new folder, for CALLBOARD_HOME."""
+    """A new folder for CALLBOARD_HOME."""
     folder = tmp_path / "home"
     folder.mkdir()
     return folder

@@ -1,4 +1,4 @@
-"""Import every module that a command needs, once, in the process that forks for each command.
+"""Imports every module that a command needs, once, in the process that forks for each command.
 
 The book's pages and `running.start` also start commands in new processes.
 """
@@ -25,7 +25,7 @@ WITHIN = (
     *("prompt_toolkit.input.vt100", "prompt_toolkit.key_binding.bindings.search", "prompt_toolkit.patch_stdout"),
     "tests.cli.adapters",
 )
-"""Modules that are imported within functions: of Callboard, of libraries, and of the tests' configuration."""
+"""Modules that functions of Callboard, of libraries, and of the tests' configuration import."""
 
 for room in (bus, adapters, tracestore, engine):
     for module in walk_packages(room.__path__, f"{room.__name__}."):

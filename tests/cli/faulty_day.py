@@ -79,7 +79,7 @@ def _day(make: Maker) -> Iterator[Envelope]:
 
 
 def _after(make: Maker) -> Iterator[Envelope]:
-    """Events of a later run, which is lost. They come after the repricings and after content is forgotten."""
+    """Events of a later run, which is lost. This run comes after the repricings and after content was deleted."""
     later = T0 + 20 * DAY_US
     yield make(SessionCreated(model=MODELS[0]), session_id="ses_captured", ts_us=later)
     for envelope in _conversation(make, "ses_captured"):

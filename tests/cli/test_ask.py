@@ -304,7 +304,7 @@ def test_a_terminal_shows_the_models_thinking_and_stdout_never_does(home: Path, 
     assert call("ask", "-m", "toy:m", "hi", home=home, exits=0).stderr == ""
 
 
-def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:
+def test_an_interrupt_while_the_command_starts_is_quiet(talkative: Path) -> None:
     """The process prints no traceback if the signal arrives before the command starts."""
     with start(home=talkative, program=INTERRUPTED_EARLY) as process:
         assert process.communicate() == (b"", b"")

@@ -79,7 +79,7 @@ def test_a_batch_is_cancelled(server: BatchServer, home: Path, tmp_path: Path) -
     """Requests that were answered before the cancellation keep their results."""
     file = str(tmp_path / "requests.jsonl")
     batch_id = call("batch", "submit", file, "--model", "mini", home=home).stdout.strip()
-    server.fail("lose look")  # Resuming looks up the job first. This failure must not end the job.
+    server.fail("lose look")  # A resume looks up the job first. A failure of this request must not end the job.
     done = call("batch", "cancel", batch_id, home=home)
     assert done.returncode == 1
     done = call("batch", "cancel", batch_id, home=home)

@@ -271,7 +271,7 @@ def test_a_preview_shows_the_request_for_another_model(talkative: Path) -> None:
         ('"""\n  a\n"""', False, "  a"),
     ],
 )
-def test_three_quotation_marks_hold_several_lines(text: str, opened: bool, meant: str) -> None:
+def test_three_quotation_marks_enclose_several_lines(text: str, opened: bool, meant: str) -> None:
     """The opening marks are at the start of the message, and the closing marks at the end of a line."""
     assert is_open(text) is opened
     assert unwrapped(text) == meant

@@ -139,7 +139,7 @@ def test_ctrl_c_stops_a_reply_and_the_next_chat_has_the_history(talkative: Path)
         assert terminal.ended() == 0
 
 
-def test_a_terminal_without_the_library_that_edits_lines(talkative: Path) -> None:
+def test_a_chat_at_a_terminal_works_without_the_library_for_line_editing(talkative: Path) -> None:
     """The chat reads plain lines, and messages of several lines. The end of the input ends the chat."""
     with chat(talkative, "--save", without="prompt_toolkit") as terminal:
         terminal.until("you> ")

@@ -122,7 +122,7 @@ def test_a_list_and_a_search_make_no_file(embedding: Path) -> None:
     assert "parameter_dropped: input_type" in done.stderr
 
 
-def test_what_was_embedded_before_a_failure_is_kept(embedding: Path) -> None:
+def test_vectors_from_before_a_failure_are_kept(embedding: Path) -> None:
     done = call("collections", "add", "c", "-m", "poor:words", home=embedding, said="good\nbad\nfine\n", exits=1)
     assert "1 of 3 texts were not embedded" in done.stderr
     assert rows("collections", "list", home=embedding)[0]["items"] == 2
@@ -142,7 +142,7 @@ def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
     assert rows("collections", "list", home=embedding) == []
 
 
-def test_a_row_that_lacks_something_is_named() -> None:
+def test_an_incomplete_row_is_named() -> None:
     """The error names the source and the row."""
     for kind, text, fault in (
         ("jsonl", '{"text": "x"}', "row 1 has no id"),
@@ -181,7 +181,7 @@ def test_another_database_is_not_touched(tmp_path: Path) -> None:
 
 
 @given(VECTORS)
-def test_a_vector_comes_back_as_it_was(vector: list[float]) -> None:
+def test_a_vector_is_read_unchanged(vector: list[float]) -> None:
     assert list(unpacked(packed(vector))) == vector
 
 
@@ -202,7 +202,7 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
 # -- `callboard embed`: reads texts, writes vectors, and records the cost.
 
 
-def test_the_texts_of_the_command_line_come_out_as_vectors(embedding: Path) -> None:
+def test_texts_on_the_command_line_become_vectors(embedding: Path) -> None:
     """Usage and cost are on stderr, and the call is in the trace."""
     done = call("embed", "--model", "words", "--dimensions", "8", "red cat", "red dog", home=embedding, exits=0)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -212,7 +212,7 @@ def test_the_texts_of_the_command_line_come_out_as_vectors(embedding: Path) -> N
     assert (row["operation"], row["model"], row["status"]) == ("embeddings", "toy:words", "completed")
 
 
-def test_without_a_text_it_is_the_lines_of_stdin(embedding: Path) -> None:
+def test_without_a_text_the_lines_of_stdin_are_embedded(embedding: Path) -> None:
     """An unknown model exits with 2."""
     done = call("embed", "--model", "words", home=embedding, said="one\ntwo\nthree")
     assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [0, 1, 2]
@@ -227,7 +227,7 @@ def test_a_record_without_the_text_is_named_by_its_line(embedding: Path) -> None
         assert done.stdout == ""
 
 
-def test_records_come_out_with_their_vectors(embedding: Path) -> None:
+def test_records_are_written_with_their_vectors(embedding: Path) -> None:
     """`--base64` writes exactly the float32 numbers."""
     said = '{"id": 7, "body": "red cat"}\n\n{"id": 8, "body": "blue sky"}\n'
     options = ("embed", "--model", "words", "--jsonl", "body", "--dimensions", "4")

@@ -152,7 +152,7 @@ def test_replay_with_wrong_options_is_refused(traced: Path, options: tuple[str, 
     assert done.stderr
 
 
-def test_a_slow_replay_shows_each_event_when_it_comes_and_can_be_interrupted(traced: Path) -> None:
+def test_a_slow_replay_shows_events_immediately_and_can_be_interrupted(traced: Path) -> None:
     """The first line appears immediately, at a hundred-thousandth of the real speed."""
     with start("replay", "--speed", "0.00001", home=traced) as process:
         assert present(process.stdout).readline()

@@ -108,7 +108,7 @@ def test_a_key_that_the_configuration_needs_and_the_environment_lacks_fails(home
     assert line(done.stdout, "usable").split()[2].startswith("here")
 
 
-def test_a_trace_file_that_is_no_database_fails_and_is_left_alone(home: Path) -> None:
+def test_a_trace_file_that_is_no_database_fails_and_stays_unchanged(home: Path) -> None:
     """No byte of the file changes."""
     path = home / "notes.txt"
     path.write_text("Buy milk.\n" * 20)
@@ -156,7 +156,7 @@ def test_offline_sends_no_request(home: Path) -> None:
     assert "no-such-server" in line(done.stdout, "adapter:odd")
 
 
-def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> None:
+def test_json_is_one_object_and_needs_no_rich(traced: Path) -> None:
     """The object has the checks, versions and places."""
     configure(traced, refusing_url())
     done = call("doctor", "--json", home=traced, without="rich", exits=1)
@@ -200,7 +200,7 @@ def test_the_age_of_prices_is_counted_in_days(day: str, days: int | None) -> Non
     assert age_in_days(day, FakeClock(epoch_us=1_767_225_600_000_000)) == days
 
 
-# -- A wrong configuration: every command prints one line with the place of the fault and the remedy.
+# -- A wrong configuration: every command prints one line with the place of the fault and advice.
 
 COMMANDS = {
     "ask": ("hello",),

@@ -403,7 +403,7 @@ SHOWING = sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video
         quick=len(DRAWING),
     ),
 )
-def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
+def test_a_terminal_of_any_width_shows_the_faulty_day(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
     """The output has colours, and no control characters other than the styles of rich."""
     terminal = {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm"}
     for example in EXAMPLES[name][: 1 if is_quick() else 3]:

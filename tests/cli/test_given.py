@@ -104,7 +104,7 @@ def test_an_option_is_read_as_its_type(name: str, value: str, read: object) -> N
     assert options_of([(name, value)]) == {name: read}
 
 
-def test_an_option_with_a_dot_is_a_providers() -> None:
+def test_an_option_with_a_dot_is_an_option_of_the_provider() -> None:
     """The value is JSON, or text if it is not JSON. `as_json_options` is the inverse."""
     options = options_of([("anthropic.top_k", "40"), ("anthropic.x", "words"), ("seed", "1"), ("seed", "2")])
     assert options == {"provider_options": {"anthropic": {"top_k": 40, "x": "words"}}, "seed": 2}
@@ -197,7 +197,7 @@ def test_blocks_of_code_follow_commonmark(text: str, blocks: list[str]) -> None:
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=20), max_size=4))
-def test_fenced_code_comes_back(codes: list[str]) -> None:
+def test_fenced_code_is_read_unchanged(codes: list[str]) -> None:
     """The code can be any text without a fence."""
     whole = [f"{code}\n" for code in codes]
     assert code_blocks("\n".join(f"words\n```x\n{code}```" for code in whole)) == whole
@@ -272,9 +272,7 @@ def test_a_parameter_is_filled_from_the_caller_or_from_its_default() -> None:
         ("prompt: costs $$5", "costs $5\n\nthe input", None),
     ],
 )
-def test_the_input_goes_where_it_is_named_or_else_below_the_prompt(
-    text: str, prompt: str, system: str | None
-) -> None:
+def test_the_input_replaces_its_name_or_comes_below_the_prompt(text: str, prompt: str, system: str | None) -> None:
     """The input is always present. It occurs twice only if the template names it twice."""
     assert read("t", text).filled("the input", {}) == (prompt, system)
 
@@ -321,7 +319,7 @@ def test_a_name_never_leads_out_of_the_folder(folder: Path) -> None:
         load("zzz")
 
 
-def test_a_saved_template_is_read_again_as_it_was(folder: Path) -> None:
+def test_a_saved_template_is_read_unchanged(folder: Path) -> None:
     """Only the owner can read the file, and only `replace=True` replaces it."""
     more = {"defaults": {"a": 1}, "schema": "name, age int", "tools": ("x",), "extract": "first"}
     template = Template(name="t", prompt="two\nlines $a", **more)

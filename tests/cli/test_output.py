@@ -286,7 +286,7 @@ def test_nothing_else_writes_to_the_streams() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
     }
-    # They write: the end of a progress line, the line end after ^C, a key or a reply for a pipe, and shell words.
+    # These modules write the end of a progress line, the line end after ^C, a key or a reply for a pipe, and shell words.
     ours = {"command_line.py", "keys.py", "completion.py", "answers.py"}
     assert found == {"sanitize.py", "traces.py", "upkeep.py", *ours}
 

@@ -196,7 +196,7 @@ def priced(name: str, before: int, after: int) -> Line:
     return Line(name, sums)
 
 
-def test_its_head_shows_the_compared_calls() -> None:
+def test_the_head_of_the_page_shows_the_compared_calls() -> None:
     """The head has the calls, the days, the two price lists, and a note about a trial."""
     days = (priced("2026-07-01", 1, 2), priced("2026-09-30", 1, 2))
     text = written(report(priced("a:m", 2, 4), days=days))

@@ -110,7 +110,7 @@ def test_a_dry_run_and_a_comparison_change_nothing(traced: Path) -> None:
         assert costs(traced) == [None, 4500, 2400]
 
 
-def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_path: Path) -> None:
+def test_a_table_of_some_calls_is_compared_in_every_format(traced: Path, tmp_path: Path) -> None:
     """Text, JSON, CSV and the page compare the same calls, and list the others."""
     table, page = tmp_path / "chat.yaml", tmp_path / "page.html"
     table.write_text("prices: [{model: 'local-chat:*', input: 1, output: 1, cache_read: 1}]")
@@ -184,7 +184,7 @@ def test_a_discount_changes_the_prices_of_the_file_or_of_new_calls(traced: Path)
         ("newer", "this Callboard supports versions up to "),
     ],
 )
-def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(
+def test_a_file_that_is_no_trace_file_is_refused_in_one_line(
     traced: Path, command: tuple[str, ...], kind: str, said: str
 ) -> None:
     """The exit code is 1, and the file does not change."""
@@ -289,7 +289,7 @@ def test_export_takes_filters_and_price_versions(traced: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "code"), [("{home}/no/such/folder/x.csv", 1), ("{home}/trace.db", 2)])
-def test_export_to_a_path_that_it_cannot_write_is_refused(traced: Path, path: str, code: int) -> None:
+def test_an_export_to_a_path_that_cannot_be_written_is_refused(traced: Path, path: str, code: int) -> None:
     """The error is one line, and the trace file does not change."""
     before = (traced / "trace.db").read_bytes()
     done = call("export", "--format", "csv", path.format(home=traced), home=traced)
@@ -327,7 +327,7 @@ def test_the_error_of_a_wrong_argument_shows_a_valid_one(traced: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
+def test_stats_errors_and_sql_have_every_format(traced: Path) -> None:
     """The formats are a table, JSON and CSV."""
     for command in (("stats",), ("errors",), ("sql", "SELECT model, count(*) AS n FROM calls GROUP BY model")):
         for form in ((), ("--json",), ("--csv",)):
@@ -382,7 +382,7 @@ def test_the_page_of_a_repricing_needs_no_other_file_and_shows_exact_amounts(tra
     call("reprice", "--undo", home=traced, exits=1)
 
 
-def test_a_comparison_is_rows_for_programs_too(traced: Path) -> None:
+def test_a_comparison_has_rows_for_programs(traced: Path) -> None:
     """There is one row for each model, with the difference. stdout has nothing else."""
     trial = ("reprice", "--prices", str(PRICES), "--dry-run")
     rows = [json.loads(line) for line in call(*trial, "--json", home=traced).stdout.splitlines()]

@@ -125,7 +125,7 @@ def test_ages_and_sizes_are_read(read: object, text: str, value: int) -> None:
 # -- `callboard ship` copies a trace file to a server.
 
 
-def test_ship_once(
+def test_ship_copies_the_file_once(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A call that a dead process left open is closed as failed. The password is never shown."""
@@ -162,7 +162,7 @@ def test_ship_names_the_missing_store_or_file(
     assert "no trace file" in capsys.readouterr().err
 
 
-# -- `--store` names a trace on a server, in place of a trace file.
+# -- `--store` names a trace on a server.
 
 
 def make_shared_trace(dsn: str) -> None:

@@ -96,7 +96,7 @@ def test_a_port_in_use_is_an_error_that_names_it(traced: Path) -> None:
         assert port in done.stderr
 
 
-def test_an_interrupt_ends_the_server_although_a_page_listens(traced: Path) -> None:
+def test_an_interrupt_ends_the_server_while_a_page_is_open(traced: Path) -> None:
     """The page's stream ends, and the output has no error."""
     with serving(traced) as (address, token, process):
         with signed_in(address, token) as client, client.stream("GET", "api/now") as frames:

@@ -1,4 +1,4 @@
-"""When a provider or a model counts as unavailable, how it becomes available again, and settings of models."""
+"""The states of a provider and a model: unavailable, degraded, available again. Also settings of models."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def test_the_table_has_every_state_and_signal() -> None:
 
 
 def test_consecutive_failures_degrade_a_provider_and_then_make_it_unavailable() -> None:
-    """The third failure publishes degraded, the fifth unavailable, and the sixth publishes nothing."""
+    """The third failure publishes `degraded`, and the fifth publishes `unavailable`. The sixth publishes
+    nothing.
+    """
     table = AvailabilityTable()
     changes = [said(table.observe(failed("NetworkError"), 0)) for _ in range(6)]
     degraded, stopped = (None, "available", "degraded"), (None, "degraded", "unavailable")
@@ -110,7 +112,7 @@ def test_consecutive_failures_degrade_a_provider_and_then_make_it_unavailable() 
     assert (row.reason, row.retry_at_us) == ("network: NetworkError", 30 * SECOND)
 
 
-def test_one_success_makes_it_available_again() -> None:
+def test_one_success_makes_a_provider_available_again() -> None:
     """The success publishes the change, and resets the failures and the record."""
     table = AvailabilityTable()
     down(table)
@@ -121,7 +123,7 @@ def test_one_success_makes_it_available_again() -> None:
 
 @pytest.mark.parametrize("kind", ["InvalidRequestError", "CancelledError", "ContextOverflowError", "AdapterError"])
 def test_faults_of_the_request_never_count(kind: str) -> None:
-    """Bad requests and cancelled calls say nothing about the provider."""
+    """Bad requests and cancelled calls do not change the state of the provider."""
     table = AvailabilityTable()
     for _ in range(10):
         assert table.observe(failed(kind, status=400), 0) == ()
@@ -151,7 +153,7 @@ def test_a_missing_model_counts_only_against_the_model(kind: str) -> None:
 
 
 def test_a_rate_limit_degrades_a_model_for_the_time_of_the_provider() -> None:
-    """Successes of earlier calls do not change this."""
+    """Successes of earlier calls do not end this state."""
     table = AvailabilityTable()
     (change,) = table.observe(failed("RateLimitError", retry_after=7, will_retry=True), 0)
     assert (change.model, change.current, change.retry_at_us) == ("p:m", "degraded", 7 * SECOND)
@@ -222,7 +224,7 @@ def test_the_cool_down_doubles_up_to_ten_minutes() -> None:
 
 
 def test_a_call_within_the_cool_down_does_not_lengthen_it() -> None:
-    """A session with one model can call it at any time."""
+    """A session with one model can always call that model."""
     table = AvailabilityTable()
     down(table)
     for probe in range(5):
@@ -232,7 +234,9 @@ def test_a_call_within_the_cool_down_does_not_lengthen_it() -> None:
 
 
 def test_an_adapter_that_crashes_makes_its_provider_unavailable() -> None:
-    """The reason is adapter_crashed, the cool-down 30 seconds. A changed configuration resets the state."""
+    """The reason is `adapter_crashed`, and the cool-down is 30 seconds. A changed configuration resets the
+    state.
+    """
     table = AvailabilityTable()
     (change,) = table.crashed("p", 0)
     assert (change.current, change.reason, change.retry_at_us) == ("unavailable", "adapter_crashed", 30 * SECOND)
@@ -286,7 +290,7 @@ STEPS = st.lists(
 def test_published_changes_always_match_the_table(
     steps: list[tuple[str, int, str, bool]],
 ) -> None:
-    """Changes have no gap, there is at most one probe, and a success always makes available."""
+    """Changes have no gap, and one call probes at a time. A success always makes a provider available."""
     table, now, published = AvailabilityTable(), 0, dict[str | None, str]()
     for step, number, model, flag in steps:
         request = f"req_{number}"
@@ -354,7 +358,7 @@ async def asked(
 
 
 async def test_without_configuration_a_request_has_only_the_hosts_settings() -> None:
-    """Nothing is added: no addendum, no forced tool, no filter, and no default."""
+    """There is no addendum, no forced tool, no filter, and no default."""
     (one,) = await asked(Say("hello"))
     assert one.system_prompt == "You are brief."
     assert [tool.name for tool in one.tools] == ["read", "write", "list", "ask"]
@@ -393,7 +397,7 @@ async def test_no_tool_is_forced_against_the_caller_or_the_models_capabilities()
 
 
 async def test_the_setting_of_parallel_calls_is_the_default_of_the_caller() -> None:
-    """The caller's value comes first. A model without the option gets no value."""
+    """The caller's value takes precedence. A model without the option gets no value."""
     off = {"tools": ToolSettings(parallel=False)}
     assert (await asked(Say("x"), adapter=off))[0].parallel_tool_calls is False
     assert (await asked(Say("x"), adapter=off, parallel_tool_calls=True))[0].parallel_tool_calls is True
@@ -410,9 +414,7 @@ async def test_retries_of_a_model_are_in_the_request_unless_the_call_sets_them()
 
 
 async def test_an_adapters_default_output_is_limited_by_the_model() -> None:
-    """The model's own default comes first. The adapter's default is cut to the limit of the model's
-    capabilities.
-    """
+    """The model's own default takes precedence. The adapter's default is cut to the limit of the model."""
     usual = {"defaults": ModelDefaults(max_output_tokens=8192)}
     assert (await asked(Say("x"), adapter=usual))[0].max_output_tokens == 8192
     small = {"capabilities": {"max_output_tokens": 4096}}
@@ -437,7 +439,7 @@ def test_a_limit_keeps_the_chosen_tool_then_core_then_used_then_first_tools() ->
 
 
 def test_the_strict_setting_is_for_tools_without_one() -> None:
-    """A tool's own value stays."""
+    """The tool's own value does not change."""
     tools = [ToolDefinition("a"), ToolDefinition("b", strict=False)]
     made = model_input(ToolSettings(strict=True), None, tools=tools, system_prompt=None, messages=(), choice=None)
     assert [tool.strict for tool in made.tools] == [True, False]
@@ -459,7 +461,7 @@ def test_a_filter_keeps_the_limit_the_core_and_the_order(names: list[str], core:
 
 
 async def test_a_retry_policy_of_the_request_replaces_the_adapters() -> None:
-    """The adapter waits between two attempts as the request's policy says."""
+    """The request's policy decides how long the adapter waits between two attempts."""
     network = FakeTransport(failing(529), whole(*HELLO))
     adapter = ToyAdapter(AdapterConfig(retry=RetryPolicy(base_delay=1, jitter=False)), transport=network)
     began = anyio.current_time()

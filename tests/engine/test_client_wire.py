@@ -1,4 +1,4 @@
-"""A client's own body through the engine: the requests that a provider gets, and the client's replies."""
+"""A client's own body through the engine: the request to the provider, and the reply to the client."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "st
 
 
 class Provider:
-    """A provider of the Messages API with `a:m`, and one of Chat Completions with `b:m`, each with its own
-    protocol.
-    """
+    """A provider of the Messages API with `a:m`, and a provider of Chat Completions with `b:m`."""
 
     def __init__(self, *replies: FakeReply, others: Sequence[FakeReply] = ()) -> None:
         self.transport, self.other = FakeTransport(*replies), FakeTransport(*others)
@@ -120,7 +118,7 @@ class Filtered(Middleware):
         return lambda events: events
 
 
-# -- Tests.
+# -- The body, the raw reply and the trace.
 
 
 @both_ways
@@ -174,7 +172,9 @@ async def test_the_client_gets_the_raw_reply_of_the_last_call() -> None:
 
 
 async def test_a_cached_reply_is_canonical_and_answers_the_same_body_only() -> None:
-    """A field that only the body has can change the reply, so it is part of the key. The stream flag is not."""
+    """A field that only the body has can change the reply, so the key includes that field. The stream flag is not
+    included.
+    """
     provider = Provider(MESSAGES.whole("Hello"), MESSAGES.whole("Other"))
     async with provider.engine(Cache()) as engine:
         assert await provider.ask(engine, streamed=False) == "Hello"
@@ -185,7 +185,7 @@ async def test_a_cached_reply_is_canonical_and_answers_the_same_body_only() -> N
 
 @both_ways
 async def test_a_fallback_of_another_protocol_gets_the_canonical_request(streamed: bool) -> None:
-    """The client gets nothing of the failed call."""
+    """The client gets no part of the failed call."""
     other = CHAT.streamed("Hello") if streamed else CHAT.whole("Hello")
     provider = Provider(failing(500, b"{}"), others=[other])
     async with provider.engine(entry={"fallback": ("b:m",)}) as engine:
@@ -224,7 +224,7 @@ async def test_a_limit_above_the_models_own_is_lowered_for_another_protocol(mode
 
 
 async def test_the_trace_has_the_canonical_call(tmp_path: Path) -> None:
-    """The call is the same as without the client's body."""
+    """The body of the client does not change the call in the trace."""
     provider = Provider(hello(streamed=True))
     async with provider.engine(store=tmp_path / "t.db", trace=True, capture_content=True) as engine:
         await provider.ask(engine, streamed=True)

@@ -89,7 +89,9 @@ def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: str, how: str) -> None:
-    """The names are the id, an alias, the provider's own name and the tier. With a provider any name is valid."""
+    """The names are the id, an alias, the provider's own name and the tier. After a provider's prefix, any name is
+    valid.
+    """
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
     plan = expand(registry, name)
     assert [(named.model, named.resolved_by) for named in plan.named] == [(model, how)]
@@ -255,7 +257,7 @@ def test_the_error_of_a_wrong_name_for_clients_has_its_place(tmp_path: Path, nam
     assert complaint in str(caught.value)
 
 
-def test_an_adapters_settings_hold_for_all_its_models_and_a_model_can_differ(tmp_path: Path) -> None:
+def test_an_adapters_settings_apply_to_all_its_models_and_a_model_can_differ(tmp_path: Path) -> None:
     """Each key of the model replaces the adapter's. A model that isn't listed has the adapter's settings."""
     registry = read_models_yaml(written(tmp_path, SETTINGS), {})
     config = registry.adapters["a"].config
@@ -286,7 +288,7 @@ def test_the_environment_variable_sets_the_home_folder(tmp_path: Path, monkeypat
 
 
 async def test_an_engine_accepts_paths_as_texts(tmp_path: Path) -> None:
-    """These are `models=`, `store=` and `prices=`."""
+    """The arguments are `models=`, `store=` and `prices=`."""
     written(tmp_path, SEED_EXAMPLE)
     (tmp_path / "prices.yaml").write_text(PRICES)
     texts = {name: f"{tmp_path}/{name}.yaml" for name in ("models", "prices")}
@@ -308,7 +310,7 @@ def test_a_key_in_the_file_works_with_a_warning(tmp_path: Path, caplog: pytest.L
 
 
 def test_without_a_file_the_environments_keys_make_the_registry() -> None:
-    """OpenAI, Anthropic and Gemini get their variables. The local model needs none."""
+    """OpenAI, Anthropic and Gemini get the keys of their variables. The local model needs no key."""
     registry = registry_from_env({"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": "http://localhost:1/v1"})
     assert registry.adapters["openai"].config.base_url == "http://localhost:1/v1"
     assert registry.adapters["anthropic"].state == "not_configured"
@@ -325,7 +327,7 @@ def test_without_a_file_the_environments_keys_make_the_registry() -> None:
     ],
 )
 def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> None:
-    """GEMINI_API_KEY comes first."""
+    """GEMINI_API_KEY takes precedence."""
     entry = registry_from_env({**environ, "GEMINI_BASE_URL": "http://localhost:1"}).adapters["gemini"]
     assert (entry.config.api_key, entry.config.base_url) == (key, "http://localhost:1")
     assert entry.state == (
@@ -368,7 +370,7 @@ def test_the_address_of_the_environment_comes_after_the_files(
 
 
 def test_the_error_of_invalid_yaml_does_not_quote_the_file(tmp_path: Path) -> None:
-    """The wrong line can have a key."""
+    """The wrong line may contain a key."""
     path = written(tmp_path, "adapters:\n  a: {type: openai, api_key: sk-secret-key, : : }\n  b: [\n")
     with pytest.raises(ConfigurationError, match=r"is not valid YAML: line 2, column \d+") as raised:
         read_models_yaml(path)
@@ -377,7 +379,7 @@ def test_the_error_of_invalid_yaml_does_not_quote_the_file(tmp_path: Path) -> No
 
 
 def test_the_error_of_a_provider_without_an_adapter_names_the_provider(tmp_path: Path) -> None:
-    """The error also lists the configured providers, and says what to do."""
+    """The error also lists the configured providers, and has advice."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
     with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' belongs to gemini, .* Add one to mod"):
         registry.resolve("gemini:gemini-3-pro")
@@ -415,7 +417,7 @@ models:
 
 
 def test_an_unknown_adapter_type_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
-    """The host's own type is a module and a class."""
+    """A host's own type is named by a module and a class."""
     with pytest.raises(
         ConfigurationError, match=r"adapters\.a\.type: unknown adapter type 'opena': did you mean 'openai'"
     ):
@@ -425,7 +427,7 @@ def test_an_unknown_adapter_type_is_refused_when_the_file_is_read(tmp_path: Path
     assert read_models_yaml(written(tmp_path, "adapters:\n  a: {type: 'mine.adapter:Mine'}\n"), {}).adapters["a"]
 
 
-def test_a_key_can_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_a_key_can_be_in_a_separate_file(tmp_path: Path) -> None:
     """The path is relative to models.yaml, and the file is read at the first use."""
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: secrets/key}")
     entry = read_models_yaml(path, {}).adapters["x"]

@@ -1,4 +1,4 @@
-"""Connections through the whole engine with a real server: after each kind of end, no connection is left open."""
+"""Connections through the whole engine with a real server. No connection stays open after any kind of end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Server:
             writer.close()
 
     async def all_closed(self) -> None:
-        """Wait until this side has no open connection. The test's timeout limits the wait."""
+        """Wait until the client side has no open connection. The test's timeout limits the wait."""
         await until(lambda: not self.open)
 
 
@@ -129,8 +129,8 @@ async def test_a_connection_is_kept_for_the_next_call_and_closed_with_the_engine
 async def test_a_call_that_ends_early_closes_its_connection(
     script: Callable[[asyncio.StreamWriter], Awaitable[None]], timeout: float | None
 ) -> None:
-    """The connection closes immediately, and the engine runs on. The call breaks, is invalid, times out, or is
-    left.
+    """The connection closes immediately, and the engine runs on. The call fails, is invalid, times out, or is left
+    early.
     """
     async with engine_and_server() as (engine, server):
         server.script, session = script, engine.session("s:m")

@@ -94,7 +94,7 @@ async def test_without_a_policy_the_error_of_a_long_prompt_names_the_policies() 
 
 
 async def test_truncate_leaves_out_the_oldest_turns_and_keeps_the_history() -> None:
-    """The start of the prompt stays the same until the prompt is too long again, so that it can be cached."""
+    """The start of the prompt stays the same until the prompt is too long again, so the provider can cache it."""
     replies = [Say(str(number)) for number in range(6)]
     async with small_window(*replies, limit=40, context=Truncate(keep=0.8)) as (session, sent):
         await talk(session, "a", "b", "c", "d", "e", "f")
@@ -105,7 +105,7 @@ async def test_truncate_leaves_out_the_oldest_turns_and_keeps_the_history() -> N
 
 
 async def test_a_prompt_that_the_provider_refuses_as_too_long_is_shortened() -> None:
-    """The engine's estimate was too low."""
+    """The engine's estimate of the prompt was too low."""
     replies = [Say("0"), Say("1"), Say(fails=ContextOverflowError("too long")), Say("2")]
     async with small_window(*replies, limit=900, context=Truncate()) as (session, sent):
         await talk(session, "a", "b", "c")
@@ -123,7 +123,7 @@ async def test_a_turn_that_is_too_long_by_itself_is_an_error() -> None:
 
 
 async def test_only_the_last_turns_are_sent() -> None:
-    """With LastTurns(2), each prompt has the current turn and the previous one."""
+    """With LastTurns(2), a prompt has the current and the previous turn."""
     replies = [Say(str(number)) for number in range(4)]
     async with small_window(*replies, limit=900, context=LastTurns(2)) as (session, sent):
         await talk(session, "a", "b", "c", "d")
@@ -131,7 +131,7 @@ async def test_only_the_last_turns_are_sent() -> None:
 
 
 async def test_a_summary_replaces_the_turns_that_it_summarises() -> None:
-    """Another call writes the summary from a transcript. The history stays complete, and the turn counts both
+    """Another call writes the summary from a transcript. The history stays complete, and the turn includes both
     calls.
     """
     replies = [Say("0"), Say("Alphabet."), Say("1")]
@@ -252,7 +252,7 @@ def test_a_wrong_policy_is_refused_when_it_is_made(wrong: Callable[[], object]) 
         wrong()
 
 
-# Requests on the wire: limits, schemas and images that the provider accepts.
+# Requests to the provider: accepted limits, schemas and images.
 
 PNG = b"\x89PNG\r\n\x1a\n"
 JSON = {"content-type": "application/json"}
@@ -279,11 +279,11 @@ WIRES: dict[str, tuple[type[HttpAdapter], str]] = {
     "gemini": (GeminiAdapter, "generationConfig.maxOutputTokens"),
     "ollama": (OllamaAdapter, "options.num_predict"),
 }
-"""The adapter of each wire, and the path of its limit of output tokens."""
+"""The adapter of each protocol, and the path of its limit of output tokens."""
 
 
 async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None, **said: object) -> Json:
-    """The limit that is sent. `said` are settings of the model in models.yaml, and `asked` is the caller's
+    """The limit in the request. `said` are the model's settings in models.yaml, and `asked` is the caller's
     limit.
     """
     kind, path = WIRES[wire]
@@ -326,7 +326,7 @@ async def test_no_limit_is_sent_without_a_request_and_a_known_window(wire: str, 
 
 
 def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTransport]:
-    """An engine with Anthropic's adapter and the capabilities `can` of its model, and its network."""
+    """An engine with Anthropic's adapter, and its network. `can` has the capabilities of the model."""
     transport = FakeTransport(*replies)
 
     class Wired(AnthropicAdapter):
@@ -351,7 +351,7 @@ async def test_bounds_that_anthropic_refuses_are_checked_in_the_reply() -> None:
     assert b"at most 99; at least 1" in sent
 
 
-async def test_capabilities_of_models_yaml_hold_for_the_history() -> None:
+async def test_capabilities_of_models_yaml_apply_to_the_history() -> None:
     """A new image is refused. An image of an earlier turn is left out with a warning."""
     engine, transport = on_anthropic(said("Text only."), supports_images=False)
     image = ImageBlock(data=PNG, media_type="image/png")
@@ -373,7 +373,9 @@ def asked(**more: object) -> CanonicalRequest:
 
 
 async def test_a_request_keeps_its_ids_and_belongs_to_no_session(tmp_path: Path) -> None:
-    """The response, the events and the trace have the caller's ids. Of `session.*` only the turn is published."""
+    """The response, the events and the trace have the caller's ids. Of `session.*`, only the events of the turn
+    are published.
+    """
     async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, events):
         response = await engine.complete(asked(message_id="msg_mine"), tags={"team": "red"})
         published = events.take()

@@ -70,7 +70,7 @@ PRICES = PriceTable(
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trace of three calls: two current ones, and one from ten days ago."""
+    """A trace of three calls: two recent calls, and one call that is ten days old."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     maker = Maker()
     calls = [("a", OPUS, 0), ("b", "openai:gpt-5", 0), ("c", OPUS, 10)]
@@ -89,7 +89,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_costs_are_rows_with_named_keys_and_exact_dollars(trace: Path) -> None:
-    """The highest cost is first. Each row also has the four counts."""
+    """The highest cost is first. Each row also has the four token counts."""
     rows = await costs(by=("provider", "model"))
     assert [(row["provider"], row["model"], row.calls, row.usd) for row in rows] == [
         ("anthropic", OPUS, 2, Decimal("0.000002468")),
@@ -153,7 +153,7 @@ def test_the_sync_functions_return_the_same_costs(trace: Path, monkeypatch: pyte
     assert functions._of_loops == {}
 
 
-# A cost that the provider reports is the cost everywhere. The cost from the price table is kept as computed cost.
+# The cost that a provider reports is used everywhere. The cost from the price table is kept as the computed cost.
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 STATED = TokenUsage(10, 5, reported_cost_nano_usd=7)
@@ -237,7 +237,7 @@ def command(
 
 
 def test_commands_show_unknown_costs(command: Callable[..., str], tmp_path: Path) -> None:
-    """Tables, JSON, CSV and the page show them."""
+    """Tables, JSON, CSV and the page show unknown costs."""
     for name, value in {"cost": "--by", "stats": "--by"}.items():
         (row,) = json.loads(f"[{command(name, value, 'total', '--json')}]")
         assert [row[count] == COUNTS[count] for count in ("estimated", "unpriced", "unknown")] == [True] * 3
@@ -312,7 +312,7 @@ class _Crashing:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_a_crash_of_an_adapter_without_usage_is_estimated(streamed: bool) -> None:
-    """The estimate counts the prompt and the delivered text. `usage_so_far` had the same figures."""
+    """The estimate counts the prompt and the delivered text. `usage_so_far` had the same numbers."""
     async with Engine(models=serving(s=adapter_type(Unmetered)), trace=False, prices=EARLY_PRICES) as engine:
         events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
         stream = engine.stream("s:m", "Hi") if streamed else None
@@ -353,7 +353,7 @@ async def test_the_turns_cost_includes_failed_attempts() -> None:
 
 
 async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
-    """The error's reason says that an error reply is not billed."""
+    """The reason in the error says that an error reply is not billed."""
     async with running(Say(fails=ServerError("busy", provider_status=503)), prices=EARLY_PRICES) as (engine, _):
         with pytest.raises(ServerError) as caught:
             await engine.generate("s:m", "Hi")
@@ -363,7 +363,7 @@ async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
 
 
 async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> None:
-    """The call waited for a slot, so it is known that nothing was sent."""
+    """The call waited for a slot, so nothing was sent."""
     held = anyio.Event()
     async with running(Say("Fine.", pause=held.wait), Say("never"), prices=EARLY_PRICES) as (engine, events):
         first, second = engine.session("s:m"), engine.session("s:m")
@@ -440,7 +440,7 @@ def test_the_vendor_comes_from_the_setting_the_address_or_the_type(
 
 
 def test_a_vendors_model_behind_any_address_has_the_vendors_prices() -> None:
-    """The prices apply under the vendor's name. A model that is in no vendor's table stays unpriced."""
+    """The vendor's prices apply. A model that is in no vendor's table stays unpriced."""
     config = AdapterConfig(api_key="k", base_url="http://127.0.0.1:9/v1")
     gateway = AdapterEntry(name="gateway", type="openai_compatible", config=config)
     known = ModelEntry(id="gateway:gpt-5.2", adapter="gateway", wire_name="gpt-5.2")

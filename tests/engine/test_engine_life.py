@@ -112,7 +112,7 @@ async def test_a_call_in_progress_has_an_end_in_the_trace_when_the_engine_stops(
 
 
 async def test_without_retention_a_stream_ends_with_its_turn() -> None:
-    """With retention 0 a completed stream can't be attached. By default it can."""
+    """With retention 0 a completed stream can't be attached. With the default it can."""
     for limits, kept in ((Limits(), True), (Limits(retain_streams_seconds=0, retain_streams_bytes=0), False)):
         async with Engine(models=registry(Say("Hello")), trace=False, limits=limits) as engine:
             async with engine.session("s:m").stream("Hi") as turn:
@@ -360,7 +360,7 @@ async def test_every_result_of_an_adapters_check_is_reported(
 async def test_checks_of_hanging_providers_time_out_concurrently(
     checked: type[Checked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty providers take no longer than one, and each adapter is closed."""
+    """Twenty checks take no longer than one, and each adapter is closed."""
     monkeypatch.setattr(checked, "answer", 3600.0)
     names = [f"p{number}" for number in range(20)]
     with anyio.fail_after(5):
@@ -371,7 +371,6 @@ async def test_checks_of_hanging_providers_time_out_concurrently(
 
 
 async def test_the_check_of_a_hanging_server_times_out() -> None:
-    """The test uses a socket."""
     with provider_server(None) as server, anyio.fail_after(5):
         report = await health_of(of("openai", "slow", url=server.url), time_limit=0.2)
     assert "no answer within 0.2 s" in check(report, "provider:slow").detail
@@ -392,7 +391,7 @@ async def test_a_running_adapter_is_checked_over_its_own_connections() -> None:
 
 
 async def test_a_missing_adapter_type_or_default_model_is_reported() -> None:
-    """Without the check, the error would come with the first call that needs it."""
+    """Without the check, the error would be raised by the first call that needs the type or model."""
     report = await health_of(of("no_such_module:Adapter", "odd"))
     found = check(report, "adapter:odd")
     assert ("no_such_module" in found.detail, "adapters.odd" in found.fix) == (True, True)
@@ -458,7 +457,7 @@ async def test_problems_of_a_trace_file_are_reported(
     behind: WriterStatistics | None,
     words: list[str],
 ) -> None:
-    """The check names the reason or the folder, even if calls continue."""
+    """The check names the reason or the folder, even while calls continue."""
     if patched is not None:
         monkeypatch.setattr(*patched)
     path = tmp_path if name == "store" else tmp_path / "trace.db"

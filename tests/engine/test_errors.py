@@ -46,7 +46,7 @@ from ..support.fake_http import FakeReply, FakeTransport
 from ..support.present import present
 from ..support.scripted import Say, adapter_type
 
-# One table describes every exception. The code and the page must agree with it.
+# One table describes every exception. The code and the page must agree with this table.
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, CallboardError)]
@@ -174,7 +174,7 @@ BARE = "messages.0: invalid text '…' in this request"
 
 @given(st.text("ab ", max_size=40), st.text(min_size=WINDOW * 2, max_size=80), st.text("cd ", max_size=40))
 def test_a_quote_is_removed_at_any_place(before: str, quote: str, behind: str) -> None:
-    """Other text stays, apart from characters that happen to continue the quote."""
+    """Other text stays, except for characters that continue the quote by chance."""
     bare = without_quotes(before + quote + behind, [f"start {quote} end"])
     assert quote not in bare
     assert "…" in bare
@@ -182,7 +182,7 @@ def test_a_quote_is_removed_at_any_place(before: str, quote: str, behind: str) -
 
 
 def test_text_that_is_no_quote_stays() -> None:
-    """A common word is no quote. A short prompt that is quoted completely is one."""
+    """A common word is no quote. A short prompt that is quoted completely is a quote."""
     assert without_quotes("the model is overloaded", ["What is the model of my car?"]) == "the model is overloaded"
     assert without_quotes("not allowed: Ada is ill", ["Ada is ill"]) == "not allowed: …"
     assert without_quotes("not allowed: No", ["No", ""]) == "not allowed: No"
@@ -221,9 +221,7 @@ WAYS = [by_session, by_stream, by_system_prompt, by_history, by_generate, by_pla
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", [{}, {"redact": lambda message: None}, {"redact": None}])
 async def test_a_stored_error_quotes_nothing(way: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    """The errors of the call and of the turn have no text of the conversation, without content and with a hook.
-    With content the text is stored.
-    """
+    """The errors of the call and of the turn quote no content. With content capture, the text is stored."""
     path, whole = tmp_path / "trace.db", options == {"redact": None}
     models = registry(Say(fails=InvalidRequestError(REFUSED)))
     async with Engine(models=models, store=path, capture_content=bool(options), **options) as engine:
@@ -256,7 +254,7 @@ def reply(*content: object) -> FakeReply:
 def mending(
     *replies: FakeReply, kind: type[AnthropicAdapter | GeminiAdapter] = AnthropicAdapter
 ) -> tuple[Engine, FakeTransport]:
-    """An engine with such an adapter, by default Anthropic's, and its network."""
+    """An engine with an adapter that repairs requests, and its network. The default adapter is Anthropic's."""
     transport = FakeTransport(*replies)
 
     def make(config: AdapterConfig, **_: object) -> AnthropicAdapter | GeminiAdapter:
@@ -295,7 +293,7 @@ async def test_the_session_keeps_the_content_that_the_repair_left_out() -> None:
 
 @pytest.mark.parametrize("forked", [False, True])
 async def test_refused_reasoning_is_not_sent_again(forked: bool) -> None:
-    """There is one refusal, and not one in every later turn. Later reasoning is sent."""
+    """The provider refuses the reasoning once, and not in every later turn. Later reasoning is sent."""
     said = {"type": "text", "text": "Said."}
     refusal = FakeReply(FOREIGN % BOUND, status=400, headers=JSON)
     engine, transport = mending(reply(THOUGHT, said), refusal, reply(THOUGHT, said), reply(said), reply(said))
@@ -338,7 +336,7 @@ def look() -> str:
     ],
 )
 async def test_a_session_continues_after_gemini_has_refused_its_signatures(message: str) -> None:
-    """The refused signatures of texts and calls are not sent again. Later signatures are sent."""
+    """Refused signatures of texts and calls are not sent again. Later signatures are sent."""
     refused = msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}})
     refusal = FakeReply(refused, status=400, headers=JSON)
     later = {"text": "Later.", "thoughtSignature": "c2lnLWxhdGVy"}

@@ -32,7 +32,7 @@ def asks(*names: str) -> Say:
 
 
 def result_of(session: Session) -> list[tuple[bool, str]]:
-    """The results of all tools in a session's history: whether each is an error, and its text."""
+    """The results of all tools in a session's history, each as (is_error, text)."""
     blocks = (each for message in session.messages for each in message.content)
     return [(each.is_error, each.text) for each in blocks if isinstance(each, ToolResultBlock)]
 
@@ -74,7 +74,7 @@ async def test_a_call_without_a_session_can_be_handed_over() -> None:
 
 
 async def test_agents_that_hand_over_to_each_other_stop_at_the_limit_of_the_turn() -> None:
-    """The rounds of all agents count together, and so do their calls."""
+    """The rounds and the calls of all agents count together."""
     back = handoff("s", model="s:m")
     there = to_a(tools=[back])
     object.__setattr__(back, "tools", [there])
@@ -100,7 +100,7 @@ async def test_of_several_handoffs_in_one_reply_the_first_counts() -> None:
 
 
 async def test_a_model_that_does_not_exist_is_the_tools_error() -> None:
-    """The conversation stays with its agent."""
+    """The conversation stays with the first agent."""
     async with running(asks("transfer_to_x"), Say("Then I do it.")) as (engine, _):
         session = engine.session("s:m", tools=[handoff("x", model="nothing:m")])
         assert (await session.send("Hi.")).text == "Then I do it."
@@ -154,9 +154,7 @@ async def test_a_handoff_can_need_an_approval(answer: object) -> None:
 
 
 async def test_a_stored_session_continues_with_its_current_agent(tmp_path: Path) -> None:
-    """The host opens it with the first agent's settings. The handoffs of these settings lead to the other
-    agents.
-    """
+    """The host opens the session with the first agent's settings, whose handoffs lead to the other agents."""
     said = {"a": [asks("transfer_to_b")], "b": [Say("B here."), Say("B again."), Say("B at last.")]}
     models = registry(asks("transfer_to_a"), **said)
     tools = [to_a(tools=[to_b(tools=[look])])]

@@ -35,7 +35,7 @@ JOB: Json = {"id": "video_1", "status": "in_progress", "model": "sora-2", "secon
 
 
 class Provider:
-    """A provider that replies to each key with that key's status, by default 200."""
+    """A provider that replies to each key with its configured status, by default 200."""
 
     def __init__(self, **statuses: int) -> None:
         self.statuses = {TENANTS.get(name, OWN): status for name, status in statuses.items()}
@@ -77,7 +77,7 @@ def engine_on(*entries: AdapterEntry, store: Path | None = None) -> Engine:
 
 
 async def test_a_session_and_a_turn_can_name_a_key() -> None:
-    """The turn's key comes first. Without a name, the adapter's own key is sent."""
+    """The turn's key takes precedence. Without a name, the adapter's own key is sent."""
     provider = Provider()
     async with engine_on(serving(provider)) as engine:
         session = engine.session("p:m", key="acme")
@@ -92,7 +92,7 @@ async def test_a_session_and_a_turn_can_name_a_key() -> None:
 
 
 async def test_vectors_images_and_jobs_can_name_a_key(tmp_path: Path) -> None:
-    """Each call of a job uses the key that created the job, in another process too. The trace has the key's
+    """Each request for a job uses the key that created the job, in another process too. The trace has the key's
     name.
     """
     provider, path = Provider(), tmp_path / "trace.db"
@@ -131,7 +131,7 @@ async def test_an_unknown_name_is_an_error_that_lists_the_known_ones(what: str) 
 
 
 async def test_a_fallback_without_the_key_is_skipped() -> None:
-    """A tenant's call never uses the key of another tenant."""
+    """A call for one tenant never uses the key of another tenant."""
     first, second, third = Provider(acme=500), Provider(), Provider()
     entries = [serving(first, "a"), serving(second, "b", keys={}), serving(third, "c")]
     async with engine_on(*entries) as engine:
@@ -157,7 +157,7 @@ async def test_a_refused_key_closes_the_provider_only_for_its_tenant() -> None:
 
 
 async def test_a_pool_without_a_ready_key_is_skipped() -> None:
-    """The provider is ready while one of its keys is ready."""
+    """The provider is ready if one of its keys is ready."""
     provider, other = Provider(acme=401), Provider()
     entries = [serving(provider, "a", key_pool=("acme", "beta")), serving(other, "b")]
     async with engine_on(*entries) as engine:
@@ -170,7 +170,7 @@ async def test_a_pool_without_a_ready_key_is_skipped() -> None:
 
 
 async def test_the_trace_has_the_name_of_the_key(tmp_path: Path) -> None:
-    """The events and the calls have it for each attempt, and sums can be grouped by it."""
+    """The events and the calls have the key's name for each attempt, and sums can be grouped by that name."""
     provider = Provider(acme=401)
     async with engine_on(serving(provider, key_pool=("acme", "beta")), store=tmp_path / "trace.db") as engine:
         events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
@@ -220,8 +220,8 @@ async def test_a_resumed_session_needs_its_key_and_a_fork_keeps_it(tmp_path: Pat
 
 
 async def test_a_session_stays_with_its_last_deployment() -> None:
-    """Two providers have one model, and one of them has the prompt in its cache. If it is down, the session leaves
-    it.
+    """Two providers have one model, and one of them has the prompt in its cache. The session leaves that provider
+    only if it is down.
     """
     first, second = Provider(own=503), Provider()
     async with engine_on(serving(first, "a"), serving(second, "b")) as engine:

@@ -1,4 +1,4 @@
-"""The loss report of a preview: all content that a model would not get, with its place."""
+"""The loss report of a preview: each part of the content that a model would not get, with its place."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ HISTORY = (
         (ToolUseBlock("tu_2", "look", {}, provider_raw=raw("gemini", "g", thoughtSignature="c2ln")),),
     ),
 )
-"""A conversation that Claude started, with parts by GPT and Gemini."""
+"""A conversation that Claude started, and that GPT and Gemini continued."""
 
 CLAUDES = {
     (0, 4, None, "opaque.search_result"),
@@ -182,7 +182,7 @@ def elsewhere(preview: RequestPreview) -> list[RequestLoss]:
 
 @pytest.mark.parametrize("name", LOST)
 async def test_a_preview_lists_each_part_of_the_history_that_its_model_does_not_get(name: str) -> None:
-    """Each place has a message, a block and a part. Every warning about content has its loss."""
+    """Each place has a message, a block and a part. Every warning about content has a loss."""
     async with Engine(models=models()) as engine:
         preview = await engine.preview(conversation(engine, *HISTORY), model=name)
         assert preview.refused is None
@@ -196,7 +196,7 @@ async def test_a_preview_lists_each_part_of_the_history_that_its_model_does_not_
 
 
 async def test_options_for_another_provider_are_in_the_report() -> None:
-    """These are options of the request and of tools, and settings that the model does not support."""
+    """The options are those of the request and of tools, and settings that the model does not support."""
     given: Any = {
         "anthropic": {"context_management": {"edits": []}, "mcp_servers": []},
         "openai": {"tools": [{"type": "web_search"}]},
@@ -257,7 +257,7 @@ async def test_a_block_that_occurs_twice_is_lost_twice() -> None:
 
 
 async def test_refused_reasoning_and_signatures_are_in_the_report() -> None:
-    """Every later request leaves them out. The call with a refused signature is still sent."""
+    """Every later request leaves out the refused parts. The call with a refused signature is still sent."""
     async with Engine(models=models()) as engine:
         called = msgspec.structs.replace(HISTORY[4], id="msg_4")
         session = conversation(engine, Message.user("Hi"), called)
@@ -271,7 +271,7 @@ async def test_refused_reasoning_and_signatures_are_in_the_report() -> None:
 
 
 async def test_a_model_without_tools_loses_the_reasoning_of_calls() -> None:
-    """Reasoning belongs to its call. If the call is sent as text, the reasoning is left out."""
+    """Reasoning belongs to its call. If the call is sent as text, the report lists its reasoning as lost."""
     registry_ = serving(
         model(CLAUDE, capabilities={"supports_tools": False}),
         claude=entry("claude", "anthropic", AdapterConfig(api_key="k")),
@@ -365,7 +365,9 @@ def engine_of(transport: FakeTransport) -> Engine:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_call_that_waits_for_approval_continues_when_it_is_approved(streamed: bool) -> None:
-    """The first turn ends with the request. The next message has the approval, and its reply has the result."""
+    """The first turn ends with the request for approval. The next message has the approval, and its reply has the
+    result.
+    """
     transport = replies(streamed, [MAY_I], [PAID, r.message("Paid.")])
     async with engine_of(transport) as engine:
         session = engine.session("openai:gpt-5.2")
@@ -385,7 +387,9 @@ async def test_a_call_that_waits_for_approval_continues_when_it_is_approved(stre
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_local_tool_runs_while_an_approval_stays_open(streamed: bool) -> None:
-    """The reply has a call of a local tool and a request for approval. The next message can approve it."""
+    """The reply has a call of a local tool and a request for approval. The next message can approve the
+    request.
+    """
     call = r.call("add", '{"a": 1, "b": 2}')
     transport = replies(streamed, [call, MAY_I], [r.message("3, and may I?")], [r.message("Paid.")])
     async with engine_of(transport) as engine:
@@ -401,7 +405,7 @@ async def test_a_local_tool_runs_while_an_approval_stays_open(streamed: bool) ->
     assert kinds[2].count("mcp_approval_request") == kinds[2].count("mcp_approval_response") == 1
 
 
-# An engine that is used in the wrong loop or after its close: every method raises an error and harms nothing.
+# An engine that is used in the wrong loop or after its close: every method raises an error.
 
 OTHERS: dict[str, Callable[[Engine], Awaitable[object]]] = {
     "submit": lambda engine: engine.session("s:m").submit({}),
@@ -472,7 +476,7 @@ async def drained_here(events: Any) -> None:
 
 @pytest.mark.parametrize("use", USES)
 async def test_a_turn_cannot_be_used_in_another_loop(use: str) -> None:
-    """The turn continues, and the error says what to do."""
+    """The turn continues, and the error has advice."""
     async with an_engine() as engine:
         session = engine.session("s:m")
         async with session.stream("Hi") as turn:

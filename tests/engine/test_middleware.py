@@ -106,7 +106,7 @@ async def test_a_changed_request_is_sent() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_layer_can_reply_without_a_call(streamed: bool) -> None:
-    """Readers and the history get its reply. No call is made, traced or paid."""
+    """Readers and the history get the layer's reply. No call is made, traced or paid."""
 
     async def oracle(request: CanonicalRequest, next: Next) -> CallOutcome:
         return answer(request, "42")
@@ -159,8 +159,8 @@ async def test_a_filter_changes_events(streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_exception_of_a_filter_ends_the_call_and_not_the_provider(streamed: bool) -> None:
-    """The caller gets the error, the call ends with its usage, and the provider stays available."""
+async def test_an_exception_of_a_filter_fails_only_its_call(streamed: bool) -> None:
+    """The caller gets the error, and the call ends with its usage. The provider stays available."""
 
     class Broken(Middleware):
         def events(self, request: CanonicalRequest) -> EventFilter:
@@ -180,7 +180,7 @@ async def test_an_exception_of_a_filter_ends_the_call_and_not_the_provider(strea
     assert topics(published, "provider.") == []
 
 
-async def test_an_exception_of_a_layer_is_raised_and_in_the_turns_end() -> None:
+async def test_an_exception_of_a_layer_is_raised_and_is_in_the_last_event() -> None:
     """The exception keeps its type."""
 
     async def broken(request: CanonicalRequest, next: Next) -> CallOutcome:
@@ -255,7 +255,7 @@ async def test_cancelling_a_turn_ends_a_layer_that_waits() -> None:
         assert turn.stream_id
 
 
-# Middleware and calls that are no conversation: `admit` and `settle` are called, and nothing else.
+# Middleware and calls that are no conversation: only `admit` and `settle` are called.
 
 PRICES = PriceTable(
     [PriceRow(model="s:m", input=10**9, output=10**9, extra={"video_second": 10**11, "image": 5 * 10**9})]
@@ -263,9 +263,7 @@ PRICES = PriceTable(
 
 
 class Maker(ScriptedAdapter):
-    """Makes anything: a text or an image costs 1000 tokens, a video takes eight seconds. It fails for the prompt
-    "fail".
-    """
+    """Makes texts and images of 1000 tokens, and videos of eight seconds. The prompt "fail" fails."""
 
     def say(self, request: object) -> Say:
         return Say("Hello")
@@ -345,7 +343,7 @@ async def filmed(engine: Engine, seconds: int | None = None) -> None:
 
 
 async def test_a_log_line_has_each_call_and_never_its_content() -> None:
-    """The line has the model, the tokens, the cost, and the operation if it is no conversation. A failure is a
+    """The line has the model, the tokens and the cost, and the operation of other calls. A failure is a
     warning.
     """
     with captured_logs() as logged:
@@ -408,7 +406,7 @@ async def test_an_exception_in_settle_harms_neither_the_call_nor_other_layers() 
 
 
 async def test_another_model_replies_if_the_first_one_refuses() -> None:
-    """Both calls are made and paid. The session's message is the second model's."""
+    """Both calls are made and paid. The session's message comes from the second model."""
 
     def refused(outcome: CallOutcome) -> bool:
         return outcome.text == "No."
@@ -447,7 +445,7 @@ ASKED = CanonicalRequest(request_id="r", messages=(Message.user("Hi"),), model="
 
 
 async def test_the_same_question_is_served_from_the_cache() -> None:
-    """A second session with the same question gets the same text, at no cost and without a call."""
+    """A second session with the same question gets the same text, without a cost and without a call."""
     cache = Cache()
     async with around(cache, replies=[Say("Hi"), Say("other")]) as (engine, events):
         first = await engine.session("s:m").send("x")
@@ -462,7 +460,7 @@ async def test_the_same_question_is_served_from_the_cache() -> None:
 
 
 def test_the_key_of_the_cache_depends_on_settings_that_change_the_reply() -> None:
-    """Every setting that the model gets counts. Ids, streaming, time limits and messages' ids do not count."""
+    """Every setting that the model gets counts. Ids, streaming and time limits do not count."""
     changes: list[dict[str, object]] = [
         {"model": "s:other"},
         {"temperature": 0.1},

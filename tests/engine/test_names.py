@@ -96,7 +96,7 @@ def test_names_of_models_yaml_come_before_the_catalogues(home: Path) -> None:
     assert meaning(here, "opus") == ("box:mixtral", "alias")
 
 
-def test_of_two_adapters_the_default_one_or_the_one_with_a_key_is_chosen(home: Path) -> None:
+def test_the_default_adapter_is_chosen_or_else_the_adapter_with_a_key(home: Path) -> None:
     two = "adapters: {a: {type: anthropic, api_key: k}, b: {type: anthropic, api_key: k}}\n"
     with pytest.raises(ConfigurationError, match=r"ambiguous. Use one of a:haiku, b:haiku"):
         registry(home, text=two).resolve("haiku")
@@ -109,7 +109,9 @@ def test_of_two_adapters_the_default_one_or_the_one_with_a_key_is_chosen(home: P
 
 
 def test_without_a_file_the_first_provider_with_a_key_is_the_default() -> None:
-    """The order is that of seed 2 §2.2. The default gets unknown names, but not names of another vendor."""
+    """The order is that of seed 2 §2.2. Unknown names go to the default provider, but names of another vendor do
+    not.
+    """
     defaults = {"openai": ALL_KEYS, "anthropic": {"ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}}
     for default, keys in {**defaults, "gemini": {"GOOGLE_API_KEY": "g"}, None: {}}.items():
         assert registry_from_env(keys).default_provider == default
@@ -182,8 +184,8 @@ def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path) 
 # -- No model.
 
 
-def test_without_a_model_the_default_model_is_used_or_an_error_says_what_to_do(home: Path) -> None:
-    """The default is never the newest model or one of the default provider, because a model costs money."""
+def test_without_a_model_the_default_model_is_used_or_an_error_has_advice(home: Path) -> None:
+    """The default is never the newest model or a model of the default provider, because a call costs money."""
     assert expand(registry(home, "default_model: daily\n"), None).named[0].model == "work:claude-sonnet-5-5"
     for none in (registry(home), registry_from_env(ALL_KEYS)):
         with pytest.raises(ConfigurationError, match=r"no default_model. Pass a model .*, or set default_model"):
@@ -222,7 +224,7 @@ SPECIFIED = [
 def test_the_specifications_models_are_known_with_their_capabilities(
     name: str, provider: str, display_name: str
 ) -> None:
-    """Seed 2 §2.9 and its §8.1, last row."""
+    """Seed 2 §2.9 lists these models, and so does the last row of its §8.1."""
     info = get_model_info(name)
     assert (info.id, info.provider, info.display_name) == (name, provider, display_name)
     assert info.context_window is not None

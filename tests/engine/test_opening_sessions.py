@@ -63,7 +63,7 @@ def texts(session: Session) -> list[str]:
 
 
 async def test_open_session_creates_a_session_and_continues_it(path: Path) -> None:
-    """The second engine has the history, the settings of the first one, and the code of the tools."""
+    """The second engine has the history, the settings of the first engine, and the code of the tools."""
 
     async def turn(engine: Engine, text: str) -> Session:
         session = await engine.open_session(
@@ -88,8 +88,8 @@ async def test_open_session_creates_a_session_and_continues_it(path: Path) -> No
 
 
 async def test_an_open_session_is_returned_again(path: Path) -> None:
-    """A host can open it for each request. Two concurrent requests get the same session, and their turns run in
-    order.
+    """A host can open a session for each request. Two concurrent requests get the same session, and their turns
+    run in order.
     """
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         found: list[Session] = []
@@ -155,8 +155,8 @@ async def test_a_session_killed_in_its_first_turn_is_opened_without_that_turn(pa
 
 
 async def test_an_engine_without_capture_opens_no_session(path: Path) -> None:
-    """The error is immediate. A session of an engine without capture is not created again, and the error says what
-    to do.
+    """The error is immediate. A session of an engine without capture is not created again, and the error has
+    advice.
     """
     async with Engine(models=registry(Say("One.")), store=path) as engine:
         with pytest.raises(ConfigurationError, match=r"Engine\(capture_content=True\)"):
@@ -181,7 +181,7 @@ async def test_a_new_session_needs_a_known_model(path: Path) -> None:
     "lost", ["content", "session_messages WHERE position = 0", "session_messages; DELETE FROM session_setups"]
 )
 async def test_a_session_that_has_lost_content_is_not_created_again(path: Path, lost: str) -> None:
-    """Whichever part is missing, every attempt is refused until the session is deleted."""
+    """Any part may be missing. Every attempt is refused until the session is deleted."""
     async with keeping(path, Say("One.")) as engine:
         await (await engine.open_session("x", model="s:m")).send("First")
     with contextlib.closing(sqlite3.connect(path)) as file:
@@ -196,7 +196,7 @@ async def test_a_session_that_has_lost_content_is_not_created_again(path: Path, 
 
 @pytest.mark.parametrize("tried", [True, False])
 async def test_the_engine_that_opens_a_session_owns_it(path: Path, tried: bool) -> None:
-    """The other engine gets an error in its next turn. Opening always returns a current session."""
+    """The other engine gets an error in its next turn, and can open the session again."""
     async with keeping(path, Say("One."), Say("Three.")) as one, keeping(path, Say("Two.")) as two:
         first = await one.open_session("x", model="s:m")
         await first.send("First")
@@ -306,7 +306,7 @@ async def test_a_name_resolves_to_the_adapter_that_was_added_last() -> None:
 
 
 async def test_a_failed_deletion_keeps_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session stays in memory too. It can be deleted later."""
+    """The open session stays too. The session can be deleted later."""
     async with keeping(tmp_path / "trace.db", Say("one"), Say("two")) as engine:
         session = engine.session("s:m")
         await session.send("a")
@@ -328,7 +328,7 @@ async def test_a_failed_deletion_keeps_the_session(tmp_path: Path, monkeypatch: 
 async def test_a_turn_during_a_deletion_starts_the_session_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The turn waits. Its messages are the first ones, and its settings are stored again."""
+    """The turn waits for the deletion. Then its messages are the first ones, and its settings are stored again."""
     path = tmp_path / "trace.db"
     async with keeping(path, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", session_id="ses_x")
@@ -367,7 +367,7 @@ def test_each_status_of_a_turn_is_in_the_documentation() -> None:
 
 
 async def test_a_turn_that_ran_out_of_tool_rounds_has_a_warning() -> None:
-    """The last reply has it, in the history too. With no rounds allowed there is no warning."""
+    """The last reply has the warning, in the history too. With no rounds allowed there is no warning."""
     calls = [("read", {})]
     async with running(Say(calls=calls), Say(calls=calls), Say(calls=calls)) as (engine, _):
         session = engine.session("s:m", tools=[READ])
@@ -401,7 +401,9 @@ def forgetful(reply: FakeReply) -> Engine:
 
 
 async def test_losses_of_the_history_are_in_the_reply_and_at_the_start_of_the_stream() -> None:
-    """The metadata has each loss, in the history too. The first event of a stream has it before any text."""
+    """The metadata of the message has each loss, in the history too. The first event of a stream has the losses
+    before any text.
+    """
     async with forgetful(whole(*HELLO)) as engine:
         session = engine.session("toy:m")
         reply = await session.send("a")

@@ -106,7 +106,7 @@ async def test_use_prices_adds_a_table_to_the_published_ones_or_replaces_them(tm
 
 
 async def test_the_undo_of_a_repricing_for_new_calls_restores_their_prices(tmp_path: Path) -> None:
-    """If other prices were set later, they stay. A dry run changes nothing."""
+    """If other prices were set later, these prices stay. A dry run changes nothing."""
     async with running(*[Say("Hello")] * 8, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         await price_of_a_new_call(engine)
         await engine.reprice(DEAR, dry_run=True, for_new_calls=True)
@@ -204,7 +204,7 @@ async def make_calls(path: Path) -> None:
 
 
 async def test_events_message_and_turn_have_no_price(path: Path) -> None:
-    """The cost is None with a reason, and never zero. The turn's cost is None too."""
+    """The cost of the call is None with a reason, and never zero. The turn's cost is None too."""
     async with running(Say("one"), store=path, prices=OTHERS) as (engine, events):
         message = await engine.session("s:m").send("Hi")
         seen = [envelope.data for envelope in events.take()]
@@ -237,7 +237,7 @@ async def test_the_store_counts_unpriced_calls_and_sums_the_others(path: Path) -
 
 
 async def test_repricing_counts_the_calls_that_it_cannot_price(path: Path) -> None:
-    """The counts are before and after. After an undo the call is still unpriced."""
+    """The report has the counts before and after. After an undo the call is still unpriced."""
     async with running(Say("one"), known=[Say("two")], store=path, prices=OTHERS) as (engine, _):
         session = engine.session("s:m")
         await session.send("first")
@@ -255,7 +255,7 @@ async def test_repricing_counts_the_calls_that_it_cannot_price(path: Path) -> No
 
 
 def test_commands_show_unpriced_calls(path: Path, command: Callable[..., str]) -> None:
-    """Tables, JSON, CSV, the page and an export show them."""
+    """Tables, JSON, CSV, the page and an export show unpriced calls."""
     anyio.run(make_calls, path)
     home = path.parent
     unpriced_line = [line for line in command("cost", "--by", "model").splitlines() if "s:m" in line]
@@ -280,7 +280,7 @@ def test_commands_show_unpriced_calls(path: Path, command: Callable[..., str]) -
     assert "unpriced" in (home / "report.html").read_text()
 
 
-async def test_an_exporter_and_a_replay_have_no_cost_for_it(path: Path) -> None:
+async def test_an_exporter_and_a_replay_have_no_cost_of_an_unpriced_call(path: Path) -> None:
     """The span has the source `unpriced` and no amount. The replayed event is unchanged."""
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
@@ -347,7 +347,7 @@ TABLE = PriceTable([PriceRow(model="s:*", input=1_000_000, output=2_000_000)])
 
 
 async def test_a_repricing_publishes_its_progress_and_the_trace_does_not_store_it(tmp_path: Path) -> None:
-    """The event has the last call, and whether this is a dry run."""
+    """The event has the last call, and tells whether the run is a dry run."""
     async with running(Say("one"), Say("two"), store=tmp_path / "t.db") as (engine, events):
         for _ in range(2):
             await engine.session("s:m").send("Hi")
@@ -368,7 +368,7 @@ async def test_a_preview_has_the_request_of_a_turn(tmp_path: Path) -> None:
         await session.send("Hi")
         shown = await engine.preview(session.id, "And now?")
         assert (shown.model, shown.provider, shown.refused) == ("s:m", "s", None)
-        assert shown.body == "req_preview"  # The scripted adapter would send only this.
+        assert shown.body == "req_preview"  # The scripted adapter sends only this body.
         assert shown.input_tokens == 30
         assert len(session.messages) == 2
         with pytest.raises(CallboardError, match="has no stored messages"):
@@ -378,7 +378,7 @@ async def test_a_preview_has_the_request_of_a_turn(tmp_path: Path) -> None:
 
 
 async def test_a_preview_shows_the_body_of_another_providers_request(tmp_path: Path) -> None:
-    """The session is open here or stored. The Anthropic body has all messages and no key."""
+    """The session is open or stored. The Anthropic body has all messages and no key."""
 
     def models() -> ModelRegistry:
         return serving(

@@ -62,8 +62,8 @@ async def test_a_reload_reports_changes_and_keeps_unchanged_adapters() -> None:
 
 
 async def test_a_turn_in_progress_ends_on_its_first_adapter() -> None:
-    """Its tool rounds use that adapter too. Afterwards the old adapter stops, and the next turn uses the new
-    one.
+    """The tool rounds of the turn use that adapter too. Afterwards the old adapter stops, and the next turn uses
+    the new one.
     """
     reloaded, began = anyio.Event(), anyio.Event()
 
@@ -116,7 +116,7 @@ async def test_an_adapter_that_is_removed_during_a_call_completes_it() -> None:
 
 
 async def test_a_removed_model_of_a_kept_provider_is_refused() -> None:
-    """Other names with the provider's prefix still work."""
+    """Other names after the provider's prefix still work."""
     one = adapter("a", Say("1"))
     both = serving(model("a:m"), model("a:n"), a=one)
     async with running(both) as (engine, _):
@@ -148,7 +148,7 @@ async def test_a_bad_configuration_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_changed_key_makes_a_refused_provider_available() -> None:
-    """The reload makes the changed adapter available. An unchanged one can be probed."""
+    """The reload makes the changed adapter available. An unchanged adapter can be probed."""
     a, b = adapter("a", Say(fails=AuthError("x"))), adapter("b", Say(fails=AuthError("x")), Say("b is back"))
     last = adapter("c", Say("1"))
     async with running(registry(a, b, last)) as (engine, events):
@@ -165,7 +165,7 @@ async def test_a_changed_key_makes_a_refused_provider_available() -> None:
 
 
 async def test_an_engine_can_be_closed_while_a_replaced_adapter_has_a_call() -> None:
-    """Its call is cancelled, and no task remains."""
+    """The call is cancelled, and no task remains."""
     engine = Engine(models=registry(adapter("a", Say("never", pause=anyio.sleep_forever))), trace=False)
     async with anyio.create_task_group() as group:
 
@@ -252,7 +252,9 @@ class TestOverARestart:
         return backend("asyncio")
 
     async def test_a_restarted_engine_keeps_the_unavailable_provider(self, tmp_path: Path) -> None:
-        """The next run's fallback chains skip a refused key. One success makes the provider available again."""
+        """The fallback chains of the next run skip a provider that refused its key. One success makes the provider
+        available again.
+        """
         path = tmp_path / "trace.db"
         replies: Mapping[str, list[Say]] = {
             "a": [Say(fails=AuthError("x")), Say("a is back")],

@@ -1,4 +1,4 @@
-"""The fields of a reply: its text, its raw form, its provider's details; and empty replies."""
+"""The fields of a reply: its text, its raw form, its provider's details. Also empty replies."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_an_empty_reply_is_retried_as_often_as_requested(way: str, tmp_pat
 
 
 async def test_empty_replies_cost_the_turn_and_are_not_in_the_history(tmp_path: Path) -> None:
-    """The turn's sum counts each call. A session keeps only the reply with text."""
+    """The cost of the turn includes each call. A session keeps only the reply with text."""
     async with keeping(tmp_path / "t.db", Say(), Say("Yes."), Say(), Say("Yes.")) as engine:
         result = await engine.generate("s:m", "Hi", retry_empty=1)
         assert (result.cost_sum.calls, result.text) == (2, "Yes.")
@@ -241,7 +241,7 @@ async def test_a_cache_stores_no_empty_reply() -> None:
     ],
 )
 def test_which_replies_are_empty(content: Any, reason: StopReason, empty: bool) -> None:
-    """Reasoning and white space count as empty. A reply with another stop reason is not empty."""
+    """A reply with only reasoning or white space is empty. A reply with another stop reason is not empty."""
     assert is_empty(content, reason) is empty
 
 
@@ -267,7 +267,7 @@ def written_to(folder: Path) -> bytes:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("asked", [True, False, None])
 async def test_a_session_gets_raw_replies_on_request(streamed: bool, asked: bool | None) -> None:
-    """Each reply of the turn has one. Without a request, none has."""
+    """Each reply of the turn has a raw reply. Without a request, no reply has one."""
     async with running(CALLS_ADD, Say("It is ", "3.")) as (engine, _):
         session = engine.session("s:m", tools=[ADD])
         reply = await said(session, "1 + 2?", streamed=streamed, include_raw=asked)
@@ -285,7 +285,7 @@ async def test_a_session_gets_raw_replies_on_request(streamed: bool, asked: bool
 
 
 async def test_every_other_way_to_call_has_the_raw_reply() -> None:
-    """The ways are generate, stream, and a CanonicalRequest, whole and streamed."""
+    """The ways are generate, stream, and a CanonicalRequest, with and without streaming."""
     async with running(*[Say("Blue.")] * 4) as (engine, _):
         request = CanonicalRequest(
             request_id="r", model="s:m", messages=(Message.user("?"),), max_output_tokens=9, include_raw=True
@@ -299,7 +299,7 @@ async def test_every_other_way_to_call_has_the_raw_reply() -> None:
 
 
 async def test_a_raw_reply_is_in_the_trace_with_content(tmp_path: Path) -> None:
-    """Another process resumes the session with it."""
+    """Another process resumes the session with the raw reply."""
     async with keeping(tmp_path / "t.db", Say(SECRET)) as engine:
         session = await engine.open_session("ses", model="s:m")
         reply = await session.send("?", include_raw=True)
@@ -320,7 +320,7 @@ async def test_a_raw_reply_is_not_stored_without_content(tmp_path: Path, streame
 
 @pytest.mark.parametrize("kept", ["changed", "same", "nothing"])
 async def test_with_a_redaction_hook_no_raw_reply_is_stored(tmp_path: Path, kept: str) -> None:
-    """The raw reply would have the redacted text. The message is stored as the hook returns it."""
+    """The raw reply would contain the redacted text. The message is stored as the hook returns it."""
 
     def redact(message: Message) -> Message | None:
         if kept == "nothing":
@@ -338,7 +338,7 @@ async def test_with_a_redaction_hook_no_raw_reply_is_stored(tmp_path: Path, kept
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_reply_that_a_guardrail_changed_has_no_raw_reply(streamed: bool) -> None:
-    """The raw reply would have the removed text. An unchanged reply has its raw reply."""
+    """The raw reply would contain the removed text. An unchanged reply has its raw reply."""
 
     def hide(held: Held) -> str:
         return held.text.replace(SECRET, "…")
@@ -355,7 +355,7 @@ async def test_a_reply_that_a_guardrail_changed_has_no_raw_reply(streamed: bool)
 
 
 async def test_a_cache_separates_requests_with_and_without_raw_replies() -> None:
-    """A reply that was cached without its raw reply does not serve a request for it."""
+    """A reply that was cached without its raw form does not answer a request for raw replies."""
     async with running(Say("one"), Say("two"), middleware=[Cache()]) as (engine, _):
         first = await engine.generate("s:m", "?")
         second = await engine.generate("s:m", "?", include_raw=True)
@@ -373,7 +373,7 @@ DETAILS = {"system_fingerprint": "fp_1", "citations": ["https://secret.test"]}
 
 
 def detailed(streamed: bool = False, times: int = 1) -> ModelRegistry:
-    """A model that replies this number of times, with details."""
+    """A model that gives `times` replies with details."""
     wire = ChatWire()
     whole = json.dumps({**wire.body("Blue.", 0, "end"), **DETAILS}).encode()
     pieces = wire.stream(chunk(content="Blue."), {**chunk("stop"), **DETAILS})
@@ -388,7 +388,7 @@ def detailed(streamed: bool = False, times: int = 1) -> ModelRegistry:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_sessions_reply_has_the_details(streamed: bool) -> None:
-    """The reply, its dict and its message have them. The reply can still be a key of a dict."""
+    """The reply, its dict and its message have the details. The reply can still be a key of a dict."""
     async with Engine(models=detailed(streamed), trace=False) as engine:
         session = engine.session("c:m")
         reply = await session.stream("?").message() if streamed else await session.send("?")
@@ -399,7 +399,7 @@ async def test_a_sessions_reply_has_the_details(streamed: bool) -> None:
 
 
 async def test_details_are_in_the_trace_with_content(tmp_path: Path) -> None:
-    """Another process resumes the session with them. Without content they are not stored."""
+    """Another process resumes the session with the details. Without content the details are not stored."""
     async with keeping(tmp_path / "t.db", models=detailed()) as engine:
         session = await engine.open_session("ses", model="c:m")
         await session.send("?")
@@ -414,7 +414,7 @@ async def test_details_are_in_the_trace_with_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_with_a_redaction_hook_no_details_are_stored(tmp_path: Path, kept: bool) -> None:
-    """The details can have the redacted text."""
+    """The details may contain the redacted text."""
 
     def redact(message: Message) -> Message | None:
         return message if kept else None
@@ -426,7 +426,7 @@ async def test_with_a_redaction_hook_no_details_are_stored(tmp_path: Path, kept:
 
 
 async def test_a_reply_that_a_guardrail_changed_has_no_details() -> None:
-    """An unchanged reply has them."""
+    """An unchanged reply has details."""
 
     def hide(held: Held) -> str:
         return held.text.replace("Blue", "…")
@@ -488,7 +488,7 @@ def server(*, responses: bool) -> Iterator[tuple[str, list[str]]]:
 async def test_the_protocol_of_a_server_in_the_environment_is_detected_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, responses: bool, path: str, listed: bool
 ) -> None:
-    """The detection is one empty request, which costs nothing. All later calls use the detected protocol."""
+    """The detection is one empty request that costs nothing. All later calls use the detected protocol."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     if listed:

@@ -99,7 +99,7 @@ async def test_a_session_continues_in_another_engine_without_a_loss(path: Path) 
 
 
 async def test_resuming_creates_no_second_session(path: Path) -> None:
-    """Only one creation is published. An open session can't be resumed."""
+    """Only one creation is published. A session that is open can't be resumed."""
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
@@ -143,7 +143,7 @@ async def test_a_new_session_with_a_used_id_starts_empty(path: Path) -> None:
 
 
 async def test_a_session_is_resumed_with_its_last_model(path: Path) -> None:
-    """Another model can be passed. If the model is unknown here, resuming is an error and changes nothing."""
+    """A host can pass another model. If the model is unknown here, resuming is an error and changes nothing."""
     async with keeping(path, models=registry(Say("One."), other=[Say("Two.")])) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
@@ -162,7 +162,7 @@ async def test_a_session_is_resumed_with_its_last_model(path: Path) -> None:
 
 
 async def test_a_redacted_system_prompt_must_be_passed(path: Path) -> None:
-    """Without it, resuming is refused."""
+    """Resuming is refused without the prompt."""
 
     def redact(message: Message) -> Message | None:
         return None if message.role == "system" else message
@@ -239,7 +239,7 @@ def test_a_hook_that_can_never_work_is_refused(path: Path) -> None:
 
 
 async def test_the_spill_file_of_a_dead_process_is_part_of_the_history(path: Path) -> None:
-    """Its messages are adopted before the history is read."""
+    """The messages of the spill file are adopted before the history is read."""
     make = Maker()
     said = [Message.user("First"), Message.assistant("One.")]
     appended = [SessionMessageAppended(position=at, message=message) for at, message in enumerate(said)]
@@ -308,7 +308,7 @@ async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
 
 
 async def test_the_previous_engine_gets_an_error_in_its_next_turn(path: Path) -> None:
-    """The engine that resumed last continues. The other engine makes no call, and can take the session back."""
+    """The engine that resumed last continues. The other engine makes no call, and can resume the session again."""
     async with keeping(path, Say("One."), Say("Three.")) as one, keeping(path, Say("Two.")) as two:
         first = one.session("s:m", session_id="x")
         await first.send("First")
@@ -384,7 +384,7 @@ async def test_conversations_of_two_concurrent_engines_are_never_mixed(path: Pat
 
 
 async def test_an_imported_session_replaces_the_stored_one(path: Path) -> None:
-    """The importing engine owns it, and the former owner gets an error."""
+    """The importing engine owns the session, and the former owner gets an error."""
     async with keeping(path, Say("One."), Say("Two.")) as one, keeping(path, Say("Mine.")) as two:
         first = one.session("s:m", session_id="x")
         await first.send("First")
@@ -400,7 +400,7 @@ async def test_an_imported_session_replaces_the_stored_one(path: Path) -> None:
     assert stored == ["First", "One.", "Instead", "Mine."]
 
 
-# A late reader gets events, even if the stream's log was folded.
+# A late reader gets all events, even if the stream's log was folded.
 
 FOLDED_AT_ONCE = Limits(retain_streams_seconds=0)
 A_TEXT = ["message.start", "text.delta", "message.complete", "step.finish"]

@@ -97,7 +97,9 @@ def capable(**changes: object) -> AdapterCapabilities:
 def test_a_missing_capability_is_refused_before_a_request(
     lacking: dict[str, object], asked: dict[str, object], complaint: str
 ) -> None:
-    """Each missing capability is a CapabilityError with its own text. A model with all capabilities passes."""
+    """Each missing capability is a CapabilityError with its own text. A model with all capabilities is
+    accepted.
+    """
     image = ImageBlock(data=b"x", media_type="image/webp")
     audio, document = AudioBlock(data=b"x", media_type="audio/flac"), DocumentBlock(data=b"%PDF-1.7")
     request = TurnRequirements(new=(Message.user([image, audio, document, TextBlock("?")]),), **asked)
@@ -113,7 +115,9 @@ def test_a_missing_capability_is_refused_before_a_request(
 
 @pytest.mark.parametrize(("window", "outcome"), [(40, "passes"), (39, "warns"), (32, "warns"), (31, "refused")])
 async def test_a_prompt_is_refused_only_if_it_is_certainly_too_long(window: int, outcome: str) -> None:
-    """An estimate above the window is a warning within the estimator's error of 25 %, and an error beyond it."""
+    """An estimate up to 25 % above the window is a warning, because the estimate may be wrong. A higher one is an
+    error.
+    """
     own = {"s": capable(max_context_tokens=window)}
     async with rig(s=[Say("1"), Say("2")], capabilities=own) as at:
         session = at.engine.session("s:m")
@@ -136,7 +140,7 @@ def _history(messages: int) -> list[Message]:
 
 
 async def test_a_session_and_a_turn_can_have_requirements() -> None:
-    """`requires=` is checked like the request in both places. An unknown capability is refused immediately."""
+    """`requires=` and the request are checked in both places. An unknown capability is refused immediately."""
     async with rig(s=[Say("ok")]) as at:
         session = at.engine.session("s:m", requires=Requirements(("images",)))
         assert (await session.send("x", requires=Requirements(min_context_tokens=1000))).text == "ok"
@@ -173,7 +177,7 @@ async def test_the_configuration_sets_a_models_capabilities_and_defaults() -> No
     "kind", [ServerError, NetworkError, AuthError, RateLimitError, NotFoundError, AdapterError]
 )
 async def test_a_fallback_is_a_new_call_for_the_same_message(kind: type[AdapterError]) -> None:
-    """The failed call is its cause. A reader gets one message, and the message has the routing."""
+    """The failed call is the cause of the new call. A reader gets one message, and the message has the routing."""
     async with rig(a=[Say(fails=kind("x"))], b=[Say("from b")]) as at:
         session = at.engine.session("a:m", fallback=["b:m"])
         async with session.stream("Hi") as turn:
@@ -248,7 +252,7 @@ async def test_if_every_fallback_fails_the_last_failure_is_raised() -> None:
 
 
 async def test_a_chain_of_the_configuration_is_the_default_of_a_call() -> None:
-    """An empty fallback disables it. A chain of the call is not extended."""
+    """An empty fallback disables the chain. A chain of the call is not extended."""
     chained = {"a:m": model("a:m", fallback=("b:m",)), "b:m": model("b:m", fallback=("c:m",))}
     fails = [Say(fails=ServerError("down"))]
     async with rig(chained, a=fails * 4, b=[Say("b"), *fails * 2], c=[]) as at:
@@ -265,7 +269,9 @@ async def test_a_chain_of_the_configuration_is_the_default_of_a_call() -> None:
 
 
 async def test_a_chain_continues_with_the_chains_of_its_members_without_cycles() -> None:
-    """The model's own fallbacks come first. Each model occurs once, with the model whose fallback it is."""
+    """The model's own fallbacks come first. Each model occurs once, together with the model that has it as a
+    fallback.
+    """
     chained = {
         "a:m": model("a:m", fallback=("b:m", "c:m")),
         "b:m": model("b:m", fallback=("d:m", "a:m")),
@@ -310,7 +316,7 @@ async def test_a_turn_stays_with_the_model_that_replied_first() -> None:
 
 
 async def test_a_model_with_a_missing_key_is_skipped_if_there_is_a_fallback() -> None:
-    """A chain works with only one of the keys."""
+    """A chain works with one key only."""
     registry = serving(a=entry("a", scripted_type(), missing_key="A_KEY"), b=scripted_type(Say("b")))
     async with Engine(models=registry, trace=False) as engine:
         message = await engine.session(["a:m", "b:m"]).send("x")
@@ -329,9 +335,7 @@ PRICES = PriceTable.from_rows([DEARER, CHEAPER])
 
 
 async def test_the_cheapest_capable_model_is_chosen() -> None:
-    """Prices are compared for a nominal usage. Models without a price come last, and each rejection is
-    recorded.
-    """
+    """Prices are compared for a nominal usage. Models without a price come last. Each rejection is recorded."""
     own = {"lame": capable(supports_tools=False)}
     async with rig(prices=PRICES, capabilities=own, free=[], a=[Say("a")], b=[Say("b"), Say("2")], lame=[]) as at:
         tool = Tool(ToolDefinition("t"))
@@ -412,7 +416,7 @@ async def test_while_one_call_probes_other_calls_use_the_fallback() -> None:
         assert texts == ["2", "probe"]
 
 
-async def test_a_session_with_one_model_is_never_refused() -> None:
+async def test_a_call_of_a_session_with_one_model_is_never_refused() -> None:
     """The call is sent to the unavailable model as its probe."""
     async with rig(a=[Say(fails=AuthError("x")), Say("back")]) as at:
         session = at.engine.session("a:m")
@@ -436,7 +440,7 @@ async def test_a_chain_of_unavailable_models_is_refused_with_the_reasons() -> No
 
 
 async def test_a_refusal_has_the_time_of_the_first_possible_probe() -> None:
-    """The time is the shortest wait of the candidates. A candidate waits for its provider and its model."""
+    """The time is the shortest wait of the candidates. A candidate waits for its provider and for its model."""
     async with rig(a=[Say(fails=AuthError("x")), Say("back")], b=[Say(fails=NotFoundError("x"))]) as at:
         session = at.engine.session(["a:m", "b:m"])
         with pytest.raises(NotFoundError):
@@ -453,7 +457,7 @@ async def test_a_refusal_has_the_time_of_the_first_possible_probe() -> None:
 
 
 async def test_while_all_candidates_are_probed_a_refusal_has_no_time() -> None:
-    """The end of a probe is unknown."""
+    """The end of a probe is unknown, so the error has no time."""
     gate = anyio.Event()
     a = [Say(fails=AuthError("x")), Say("a", pause=gate.wait)]
     b = [Say(fails=AuthError("x")), Say("b", pause=gate.wait)]

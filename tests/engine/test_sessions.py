@@ -78,7 +78,7 @@ async def test_a_fork_can_start_earlier_and_has_the_context_of_its_origin() -> N
 
 
 async def test_a_fork_can_be_resumed_and_has_its_name(tmp_path: Path) -> None:
-    """The trace has the messages of its origin as its own, and its name."""
+    """The trace stores the messages of the origin in the fork, and the name of the fork."""
     store = tmp_path / "t.db"
     async with keeping(store, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", name="Draft")
@@ -105,7 +105,7 @@ async def test_a_session_has_a_name_that_can_change(tmp_path: Path) -> None:
 
 
 async def test_open_and_stored_sessions_are_listed_once(tmp_path: Path) -> None:
-    """Open sessions come first, unused ones included. A filter by tags needs all of its tags."""
+    """Open sessions come first, even unused ones. A filter by tags matches sessions that have all of its tags."""
     async with running(Say("one"), store=tmp_path / "t.db") as (engine, _):
         old = engine.session("s:m", tags={"tenant": "red", "plan": "free"})
         await old.send("a")
@@ -158,7 +158,7 @@ async def test_a_document_in_another_format_is_refused() -> None:
 
 
 async def test_importing_a_session_with_an_unknown_model_is_an_error_with_advice() -> None:
-    """With model= it can be imported."""
+    """With `model=` the session can be imported."""
     async with running(Say("one"), b=[Say("two")]) as (engine, _):
         session = engine.session("b:m")
         document = session.export()
@@ -190,7 +190,7 @@ async def test_a_changed_system_prompt_is_used_from_the_next_turn_on() -> None:
 
 
 async def test_a_deleted_session_leaves_its_costs_and_no_content(tmp_path: Path) -> None:
-    """The file has none of its texts. A text that another session also has stays there."""
+    """The file has no text of the deleted session, except for a text that another session also has."""
     async with keeping(tmp_path / "t.db", Say("the answer is xylophone"), Say("same"), Say("same")) as engine:
         session, other = engine.session("s:m"), engine.session("s:m")
         await session.send("my secret is marmalade")

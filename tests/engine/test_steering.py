@@ -1,4 +1,4 @@
-"""Messages that steer a running turn: when the model gets them, and what happens to the others."""
+"""Messages that steer a running turn: the time of their delivery, and messages that are not delivered."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ class Stage:
     session: Session
 
     def opened(self, engine: Engine, *, during_work: Sequence[str] = (), **options: Any) -> Session:
-        """Open a session with the tool `work`. The tool's first run steers the turn with the texts of
-        `during_work`.
-        """
+        """Open a session with the tool `work`. The first run of the tool steers the turn with `during_work`."""
         acts = self.steers(*during_work)
         self.session = engine.session(options.pop("model", "s:m"), tools=[self.tool(acts)], **options)
         return self.session
@@ -100,7 +98,7 @@ def stage() -> Stage:
 
 
 def spoken(messages: Sequence[Message]) -> list[str]:
-    """Each message as its role and its text."""
+    """Each message as a pair of role and text."""
     return [f"{message.role} {message.text}".strip() for message in messages]
 
 
@@ -113,7 +111,7 @@ def texts(messages: Sequence[Message]) -> list[str]:
 
 @both_ways
 async def test_a_message_is_sent_after_the_tools_and_before_the_next_call(stage: Stage, streamed: bool) -> None:
-    """The model gets it with the results. The history and the bus have it at that position."""
+    """The model gets the message with the results. The history and the bus have it at that position."""
     async with running(WORK, Say("Rome it is.")) as (engine, events):
         session = stage.opened(engine, during_work=["Only Rome."])
         await said(session, "Look.", streamed=streamed)
@@ -139,7 +137,7 @@ async def test_a_message_during_the_last_reply_adds_a_step(stage: Stage, streame
 
 
 async def test_waiting_messages_are_delivered_together_in_order(stage: Stage) -> None:
-    """One step gets all of them. The history has the messages that `steer` returned."""
+    """One step gets all messages. The history has the messages that `steer` returned."""
     async with running(WORK, WORK, Say("done")) as (engine, _):
         session = stage.opened(engine)
         kept: list[Message] = []
@@ -170,7 +168,7 @@ def test_a_plain_tool_can_steer_from_its_thread(stage: Stage) -> None:
     anyio.run(act_it)  # Threads need real time.
 
 
-async def test_a_waiting_turn_gets_it_with_its_own_message(stage: Stage) -> None:
+async def test_a_waiting_turn_gets_the_steering_message_with_its_own_message(stage: Stage) -> None:
     """`steer` of a stream goes to the stream's turn, and `steer` of a session to the running turn."""
     async with running(WORK, Say("one"), Say("two")) as (engine, _):
         session = stage.opened(engine, during_work=["to the first"])
@@ -212,7 +210,7 @@ async def test_a_paused_reply_continues_before_it_is_steered(stage: Stage) -> No
         assert [texts(each.messages)[-1] for each in requests_of(engine)] == ["Search.", "Searching.", "Be quick."]
 
 
-def test_a_tool_of_the_provider_waits_until_it_has_its_result() -> None:
+def test_a_message_waits_for_the_result_of_a_provider_tool() -> None:
     """A completed search does not delay a message."""
 
     def reply(*kinds: str) -> Message:
@@ -225,8 +223,8 @@ def test_a_tool_of_the_provider_waits_until_it_has_its_result() -> None:
     assert not provider_waits(Message.assistant("Hello"))
 
 
-async def test_a_message_is_held_while_a_tool_of_the_provider_waits(stage: Stage) -> None:
-    """The next call has only the local results. The step after it has the message."""
+async def test_a_message_is_not_sent_while_a_provider_tool_waits(stage: Stage) -> None:
+    """The next call has only the local results. The following step has the message."""
 
     class Searching(Middleware):
         async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
@@ -263,7 +261,7 @@ async def test_a_stream_shows_the_place_of_the_message(stage: Stage) -> None:
 
 
 async def test_a_submitted_turn_gets_the_results_before_the_message(stage: Stage) -> None:
-    """The open calls get their results first."""
+    """The results of the open calls come before the message."""
     async with running(WORK, Say("done")) as (engine, _):
         session = stage.opened(engine, approve=lambda request: Pending())
         await session.send("go")
@@ -298,7 +296,7 @@ async def test_an_image_goes_to_a_model_that_accepts_it(stage: Stage) -> None:
 
 @both_ways
 async def test_a_message_without_a_reply_is_returned_to_the_host(stage: Stage, streamed: bool) -> None:
-    """The history ends with the results, so the turn can continue. The error has the message."""
+    """The history ends with the results, so the turn can continue. The error has the undelivered message."""
     script = WORK, Say(fails=ServerError("no")), Say("done"), Say("yes")
     async with running(*script) as (engine, _):
         session = stage.opened(engine, during_work=["more"])
@@ -330,7 +328,7 @@ async def test_a_fallback_gets_the_message_once_and_a_partial_reply_counts_as_de
 @pytest.mark.parametrize("how", ["cancel", "timeout", "close"])
 @both_ways
 async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: str, streamed: bool) -> None:
-    """The error has them, and the turn accepts no more."""
+    """The error has the undelivered messages, and the turn accepts no more."""
     async with running(WORK) as (engine, _):
         session = stage.opened(engine)
 
@@ -359,7 +357,9 @@ async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: 
 async def test_a_turn_that_stops_for_another_reason_returns_its_messages(
     stage: Stage, status: str, streamed: bool
 ) -> None:
-    """The reasons are the limit of rounds, a stop condition, and an open call. The reply has the message."""
+    """The reasons are the limit of rounds, a stop condition, and an open call. The reply has the undelivered
+    message.
+    """
     script = {
         "max_tool_rounds": [WORK, Say(calls=[("work", {})], pause=stage.steers("more"))],
         "stopped": [WORK],
@@ -442,7 +442,7 @@ async def test_a_resumed_forked_or_imported_session_has_the_mark(stage: Stage, t
 
 
 async def test_the_trace_has_the_mark_without_content(stage: Stage, tmp_path: Path) -> None:
-    """Only the event of that message is marked."""
+    """Only the event of that message has the mark."""
     async with running(WORK, Say("done"), store=tmp_path / "trace.db") as (engine, _):
         session = stage.opened(engine, during_work=["secret"])
         await session.send("go")
@@ -503,7 +503,9 @@ async def test_an_object_can_be_steered(stage: Stage) -> None:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One turn: each reply calls the tool or not, fails or not, and has a number of messages during it."""
+    """One turn: for each reply, whether it calls the tool, whether it fails, and the number of messages during
+    it.
+    """
 
     replies: tuple[tuple[bool, bool, int, int], ...]
     cancelled_at: int | None
@@ -521,7 +523,7 @@ plans = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(plan=plans, streamed=st.booleans())
 def test_each_message_is_in_the_history_or_undelivered(plan: Plan, streamed: bool) -> None:
-    """Each accepted message occurs once: in the history, in order, or among the undelivered messages."""
+    """Each accepted message occurs once, either in the history, in order, or among the undelivered messages."""
 
     async def act_it() -> None:
         stage, taken, step = Stage(), list[str](), iter(range(100))
@@ -563,7 +565,7 @@ def test_each_message_is_in_the_history_or_undelivered(plan: Plan, streamed: boo
 
 @both_ways
 async def test_a_budget_that_refuses_the_next_step_returns_the_message(stage: Stage, streamed: bool) -> None:
-    """The error has the message. When the budget has room, the turn continues."""
+    """The error has the undelivered message. When the budget has room, the turn continues."""
     clock = FakeClock()
     budget = Budget(max_tokens=400, window=timedelta(hours=1))
     async with running(WORK, Say("Rome."), Say("Yes."), budgets=[budget], clock=clock) as (engine, _):
@@ -585,7 +587,7 @@ ACTS: tuple[Act, ...] = ("add", "take", "close", "close_if_empty")
 
 @given(st.lists(st.sampled_from(ACTS)))
 def test_the_queue_agrees_with_a_list_and_a_flag(acts: list[Act]) -> None:
-    """In any order of actions, each message is refused, taken or left over, in the order of adding."""
+    """The queue refuses, delivers or keeps each message like the list does, in the order of adding."""
     queue, waiting, closed = SteeringQueue(), list[Message](), False
     for number, act in enumerate(acts):
         match act:

@@ -1,4 +1,4 @@
-"""The ends of a call or a stream: time limits, slots, closing, and owners that end."""
+"""The ends of a call or a stream by time limits, slots, closing, and the loss of an owner."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
         assert log.since(0)[-1].status == "failed"
         (terminal,) = terminals(events)
         assert isinstance(terminal, LlmCallFailed)
-        assert terminal.error_class == "cancelled"  # The limit is the host's, so the provider is not at fault.
+        assert (
+            terminal.error_class == "cancelled"
+        )  # The host set the limit, so the failure does not count against the provider.
 
 
 async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> None:
@@ -81,7 +83,7 @@ async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> No
 
 
 async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
-    """A running tool is cancelled, and so is a turn that has not started."""
+    """A running tool is cancelled, and a turn that has not started is cancelled too."""
     cut: list[str] = []
 
     async def forever(arguments: object) -> str:
@@ -130,7 +132,7 @@ async def test_a_turn_that_ends_before_its_start_makes_no_call(how: str) -> None
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
 async def test_a_call_that_ends_while_it_waits_for_a_slot_does_not_change_the_slots(how: str) -> None:
-    """The call that has the slot keeps it. Afterwards the number of slots is the same."""
+    """The call that has the slot keeps the slot. Afterwards the number of slots is the same."""
     models = registry(Say("one", pause=lambda: wait(10)), *[Say("more", pause=lambda: wait(10))] * 2)
     async with Engine(models=models, trace=False, limits=Limits(calls_per_provider=1)) as engine:
 
@@ -219,7 +221,7 @@ class _Shielded:
 
 
 async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_grace_time() -> None:
-    """The call has one end, the stream ends properly, and later events of the adapter are ignored."""
+    """The call has one end, and the stream ends properly. Later events of the adapter are ignored."""
     kind = scripted_type(Say("one", "two", "three", "four", pause=lambda: wait(4)), base=Stubborn)
     models = serving(s=entry("s", kind, max_concurrency=1))
     engine = Engine(models=models, trace=False, limits=Limits(calls_per_provider=1))
@@ -244,11 +246,13 @@ async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_gra
         assert present(partial.metadata.usage).source is UsageSource.PARTIAL
 
 
-# Slots: never more than configured, none lost, and the earliest turn first.
+# Slots: calls never exceed them, no slot is lost, and the earliest turn goes first.
 
 
 async def test_the_earliest_turn_goes_first() -> None:
-    """A later request of an earlier turn comes before requests of later turns. Within a turn the order stays."""
+    """A later request of an earlier turn comes before requests of later turns. Requests of one turn keep their
+    order.
+    """
     slots, order = CallSlots(1), []
     await slots.acquire()
 
@@ -266,7 +270,7 @@ async def test_the_earliest_turn_goes_first() -> None:
 
 
 async def test_a_slot_of_a_cancelled_call_goes_to_the_next_call() -> None:
-    """The cancellation comes at the moment at which the slot is passed."""
+    """The cancellation comes at the moment at which the call gets the slot."""
     slots = CallSlots(1)
     await slots.acquire()
     got: list[str] = []
@@ -290,8 +294,8 @@ async def test_a_slot_of_a_cancelled_call_goes_to_the_next_call() -> None:
 
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 4), calls=st.integers(1, 25))
 def test_no_slot_is_lost_for_any_cancellation(seed: int, total: int, calls: int) -> None:
-    """Waits, durations and cancellations are random. Never more calls run than there are slots, and all slots are
-    free at the end.
+    """Waits, durations and cancellations are random. Calls never exceed the slots, and all slots are free at the
+    end.
     """
     rng = random.Random(seed)
 
@@ -335,7 +339,7 @@ async def wait_long() -> None:
 
 
 def check_ends(envelopes: list[Envelope]) -> list[LlmCallCompleted | LlmCallFailed]:
-    """The ends of all calls. Each call has one."""
+    """Check that each call has one end, and return the ends."""
     starts = [envelope.request_id for envelope in envelopes if isinstance(envelope.data, LlmCallStarted)]
     ends = [each for each in envelopes if isinstance(each.data, LlmCallCompleted | LlmCallFailed)]
     assert sorted(starts) == sorted(each.request_id for each in ends)  # type: ignore[type-var]
@@ -391,7 +395,7 @@ async def test_the_partial_reply_is_kept_with_its_usage() -> None:
 
 
 async def test_closing_the_engine_ends_waiting_turns() -> None:
-    """Turns that have not started end, and so does a turn with a slow tool."""
+    """Turns that have not started end, and a turn with a slow tool ends too."""
     engine = an_engine(Say(calls=[("wait_long", {})]), base=ScriptedAdapter)
     await engine.start()
     session = engine.session("s:m", tools=[wait_long])
@@ -436,7 +440,7 @@ async def test_a_call_that_ignores_cancellation_delays_the_close_for_a_limited_t
 
 
 async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
-    """The call that started it gets an error, and the engine stays closed."""
+    """The call that started the engine gets an error, and the engine stays closed."""
     engine = an_engine()
     async with anyio.create_task_group() as group:
 
@@ -508,7 +512,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 @pytest.mark.parametrize("make", [of_a_session, of_a_whole_reply, of_a_fork, of_a_call])
 async def test_only_its_owner_can_read_a_stream(engine: Engine, make: Makes) -> None:
-    """For another owner, and without one, the error is the same as for an unknown stream."""
+    """Another owner, and a caller without an owner, get the error of an unknown stream."""
     owned, free = await make(engine, OWNED), await make(engine, {})  # type: ignore[misc]
     with anyio.fail_after(5):
         for stream_id, options in ((owned, {"owner": "ada"}), (owned, {"any_owner": True}), (free, {})):
@@ -527,7 +531,7 @@ async def test_only_its_owner_can_read_a_stream(engine: Engine, make: Makes) -> 
 
 
 async def test_only_its_owner_can_cancel_a_turn(engine: Engine) -> None:
-    """The operator passes no owner and can cancel any turn. `engine.streams` also needs the owner."""
+    """An operator passes no owner and can cancel any turn. `engine.streams` also needs the owner."""
     for owner, cancels in (("bob", False), ("ada", True), (None, True)):
         async with engine.session("s:m", tags=OWNED).stream("Hi") as turn:
             assert await engine.cancel(turn.stream_id, owner=owner) is cancels

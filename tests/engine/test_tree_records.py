@@ -52,7 +52,7 @@ async def rows_in(trace: Path) -> list[CallRow]:
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 async def test_an_export_has_the_tree(form: Any, tmp_path: Path) -> None:
-    """The parent of each call is in the export, one level above it."""
+    """The export has the parent of each call, one level above the call."""
     await made(tmp_path / "t.db")
     file = io.BytesIO()
     async with TraceStore(tmp_path / "t.db") as store:

@@ -45,7 +45,9 @@ MOST_OF_A_CALL = 1_000 * 1_000
 """An amount above the largest reservation of a call, in nano-USD."""
 
 Fate = Literal["ok", "fails", "retries", "hangs", "left"]
-"""``hangs``: the parent's tool gives it two seconds. ``left``: the parent's tool does not wait for it."""
+"""``hangs``: the tool of the parent ends the turn after two seconds. ``left``: the tool of the parent does not
+wait for the turn.
+"""
 
 
 class Plan(msgspec.Struct):
@@ -80,7 +82,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 class Scripted(ScriptedAdapter):
-    """Replies as the plan says: it calls the tool for each child, and then ends."""
+    """Calls the tool for each child of the plan, and then ends."""
 
     plan: dict[str, Plan]
     second: float
@@ -106,7 +108,7 @@ class Scripted(ScriptedAdapter):
 
 
 class Story:
-    """One run of a plan, and its observed results."""
+    """One run of a plan, and the results of the run."""
 
     def __init__(
         self,
@@ -251,7 +253,7 @@ async def check_store(store: Store, story: Story) -> None:
 
 
 def reached(story: Story, name: str) -> bool:
-    """Whether the turn certainly starts, because every turn above it runs its tools."""
+    """Whether the turn certainly starts: every turn above it runs its tools."""
     above = list(itertools.accumulate(name.split("."), lambda left, right: f"{left}.{right}"))[:-1]
     return all(story.nodes[each].fate in ("ok", "retries") for each in above) and "left" not in [
         sibling.fate for each in above for sibling in story.nodes[each].below
@@ -259,7 +261,7 @@ def reached(story: Story, name: str) -> bool:
 
 
 def check_ends(story: Story, rows: list[CallRow]) -> None:
-    """Check that a turn ends at most its grace time after the turn above it."""
+    """Check that a turn ends within its grace time after the turn above it."""
     ended = {each.turn_id: each.mono_ns for each in story.events if isinstance(each.data, SessionTurnCompleted)}
     for row in rows:
         if row.parent_turn_id is not None:

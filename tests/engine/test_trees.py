@@ -82,7 +82,9 @@ async def rows_of(engine: Engine) -> dict[str, CallRow]:
 
 
 async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> None:
-    """Its row has the request, the turn and the root above it. The root's own rows have none."""
+    """The child's row has the request, the turn and the root above the child. The rows of the root have no
+    parent.
+    """
     trace = tmp_path / "trace.db"
     async with running(asks("look"), Say("Done."), a=[Say("found")], store=trace) as (engine, _):
         look = runs("look", lambda: engine.generate("a:m", "Look."))
@@ -102,7 +104,7 @@ async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> 
 
 
 async def test_edges_have_all_levels_and_each_turn_has_the_sum_of_its_tree() -> None:
-    """A grandchild has the root as its root and its own parent as its parent."""
+    """The root of a grandchild is the first turn, and its parent is the turn in between."""
     script = {"b": [asks("c"), Say(".")], "c": [Say(".")]}
     async with running(asks("b"), Say("."), **script) as (engine, events):
         totals: list[CostSum] = []
@@ -139,7 +141,9 @@ async def test_children_of_parallel_tools_have_their_own_tool_call(tmp_path: Pat
 
 
 async def test_the_spend_of_tools_counts_in_the_budget_of_the_turns_tag(tmp_path: Path) -> None:
-    """A child has the tags of its parent turn, and its own tags replace them. A detached call has only its own."""
+    """A child has the tags of its parent turn, and its own tags replace them. A detached call has only its own
+    tags.
+    """
     budgets = [Budget(max_cost_usd="1", per="tag:tenant")]
     script = {"a": [Say("one"), Say("two")], "b": [Say("three")]}
 
@@ -189,7 +193,9 @@ async def test_a_detached_call_is_no_child(tmp_path: Path) -> None:
 
 
 async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
-    """The context from `trace_context` can be headers or environment variables. Calls with it are children."""
+    """The context from `trace_context` can be headers or environment variables. Calls with that context are
+    children.
+    """
     carried: dict[str, str] = {}
 
     async def look() -> str:
@@ -259,7 +265,7 @@ async def test_a_grandchild_is_limited_by_the_root() -> None:
 
 
 async def test_a_budget_per_root_counts_a_tree_until_its_end() -> None:
-    """The next turn has the whole budget. Neither budget keeps an account of an ended turn."""
+    """The next turn has the whole budget. No budget keeps an account of an ended turn."""
     budgets = [Budget(max_tokens=300, per="root"), Budget(max_tokens=200, per="turn")]
     said = [asks("a"), Say("Done.")]
     script = {"a": [Say("x")] * 4}
@@ -274,7 +280,7 @@ async def test_a_budget_per_root_counts_a_tree_until_its_end() -> None:
 
 
 async def test_a_child_has_the_remaining_time_of_its_parent() -> None:
-    """Child and parent end when the parent's time limit is reached."""
+    """Child and parent end when the parent's time limit is over."""
     async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (engine, _):
         ended: list[float] = []
 
@@ -294,7 +300,7 @@ async def test_a_child_has_the_remaining_time_of_its_parent() -> None:
 
 
 async def test_cancelling_a_turn_cancels_and_bills_its_children(tmp_path: Path) -> None:
-    """This includes a child for which its tool does not wait. The children end before the parent."""
+    """A child is cancelled even if its tool does not wait for it. The children end before the parent."""
     slow = Say("some", pause=lambda: anyio.sleep(60))
     async with running(asks("a"), Say("never"), a=[slow, slow], store=tmp_path / "t.db") as (engine, events):
         kept: list[asyncio.Task[object]] = []
@@ -412,7 +418,7 @@ async def test_a_handoff_continues_with_the_other_agent() -> None:
 
 
 async def test_one_stream_has_the_text_of_the_whole_tree() -> None:
-    """Each piece has its depth. The turn's own text can still be read alone."""
+    """Each piece has its depth. A reader can still read only the turn's own text."""
     agent = agent_tool("agent", model="a:m")
     calls = Say("Wait. ", calls=[("agent", {"task": "Do it."})])
     async with running(calls, Say("Done."), a=[Say("By ", "me.")]) as (engine, _):
@@ -479,7 +485,7 @@ async def test_the_trees_of_a_trace_have_the_cost_of_each_turn_with_its_children
 
 
 async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
-    """The embedding has no turn. The tree and the limits of the turn above count it."""
+    """The embedding has no turn of its own. The tree and the limits of the turn above include the embedding."""
     config = AdapterConfig(options={"replies": ["none"]})
     vectors = "callboard.adapters.providers.scripted:ScriptedAdapter"
     models = serving(s=scripted_type(asks("look", "look"), Say("Done.")), e=entry("e", vectors, config))
@@ -499,7 +505,7 @@ async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
 
 
 def test_the_sums_of_many_descendants_equal_single_additions() -> None:
-    """Every turn above adds them in batches."""
+    """Every turn above the descendants adds their costs in batches."""
     usages = [
         TokenUsage(1, 2, 3, 4, 5),
         TokenUsage(1, 2, reasoning_tokens=1, details={"web_search": 1}),

@@ -98,8 +98,8 @@ def replies_for(ask: Ask) -> list[Say]:
 
 @pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
 async def test_every_way_to_call_accepts_timeout_and_tags(ask: Ask, tmp_path: Path) -> None:
-    """`timeout` has the seconds for the turn and for each call. The turn's tags are added to the session's and
-    replace them.
+    """`timeout` has the seconds for the turn and for each call. The turn's tags are added to the session's tags,
+    or replace them.
     """
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         await ask(engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
@@ -119,7 +119,7 @@ async def test_the_old_names_of_time_limits_work_with_a_warning(ask: Ask, tmp_pa
 
 
 async def test_a_turn_ends_at_its_timeout() -> None:
-    """The old name has the same effect. Both names together are refused."""
+    """The old name has the same effect. A call with both names is refused."""
     async with talking(Say("x")) as (session, _):
         with pytest.raises(TypeError, match="the same argument"):
             await session.send("Hi", timeout=1, timeout_seconds=2)  # type: ignore[call-arg]
@@ -158,7 +158,7 @@ def test_a_session_refuses_a_negative_limit() -> None:
     ("name", "hint"), [("temprature", "did you mean temperature=?"), ("seed", "pass it with each turn")]
 )
 def test_a_session_refuses_an_option_that_it_does_not_have(name: str, hint: str) -> None:
-    """The error of a misspelt option and that of an option of a turn have hints."""
+    """The error of a misspelt option has a hint, and so has the error of an option that belongs to a turn."""
     options: dict[str, Any] = {name: 1}
     engine = Engine(trace=False)
     with pytest.raises(TypeError, match=re.escape(f"{name}= is not an argument of a session: {hint}")):
@@ -184,14 +184,14 @@ def test_a_tool_accepts_both_names_of_its_time_limit() -> None:
 
 @pytest.mark.parametrize("kind", [EmbeddingOptions, ImageOptions, VideoOptions])
 def test_plain_calls_accept_the_old_name_with_a_warning(kind: Any) -> None:
-    """These are embeddings, images and videos."""
+    """The calls make embeddings, images and videos."""
     assert require_known({"timeout": 3}, kind) == {"timeout": 3}
     with pytest.warns(DeprecationWarning, match="use timeout="):
         assert require_known({"timeout_seconds": 3}, kind) == {"timeout": 3}
 
 
 def test_models_yaml_accepts_the_old_key_with_a_warning(tmp_path: Path) -> None:
-    """The key is the time limit of an adapter."""
+    """The key sets the time limit of an adapter."""
     path = tmp_path / "models.yaml"
     path.write_text("adapters: {x: {type: openai, api_key: k, timeout: 3}}\n")
     new = read_models_yaml(path, {})
@@ -279,7 +279,7 @@ async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: 
 async def test_a_continuation_needs_room_in_the_budget() -> None:
     """Without room the call raises the error, the partial text stays, and nothing is counted twice."""
     provider = TextProvider(TEXT, [20])
-    one = (2000 * SAID_RATE // 1000 + 23_000) / 1e9  # The budget has room for one attempt at its most.
+    one = (2000 * SAID_RATE // 1000 + 23_000) / 1e9  # The budget has room for the highest cost of one attempt.
     async with engine_with(provider, budgets=[Budget(max_cost_usd=one)]) as engine:
         stream = engine.stream(MODEL, "Hm?", continue_broken=True, max_output_tokens=2000)
         with pytest.raises(NetworkError):
@@ -302,7 +302,7 @@ REPLY = (
 
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_a_call_that_was_sent_twice_is_marked(tmp_path: Path, comes_back: bool) -> None:
-    """The call is marked with and without a reply to the second copy. The call before it is not marked."""
+    """The call is marked with and without a reply to the second copy. The previous call is not marked."""
     sent: list[int] = []
 
     async def script(connection: Connection) -> None:

@@ -84,7 +84,7 @@ async def refund(order: str) -> str:
 
 
 def models(*replies: Say, other: list[Say] | None = None) -> ModelRegistry:
-    """The models `s:m` and `t:m`. Their adapters have their own key and keys of tenants."""
+    """The models `s:m` and `t:m`. Each adapter has its own key, and keys of tenants."""
     config = AdapterConfig(api_key="house-secret", keys={"tenant": "tenant-secret", "second": "second-secret"})
     return serving(
         s=AdapterEntry(name="s", type=scripted_type(*replies), config=config),
@@ -129,7 +129,7 @@ def assert_same_options(engine: Engine, place: int = -1) -> None:
 @at_each_entry_point
 @pytest.mark.parametrize("over", [{}, {"temperature": 0.75, "key": "second"}], ids=["as asked", "other options"])
 async def test_a_turn_that_continues_keeps_its_options(answer: Answer, over: Any, tmp_path: Path) -> None:
-    """An option that is passed with the answer replaces the turn's option. The others stay."""
+    """An option that is passed with the answer replaces the turn's option. The other options stay."""
     async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."))) as engine:
         session = engine.session("s:m", tools=[refund])
         await session.send("Refund it.", key="tenant", **OPTIONS)
@@ -189,7 +189,7 @@ async def test_a_turn_with_a_lost_key_is_refused_until_the_key_is_passed(
 
 
 async def test_an_imported_and_a_forked_session_keep_the_options_of_a_turn(tmp_path: Path) -> None:
-    """A copy of a waiting session continues like the original. So does a session that is resumed with its key."""
+    """A copy of a waiting session continues like the original. A session that is resumed with its key does too."""
     async with keeping(tmp_path / "t.db", models=models(REFUND, Say("One."), Say("Two."))) as engine:
         session = engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant")
         await session.send("Refund it.", **OPTIONS)
@@ -227,7 +227,7 @@ async def test_calls_wait_again_when_the_approve_hook_is_lost(tmp_path: Path) ->
 
 
 async def test_an_approve_hook_stays_with_its_turn(tmp_path: Path) -> None:
-    """In the same engine the turn's hook decides about the following calls."""
+    """In the same engine, the turn's hook decides about the following calls."""
     asked: list[str] = []
 
     def hook(request: ApprovalRequest) -> Pending | Denied | Approved:
@@ -272,7 +272,7 @@ async def test_a_turn_continues_with_its_options_on_another_node(
             assert_same_options(b)
 
 
-# The backlog of the trace writer at which a new turn waits.
+# A new turn waits while the trace writer has a large backlog.
 
 
 class SlowStore(TraceStore):
@@ -340,7 +340,7 @@ async def test_events_with_large_messages_count_by_their_bytes(tmp_path: Path) -
 
 
 async def test_an_admitted_turn_is_not_delayed_again(tmp_path: Path) -> None:
-    """Its calls and tools need no further admission."""
+    """The calls and tools of an admitted turn need no further admission."""
     tool = Tool(ToolDefinition("read"), lambda arguments: "x" * 1000)
     says = [Say(calls=[("read", {})]), Say("done")]
     async with slow(tmp_path, *says, admit_events=4, admit_bytes=5000) as (engine, _):
@@ -348,7 +348,7 @@ async def test_an_admitted_turn_is_not_delayed_again(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_fails_delays_no_turn(tmp_path: Path) -> None:
-    """Only a working writer with a backlog delays turns. A failing writer keeps the events that it can."""
+    """Only a working writer with a backlog delays turns. A failing writer keeps as many events as it can."""
     async with slow(tmp_path, *[Say("x")] * 10, admit_events=4) as (engine, store):
         store.may.set()
         store.fails = True
@@ -399,7 +399,7 @@ async def test_a_writer_that_makes_progress_delays_turns_and_refuses_none() -> N
 
 @in_virtual_time
 async def test_a_writer_that_commits_nothing_refuses_all_turns_together() -> None:
-    """A turn that waited behind another one does not wait the same time again."""
+    """A turn that waited behind another turn does not wait for the same time again."""
     writer, door, refused = FakeWriter(), Admission(Limits(admit_seconds=1.0)), list[float]()
 
     async def turn() -> None:

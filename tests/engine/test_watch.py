@@ -1,4 +1,4 @@
-"""`watch`: each call of the process at its end, for all engines and event loops, in a bounded queue."""
+"""`watch`: each call of the process when it ends, for all engines and event loops, in a bounded queue."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_watch_yields_failed_and_cancelled_calls() -> None:
 
 
 async def test_a_call_has_its_operation() -> None:
-    """The call as text has it too. A retried call is one call with all its attempts."""
+    """The text of the call has the operation too. A retried call is one call with all its attempts."""
     kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])
     async with Engine(models=serving(small("a"), a=kind), trace=False) as engine, watch() as calls:
         await engine.embed(["x"], model="a:small", max_retries=1)
@@ -100,7 +100,7 @@ async def test_the_calls_of_one_engine_keep_their_order() -> None:
 
 
 async def test_a_slow_reader_gets_the_number_of_skipped_calls() -> None:
-    """The queue is bounded. The oldest calls are dropped, and the next call has their number."""
+    """The queue is bounded. The oldest calls are dropped, and the next call has the number of dropped calls."""
     async with an_engine(*[Say("x") for _ in range(6)]) as engine, watch(capacity=2) as calls:
         for _ in range(5):
             await engine.generate("s:m", "Hi")
@@ -152,7 +152,7 @@ async def next_or_end(calls: object) -> EndedCall | None:
 
 
 def test_each_passes_every_call_before_the_context_ends(in_the_sync_thread: Engine) -> None:
-    """The function runs in a thread of its own, so that no call waits for it."""
+    """The function runs in a separate thread, so no call waits for it."""
     lines: list[EndedCall] = []
     threads: set[str] = set()
 
@@ -238,7 +238,7 @@ def test_close_waits_for_another_loop(in_the_sync_thread: Engine) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_function_that_fails_affects_no_call(in_the_sync_thread: Engine) -> None:
-    """Its thread ends with the exception."""
+    """The thread of the function ends with the exception."""
 
     def fail(call: EndedCall) -> None:
         raise ZeroDivisionError(call.model)

@@ -127,8 +127,8 @@ async def test_a_call_without_a_turn_is_in_progress() -> None:
 
 
 async def test_a_turn_is_cancelled_by_its_id() -> None:
-    """The caller of the turn gets the error with the content so far. The second cancel, and one of another id,
-    give False.
+    """The caller of the turn gets the error with the content so far. A second cancel and a cancel of another id
+    return False.
     """
     async with an_engine() as engine:
         stream = engine.session("s:m").stream("Hi")
@@ -150,7 +150,7 @@ async def test_a_turn_is_cancelled_by_its_id() -> None:
 
 
 async def test_changes_come_with_events_and_streams_at_most_once_an_interval() -> None:
-    """The first change comes immediately. An idle engine gives no further one."""
+    """The first change comes immediately. An idle engine gives no further change."""
     go = anyio.Event()
     times: list[float] = []
     async with running(Say("one", pause=go.wait)) as (engine, _):
@@ -187,7 +187,7 @@ async def test_a_watcher_that_is_closed_leaves_no_subscription() -> None:
 
 
 def test_the_time_of_an_identifier_is_read_from_it() -> None:
-    """The time comes from a ULID. An identifier of another form has none."""
+    """The time comes from a ULID. An identifier of another form has no time."""
     assert made_us("trn_01ARZ3NDEKTSV4RRFFQ69G5FAV") == 1_469_922_850_259_000
     assert made_us("ses_mine") is None
     assert made_us("ses_01ARZ3NDEKTSV4RRFFQ69G5FA!") is not None
@@ -314,7 +314,7 @@ async def test_the_deprecated_names_of_a_result_work_and_warn() -> None:
 
 
 def test_content_with_half_a_surrogate_pair_becomes_plain_values() -> None:
-    """A broken tokenizer may send half a pair. The dict for a log is made all the same."""
+    """A broken tokenizer may send half a pair. A log must still get the dict."""
     assert plain(TextBlock("a\ud83d")) == {"type": "text", "text": "a\ud83d", "provider_raw": None}
 
 

@@ -65,7 +65,7 @@ class Host:
 
 
 async def both(wire: Wire, say: Callable[[Host, Host], Awaitable[object]]) -> Host:
-    """Run two nodes. The first node applies `say`. Return the second node."""
+    """Run two nodes and call `say` with them. Return the second node."""
     one, other = Host(wire, "one"), Host(wire, "other")
     async with anyio.create_task_group() as group:
         for host in (one, other):

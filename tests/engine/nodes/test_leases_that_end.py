@@ -235,7 +235,7 @@ async def test_messages_of_a_former_owner_are_stored_under_another_name(shared: 
 
 
 async def test_an_owner_that_returns_continues_at_its_setup(shared: Shared) -> None:
-    """The messages that it had stored after that position are removed."""
+    """The owner's earlier messages after that position are removed."""
     a, _ = await began(shared)
     assert await shared.claim("run_a") == 3
     await shared.write("run_a", a.setup(1, 3), a.message(1, "a1 again", 3))

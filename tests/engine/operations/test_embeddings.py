@@ -399,9 +399,7 @@ class Talker(ScriptedAdapter):
 
 
 async def test_progress_is_reported_after_each_batch_and_ends_with_all_texts() -> None:
-    """The number never falls. A halved or repeated batch counts its texts once. An error of the function is
-    raised.
-    """
+    """The number never falls. Texts of a halved or failed batch count once. An error of the function is raised."""
     told: list[tuple[int, int]] = []
     kind = embedder_type("Telling", faults=[ContextOverflowError("too large"), ServerError("no")])
     options: dict[str, Any] = {"model": "a:small", "at_once": 1, "max_retries": 0}
