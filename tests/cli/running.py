@@ -1,4 +1,4 @@
-"""Run commands in processes of their own, and make their files."""
+"""Run commands in separate processes, and make their files."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def at_terminal(
 ) -> tuple[int, str, str]:
     """Run a command at a terminal. Return its exit code, the terminal's text, and its other output.
 
-    `on` names the streams at the terminal. `typed` is typed when the terminal shows `after`. `more` are
+    `on` names the streams at the terminal. `typed` is typed when the terminal shows `after`. `more` has
     environment variables.
     """
     ours, theirs = pty.openpty()

@@ -64,14 +64,14 @@ def test_the_last_conversation_continues_with_its_model_and_its_system_prompt(ta
 
 
 def test_an_option_is_two_words_or_one_with_an_equals_sign(talkative: Path) -> None:
-    """The word after the option is the question, and not a part of the option's value."""
+    """In each form, the word after the option is the question."""
     for words in ("-o temperature 0.5", "-o temperature=0.5", "-otemperature=0.5", "--option=temperature=0.5"):
         done = call("ask", "-m", "obedient:m", "-s", "short", *words.split(), "what", home=talkative, exits=0)
         assert done.stdout == "TextBlock|short|0.5|\n"
 
 
 def test_no_text_is_stored_with_no_save(talkative: Path) -> None:
-    """CALLBOARD_NO_SAVE and --no-save store no text, except in a named or continued session. The trace has the
+    """CALLBOARD_NO_SAVE and --no-save store no text, except for a named or continued session. The trace has the
     call.
     """
     never = {"CALLBOARD_NO_SAVE": "1"}
@@ -109,7 +109,9 @@ def test_a_schema_makes_the_reply_json(talkative: Path, stream: tuple[str, ...])
 
 
 def test_a_block_of_code_is_extracted(talkative: Path) -> None:
-    """`-x` prints the first block, and `--extract-last` the last. Without a block, stdout stays empty."""
+    """`-x` prints the first block, and `--extract-last` prints the last one. Without a block, stdout stays
+    empty.
+    """
     text = "say Here:\n```python\nx = 1\n```\nand\n```\ny = 2\n```\nBye."
     for option, code in (("-x", "x = 1\n"), ("--extract-last", "y = 2\n")):
         assert call("ask", "-m", "obedient:m", option, text, home=talkative, exits=0).stdout == code
@@ -152,7 +154,7 @@ def _hidden() -> None: ...
 
 
 def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> None:
-    """The model receives the results, and `-c` keeps the tools. Texts before and after a call are separate
+    """The model receives the results, and `-c` keeps the tools. Text before and after a call is on separate
     lines.
     """
     file = tmp_path / "tools.py"
@@ -204,7 +206,7 @@ MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/mcp/old_server.py'
 
 
 def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: Path) -> None:
-    """A server that can't be reached is one line on stderr."""
+    """A server that can't be reached gives one line on stderr."""
     pytest.importorskip("mcp", reason="needs callboard[mcp]")
     said = 'call echo {"text": "hi"}'
     done = call("ask", "-m", "obedient:m", "-T", MCP_SERVER, said, home=talkative, exits=0)
@@ -223,7 +225,7 @@ def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: P
 
 
 def test_a_template_is_saved_and_used(talkative: Path) -> None:
-    """Options of the command line replace those of the template."""
+    """Options of the command line take precedence over those of the template."""
     save = ("--save", "sum", "-m", "obedient:m", "-s", "in $language", "-o", "temperature", "1", "what $input")
     assert "ask -t sum" in call("ask", *save, home=talkative, exits=0).stderr
     ask = ("ask", "-t", "sum", "-p", "language", "French")
@@ -234,8 +236,8 @@ def test_a_template_is_saved_and_used(talkative: Path) -> None:
 
 
 def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None:
-    """The code is 2 if the user must change something, such as a model's name or a key. A provider's failure
-    is 1.
+    """The code is 2 if the user must change something, such as a model's name or a key. It is 1 for a failure of
+    the provider.
     """
     for model, code, said in (
         ("frist", 2, "did you mean first?"),
@@ -255,7 +257,9 @@ def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None
 def test_a_signal_ends_the_command_in_order_with_the_partial_reply(
     talkative: Path, number: int, code: int
 ) -> None:
-    """The partial reply stays on stdout, the exit code is the signal's, and the trace has the cancelled call."""
+    """The partial reply stays on stdout, the exit code is that of the signal, and the trace has the cancelled
+    call.
+    """
     with start("ask", "-m", "endless:m", "Tell me a story.", home=talkative) as process:
         process.stdin.close()
         process.stdin = None
@@ -292,7 +296,7 @@ def test_a_pipe_gets_the_raw_reply_and_a_terminal_gets_no_control_characters(tal
 
 @pytest.mark.parametrize("hidden", [(), ("-R",)])
 def test_a_terminal_shows_the_models_thinking_and_stdout_never_does(home: Path, hidden: tuple[str, ...]) -> None:
-    """Thinking is on a line of its own, without control characters. A pipe for stderr gets no thinking."""
+    """Thinking is on a separate line, without control characters. A pipe for stderr gets no thinking."""
     reply = r'{thinking: "Hm\e[2J, well.", text: "Yes.", usage: {input_tokens: 1, output_tokens: 1}}'
     (home / "models.yaml").write_text(f"""
         adapters: {{toy: {{type: scripted, options: {{repeat: true, replies: [{reply}]}}}}}}
@@ -313,7 +317,7 @@ def test_an_interrupt_while_the_command_starts_is_quiet(talkative: Path) -> None
 
 @pytest.mark.parametrize("stream", first_is_quick([1, 0, 2], "more closed streams"))
 def test_a_stream_can_be_closed_from_the_start(talkative: Path, stream: int) -> None:
-    """A shell closes a stream with `>&-`. Output for a closed stream is lost, and nothing else changes."""
+    """A shell closes a stream with `>&-`. The output for a closed stream is lost."""
     program = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
     words = [sys.executable, "-c", program, str(stream), *ASK, "hi"]
     done = subprocess.run(words, capture_output=True, env=environment(talkative), cwd=CHECKOUT, input=b"")
@@ -342,7 +346,7 @@ def server() -> Iterator[str]:
 @pytest.mark.parametrize("adapter", ["openai", "anthropic"])
 @pytest.mark.parametrize("stream", [(), ("--no-stream",)])
 def test_a_reply_comes_over_http(home: Path, server: str, adapter: str, stream: tuple[str, ...]) -> None:
-    """A key is enough without a models.yaml. A streamed reply also has its tokens a second."""
+    """A key is enough without a models.yaml. A streamed reply also has its tokens per second."""
     more = {f"{adapter.upper()}_API_KEY": "x", f"{adapter.upper()}_BASE_URL": server}
     if adapter == "openai":
         more["OPENAI_BASE_URL"] = f"{server}/v1"

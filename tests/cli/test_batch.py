@@ -1,4 +1,4 @@
-"""`callboard batch` reads and writes JSON lines. Each command is a process of its own."""
+"""`callboard batch` reads and writes JSON lines. Each command is a separate process."""
 
 from __future__ import annotations
 

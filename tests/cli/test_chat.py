@@ -40,7 +40,7 @@ def test_a_conversation_continues_when_its_model_is_swapped(talkative: Path) -> 
 
 
 def test_a_bare_exit_or_quit_ends_the_chat(talkative: Path) -> None:
-    """Neither word is sent to the model."""
+    """The model gets neither of the two words."""
     for word in ("exit", "quit", "Exit"):
         done = call("chat", home=talkative, said=f"hello\n{word}\nnot read\n", exits=0)
         assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
@@ -92,7 +92,9 @@ def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
 
 
 def test_a_message_can_have_several_lines(talkative: Path) -> None:
-    """Three quotation marks enclose them. A message that is open at the end of the input is sent too."""
+    """Three quotation marks start and end such a message. A message that is open at the end of the input is sent
+    too.
+    """
     said = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
     done = call("chat", home=talkative, said=said, exits=0)
     assert [line.partition("last: ")[2] or line for line in done.stdout.splitlines()] == [
@@ -127,7 +129,7 @@ def test_save_in_the_middle_of_a_chat_stores_it_from_its_start(talkative: Path) 
 
 
 def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) -> None:
-    """The command `/attach` reads the file. A missing file is one line on stderr."""
+    """`/attach` reads the file. A missing file gives one line on stderr."""
     (talkative / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n....")
     said = f"/attach {talkative}/x.png\n/attach /nowhere\nwhat\nwhat\n"
     done = call("chat", "-m", "obedient:m", home=talkative, said=said, exits=0)
@@ -180,8 +182,8 @@ ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
 def test_replies_without_an_amount_are_counted_next_to_the_sum(
     replies: list[tuple[TokenUsage, Cost]], said: str
 ) -> None:
-    """The amount leaves out replies without a price and replies with unknown usage. It counts estimated
-    replies.
+    """The amount leaves out replies without a price and replies with unknown usage. Estimated replies are
+    included.
     """
     history = [Message.user("Hi")]
     for usage, cost in replies:
@@ -203,9 +205,7 @@ def test_replies_without_an_amount_are_counted_next_to_the_sum(
     ],
 )
 def test_a_malformed_models_file_is_one_line_with_file_and_key(home: Path, text: str, said: str) -> None:
-    """stderr has only that line, and the exit code is 2. An adapter's type is checked when the adapter is first
-    used.
-    """
+    """The exit code is 2. An adapter's type is checked when the adapter is first used."""
     file = home / "mine.yaml"
     file.write_text(text)
     done = call("chat", "--models-file", str(file), home=home, said="hello\n")
@@ -272,7 +272,7 @@ def test_a_preview_shows_the_request_for_another_model(talkative: Path) -> None:
     ],
 )
 def test_three_quotation_marks_enclose_several_lines(text: str, opened: bool, meant: str) -> None:
-    """The opening marks are at the start of the message, and the closing marks at the end of a line."""
+    """The opening marks are at the start of the message, and the closing marks are at the end of a line."""
     assert is_open(text) is opened
     assert unwrapped(text) == meant
 
@@ -290,7 +290,7 @@ def test_three_quotation_marks_enclose_several_lines(text: str, opened: bool, me
     ],
 )
 def test_a_line_with_a_slash_is_a_command(line: str, command: tuple[str, str] | None) -> None:
-    """A path is not a command, nor is a text of several lines."""
+    """A path is not a command, and a text of several lines is not one either."""
     assert command_of(line) == command
 
 
@@ -342,8 +342,8 @@ def test_an_interrupt_between_a_reply_and_the_prompt_ends_the_chat_at_the_prompt
 
 
 def test_a_message_is_written_in_an_editor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The editor is $VISUAL, or $EDITOR without it, and opens with the text so far. If the editor fails, nothing
-    is sent.
+    """The editor is $VISUAL, or else $EDITOR, and opens with the text so far. If the editor fails, nothing is
+    sent.
     """
     script = tmp_path / "my editor"
     script.write_text('#!/bin/sh\nprintf " and more\\n" >> "$1"\n')
@@ -405,7 +405,7 @@ def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
 
 @pytest.mark.parametrize("at_terminal", [True, False])
 def test_a_chat_at_a_terminal_shows_thinking_apart_from_the_reply(at_terminal: bool) -> None:
-    """Thinking is on a line of its own. A pipe gets only the reply."""
+    """Thinking is on a separate line. A pipe gets only the reply."""
     shown = io.StringIO()
     plain = {"no_color": True, "width": 60, "highlight": False}
     screen = Screen(console_class()(force_terminal=at_terminal, file=shown, **plain))

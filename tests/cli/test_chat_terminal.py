@@ -78,7 +78,9 @@ def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
 
 
 def test_a_person_at_a_terminal(talkative: Path) -> None:
-    """The user uses Tab, several lines, pasted lines, a discarded line, the editor, and the save at the end."""
+    """The user presses Tab, types and pastes several lines, discards a line, opens the editor, and saves at the
+    end.
+    """
     pytest.importorskip("prompt_toolkit")
     with chat(talkative) as terminal:
         terminal.until("you>")
@@ -115,7 +117,9 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
 
 
 def test_ctrl_c_stops_a_reply_and_the_next_chat_has_the_history(talkative: Path) -> None:
-    """The chat continues. Ctrl-C at an empty prompt ends it. The up arrow shows a message of an earlier chat."""
+    """The chat continues. Ctrl-C at an empty prompt ends the chat. The up arrow shows a message of an earlier
+    chat.
+    """
     pytest.importorskip("prompt_toolkit")
     with chat(talkative, "-m", "endless:m") as terminal:
         terminal.until("you>")

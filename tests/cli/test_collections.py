@@ -1,4 +1,4 @@
-"""Collections: which texts are embedded, which are unchanged, who can read them, and how they are searched."""
+"""Collections: texts that are embedded, unchanged texts, permissions, and searches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def rows(*words: str, home: Path, said: str = "") -> list[dict[str, object]]:
 
 
 def test_lines_are_embedded_once_and_found_again(embedding: Path) -> None:
-    """An unchanged line is not embedded again. The most similar text comes first. The file is private."""
+    """An unchanged line is not embedded again. The most similar text comes first. Only the owner can read the
+    file.
+    """
     add = ("collections", "add", "animals", "--keep-text", "--model", "words")
     first = call(*add, home=embedding, said="red cat\nred dog\nblue sky\n", exits=0)
     again = call(*add, home=embedding, said="red cat\nblue sky\ngreen sea\n", exits=0)
@@ -110,9 +112,7 @@ def test_a_collection_keeps_its_model(embedding: Path) -> None:
 
 
 def test_a_list_and_a_search_make_no_file(embedding: Path) -> None:
-    """A list and a search create no file. `add` requests no input type, so a model without input types gives no
-    warning.
-    """
+    """`add` requests no input type, so a model without input types gives no warning."""
     assert rows("collections", "list", home=embedding) == []
     assert "unknown collection 'c'" in call("similar", "c", "-c", "x", home=embedding, exits=1).stderr
     assert [path.name for path in embedding.iterdir()] == ["models.yaml"]
@@ -187,7 +187,7 @@ def test_a_vector_is_read_unchanged(vector: list[float]) -> None:
 
 @given(VECTORS, st.lists(VECTORS, max_size=4))
 def test_the_similarity_is_the_cosine(one: list[float], others: list[list[float]]) -> None:
-    """Scores are the same with numpy and without, for any pair of vectors."""
+    """Scores are the same with and without numpy, for any pair of vectors."""
     expected = [cosine(one, other) for other in others]
     stored = [packed(other) for other in others]
     for scores in (plain_scores(packed(one)), scores_with(packed(one))):

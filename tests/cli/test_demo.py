@@ -94,7 +94,7 @@ def test_an_interrupted_demo_ends_quietly(home: Path) -> None:
 @on_the_model
 @pytest.mark.timeout(300)
 def test_the_demo_on_the_model_shows_every_step(home: Path) -> None:
-    """The real server starts and stops. The test does not check the model's words."""
+    """The real server starts and stops. The test does not check the words of the model."""
     done = call("demo", home=home, exits=0)
     check_showing(done.stdout)
     assert "A model on this machine" in done.stdout
@@ -104,7 +104,7 @@ def test_the_demo_on_the_model_shows_every_step(home: Path) -> None:
 
 
 def test_replay_prints_every_event_in_order(traced: Path) -> None:
-    """Each line has the seconds since the first event. Its summary is the same as in the demo."""
+    """Each line has the seconds since the first event. The summary is the same as in the demo."""
     done = call("replay", home=traced, without="rich", exits=0)
     lines = done.stdout.splitlines()
     assert re.match(r" +0\.000  \S+", lines[0])
@@ -153,7 +153,7 @@ def test_replay_with_wrong_options_is_refused(traced: Path, options: tuple[str, 
 
 
 def test_a_slow_replay_shows_events_immediately_and_can_be_interrupted(traced: Path) -> None:
-    """The first line appears immediately, at a hundred-thousandth of the real speed."""
+    """The first line appears immediately, although the replay runs at a hundred-thousandth of the real speed."""
     with start("replay", "--speed", "0.00001", home=traced) as process:
         assert present(process.stdout).readline()
         process.send_signal(signal.SIGINT)

@@ -37,7 +37,7 @@ def configure(home: Path, url: str, more: str = "") -> None:
 
 
 def line(out: str, name: str) -> str:
-    """The only line of this check."""
+    """The only line of the check."""
     (found,) = [text for text in out.splitlines() if text.split()[1:2] == [name]]
     return found
 
@@ -84,7 +84,7 @@ def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path)
 
 
 def test_a_malformed_models_file_is_named_and_the_rest_is_checked(traced: Path) -> None:
-    """The exit code is 2. The line names the place of the fault, and leaves out the text there."""
+    """The exit code is 2. The line names the place of the fault, and does not show the text there."""
     (traced / "models.yaml").write_text(f"adapters:\n  a: {{type: openai, api_key: {KEY}, : : }}\n")
     done = call("doctor", home=traced, exits=2)
     assert "models.yaml: is not valid YAML: line 2" in line(done.stdout, "configuration")
@@ -124,7 +124,7 @@ def test_a_trace_file_that_is_no_database_fails_and_stays_unchanged(home: Path) 
 
 
 def test_a_trace_file_that_others_can_read_fails_with_the_command_that_repairs_it(traced: Path) -> None:
-    """The advice is a shell command that works as it is printed."""
+    """The advice is a shell command that works unchanged."""
     (traced / "trace.db").chmod(0o644)
     with provider_server() as server:
         configure(traced, server.url)
@@ -145,7 +145,7 @@ def test_a_refused_key_fails_without_being_shown(home: Path) -> None:
 
 
 def test_offline_sends_no_request(home: Path) -> None:
-    """Checks that need no network still run: for example, a misspelt option fails."""
+    """Checks that need no network still run. For example, a misspelt option fails."""
     configure(home, refusing_url())
     call("doctor", home=home, exits=1)
     done = call("doctor", "--offline", home=home, exits=0)
@@ -177,7 +177,7 @@ def test_json_is_one_object_and_needs_no_rich(traced: Path) -> None:
 
 
 def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
-    """A pipe gets words in place of signs. NO_COLOR removes all styles, bold included."""
+    """A pipe gets words in place of signs. NO_COLOR removes all styles, even bold."""
     configure(home, refusing_url())
     code, shown, _ = at_terminal("doctor", home=home, on="stdout stderr")
     assert (code, "✓" in shown, "✗" in shown, "FAIL" in shown) == (1, True, True, False)
@@ -196,7 +196,7 @@ def test_the_check_shows_the_source_of_the_prices(home: Path) -> None:
 
 @pytest.mark.parametrize(("day", "days"), [("2026-01-01", 0), ("2025-12-31", 1), ("2026-02-01", 0), ("?", None)])
 def test_the_age_of_prices_is_counted_in_days(day: str, days: int | None) -> None:
-    """Days are UTC days, and never negative."""
+    """Days are UTC days, and the age is never negative."""
     assert age_in_days(day, FakeClock(epoch_us=1_767_225_600_000_000)) == days
 
 
@@ -325,7 +325,7 @@ def test_without_the_plugin_the_type_is_unknown(home: Path) -> None:
 
 
 def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A name has one function or several tools. A broken tool is one warning, and an error if it is used."""
+    """A name has one function or several tools. A broken tool gives one warning, and an error if it is used."""
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with pytest.raises(ConfigurationError, match=r"'fog' of callboard-lighthouse 1\.2 can't be loaded"):
@@ -339,7 +339,7 @@ def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path, caplog: pytest
 
 
 def test_a_command_of_a_plugin_runs(packages: Path, home: Path) -> None:
-    """A command's own errors have the usual exit codes. A broken command is one warning, even if it exits on
+    """Errors of the command have the usual exit codes. A broken command gives one warning, even if it exits on
     import.
     """
     place = {"home": home, "packages": packages}

@@ -211,7 +211,7 @@ def _draws(parser: argparse.ArgumentParser) -> bool:
 
 
 def forms(parser: argparse.ArgumentParser) -> Iterator[tuple[str, ...]]:
-    """The options of each output format of a command, and first the empty one."""
+    """The options of each output format of a command. The first entry has no options."""
     needed = next((action for action in parser._actions if action.required and action.choices), None)
     if needed is not None:
         yield from ((needed.option_strings[0], str(choice)) for choice in needed.choices or ())
@@ -253,7 +253,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def day_on_server(postgres_server: PostgresServer) -> str:
-    """The name of a database with the faulty day. Tests use copies of it."""
+    """The name of a database with the faulty day. Tests use copies of that database."""
     return postgres_server.template("faulty_day", lambda dsn: make_faulty_day(PostgresStore(dsn), PRICES))
 
 
@@ -265,7 +265,7 @@ def server() -> Iterator[MediaServer]:
 
 @pytest.fixture
 def faulty(home: Path, day: Path, server: MediaServer) -> Path:
-    """A new home folder with the faulty day. It is new because some commands change it."""
+    """A new home folder with the faulty day, because some commands change the trace."""
     shutil.copy(day, home / "trace.db")
     hostile = json.dumps(sanitize(HOSTILE))
     (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
@@ -298,7 +298,7 @@ def given(word: str, folder: Path) -> str:
 
 
 def test_every_command_has_an_example() -> None:
-    """There is also no example of a removed command."""
+    """Each example belongs to a command that exists."""
     assert EXAMPLES.keys() == PARSERS.keys()
 
 
@@ -312,7 +312,7 @@ def test_each_command_shows_a_faulty_day(words: tuple[str, ...], faulty: Path, t
 
 ON_SERVERS = [words for words in cases() if "--store" in PARSERS[words[0]].format_help()]
 SHOWN = [words for words in ON_SERVERS if not {"--csv", "--json", "jsonl"} & set(words)]
-"""The forms that are not rows. Another test compares the rows."""
+"""The cases that do not write rows. Another test compares the rows."""
 
 
 @pytest.mark.parametrize("words", one_of_each(SHOWN), ids=in_words)
@@ -340,8 +340,8 @@ ROWS = [
 def test_a_file_and_a_server_have_the_same_rows(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path, day: Path
 ) -> None:
-    """The order is the same. Call ids are not compared, because a server leaves gaps, nor are rows with hostile
-    text.
+    """The order is the same. Call ids and rows with hostile text are not compared. A server leaves gaps between
+    its ids.
     """
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
@@ -359,7 +359,7 @@ def comparable(rows: str) -> list[object]:
 
 
 def rounded(value: object) -> object:
-    """Round a float. Sums beyond 64 bits and their shares are floats that depend on the order of addition."""
+    """Round a float, because such sums and shares depend on the order of addition."""
     if isinstance(value, str) and re.fullmatch(r"-?\d+\.\d+", value):
         value = float(value)  # Amounts in USD are decimal text.
     inexact = isinstance(value, float) or (isinstance(value, int) and abs(value) > 2**53)
@@ -404,7 +404,7 @@ SHOWING = sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video
     ),
 )
 def test_a_terminal_of_any_width_shows_the_faulty_day(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
-    """The output has colours, and no control characters other than the styles of rich."""
+    """The output has colours, and no control characters except for the styles of rich."""
     terminal = {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm"}
     for example in EXAMPLES[name][: 1 if is_quick() else 3]:
         words = (given(word, tmp_path) for word in example)
@@ -436,7 +436,9 @@ def check_csv(text: str) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Only the owner can read the file. A page has no foreign markup and no hostile characters."""
+    """Check that only the owner can read the file, and that a page has no foreign markup and no hostile
+    characters.
+    """
     if not path.is_file():
         return
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -118,7 +118,7 @@ def test_each_line_of_help_starts_with_a_verb() -> None:
 
 
 def test_help_is_completed_with_the_commands() -> None:
-    """Tab completes `help`, and completes the words after `help` as commands."""
+    """Tab completes the word `help`, and completes the words after `help` as commands."""
     assert proposals(["callboard", "hel"]) == ["help"]
     assert proposals(["callboard", "help", "trac"]) == ["traces"]
     assert "add" in proposals(["callboard", "help", "collections", ""])
@@ -192,7 +192,7 @@ def test_a_value_that_a_shell_could_run_is_not_proposed(known: Path) -> None:
     ],
 )
 def test_an_unfinished_line_is_read_as_words(line: str, words: list[str]) -> None:
-    """A quotation can still be open."""
+    """A quotation may be open at the end of the line."""
     assert in_words(line) == words
 
 
@@ -226,7 +226,7 @@ ASK = {
 
 
 def test_words_of_a_shell_are_read_unchanged(known: Path) -> None:
-    """zsh and fish pass the program first and the unfinished word last. That word can be an option or empty."""
+    """zsh and fish pass the program first and the unfinished word last. That word may be an option or empty."""
     assert all("callboard completion --words " in SCRIPTS[shell] for shell in ("zsh", "fish"))
     assert not any("--words --" in script for script in SCRIPTS.values()), (
         "the parser would remove the second option"

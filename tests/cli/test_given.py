@@ -65,13 +65,13 @@ def objects(required: list[str], **properties: JsonObject) -> JsonObject:
     ],
 )
 def test_a_short_form_is_a_schema(text: str, schema: JsonObject) -> None:
-    """Fields have commas or line breaks between them. Brackets make a list. JSON is used unchanged."""
+    """Commas or line breaks separate the fields. Brackets make a list. JSON is used unchanged."""
     assert schema_of(text) == schema
     assert ObjectSchema(schema_of(text)).sent  # ObjectSchema accepts the schema, so a provider can receive it.
 
 
 def test_a_wrong_schema_is_refused_with_a_reason(tmp_path: Path) -> None:
-    """The error is one sentence. A schema can also be in a file with the ending .json."""
+    """The error is one sentence. A file ending in .json can contain the schema."""
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     assert schema_of(str(tmp_path / "s.json")) == AGE
     (tmp_path / "l.json").write_text("[1]")
@@ -105,7 +105,7 @@ def test_an_option_is_read_as_its_type(name: str, value: str, read: object) -> N
 
 
 def test_an_option_with_a_dot_is_an_option_of_the_provider() -> None:
-    """The value is JSON, or text if it is not JSON. `as_json_options` is the inverse."""
+    """The value is JSON, or else text. `as_json_options` is the inverse."""
     options = options_of([("anthropic.top_k", "40"), ("anthropic.x", "words"), ("seed", "1"), ("seed", "2")])
     assert options == {"provider_options": {"anthropic": {"top_k": 40, "x": "words"}}, "seed": 2}
     assert options_of(as_json_options(options).items()) == options
@@ -138,7 +138,7 @@ WAV = b"RIFF\0\0\0\0WAVE"
 def test_an_attachments_type_comes_from_its_content_or_else_its_name(
     data: bytes, name: str, block: object
 ) -> None:
-    """The content decides before the name: a PNG is an image with any name."""
+    """The content takes precedence over the name: a PNG is an image with any name."""
     assert of_bytes(data, name) == block
 
 
@@ -152,7 +152,7 @@ def test_the_type_of_an_address_comes_from_its_name() -> None:
 
 
 def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
-    """The error is one sentence that says what to do."""
+    """The error is one sentence with advice."""
     wrong = {
         "/nowhere/x": "No such file",
         "https://h/x": "Set it with --at https://h/x TYPE",
@@ -166,7 +166,7 @@ def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
 
 
 def test_the_pipe_comes_before_the_question() -> None:
-    """The pipe or the question can be missing. Attachments come before the text, or without one."""
+    """The pipe or the question may be missing. Attachments come before the text, and need no text."""
     assert joined("diff", "What is new?") == "diff\n\nWhat is new?"
     assert (joined("diff", ""), joined(" \n", "hi")) == ("diff", "hi")
     image = ImageBlock(data=PNG)
@@ -273,7 +273,7 @@ def test_a_parameter_is_filled_from_the_caller_or_from_its_default() -> None:
     ],
 )
 def test_the_input_replaces_its_name_or_comes_below_the_prompt(text: str, prompt: str, system: str | None) -> None:
-    """The input is always present. It occurs twice only if the template names it twice."""
+    """The input occurs once, or twice if the template names it twice."""
     assert read("t", text).filled("the input", {}) == (prompt, system)
 
 

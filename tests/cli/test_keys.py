@@ -1,4 +1,4 @@
-"""The private file of keys: its readers, the order of sources, and outputs that never show a key."""
+"""The private file of keys: its readers, the order of the sources, and outputs that never show a key."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_key_as_an_argument_is_refused(home: Path) -> None:
 
 def test_the_environment_comes_before_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order is the same with and without a models.yaml. An empty variable counts as not set. Passed variables
-    replace both.
+    replace the environment and the file.
     """
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     for name in ("OPENAI_API_KEY", "HERE_KEY"):
@@ -137,7 +137,7 @@ def test_a_link_is_not_written_through(home: Path) -> None:
 
 
 def test_keys_that_are_set_concurrently_are_all_kept(home: Path) -> None:
-    """No process overwrites a key that another has just added."""
+    """No process overwrites a key that another process has just added."""
     file = home / "keys.json"
     names = [f"KEY_{number}" for number in range(32)]
     with ThreadPoolExecutor(8) as pool:
@@ -212,7 +212,7 @@ def generous_umask() -> Iterator[None]:
 
 
 def command(*words: str) -> Writes:
-    """A command with these words, and with the path in place of FILE. It raises OSError if the command fails."""
+    """A command with these words, in which the path replaces FILE. It raises OSError if the command fails."""
 
     def run(home: Path, file: Path) -> None:
         done = call(*(str(file) if word == "FILE" else word for word in words), home=home)

@@ -44,7 +44,7 @@ def servers(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("name", ["ask", "chat"])
 def test_a_question_and_a_chat_can_use_the_servers_of_a_file(talkative: Path, servers: str, name: str) -> None:
-    """A note names the server that does not start. `ask -c` uses the same servers."""
+    """One line names the server that does not start. `ask -c` uses the same servers."""
     said = 'call echo {"text": "hi"}'
     words = ("-m", "obedient:m", "--mcp", servers)
     done = call(
@@ -154,7 +154,9 @@ def serving(home: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def test_tools_are_served_over_stdin_and_stdout(talkative: Path, tmp_path: Path) -> None:
-    """A tool's prints do not disturb the protocol. The client's user approves calls that need an approval."""
+    """Output that a tool prints does not disturb the protocol. The client's user approves calls that need an
+    approval.
+    """
     file = tmp_path / "mine.py"
     file.write_text(TOOLS)
     with serving(talkative, "-T", str(file)) as process:
@@ -176,7 +178,7 @@ def test_tools_are_served_over_stdin_and_stdout(talkative: Path, tmp_path: Path)
 
 
 def test_a_model_is_served_by_the_tool_ask(talkative: Path) -> None:
-    """Each conversation is a session. Its id continues it."""
+    """Each conversation is a session. The session's id continues the conversation."""
     with serving(talkative, "-m", "first") as process:
         client = Client(process)
         client.begin()

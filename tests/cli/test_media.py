@@ -54,7 +54,7 @@ def test_an_image_is_written_to_a_file(home_with_media: Path, tmp_path: Path) ->
 def test_several_images_get_a_number_each_and_an_edit_takes_files(
     home_with_media: Path, tmp_path: Path, server: MediaServer
 ) -> None:
-    """An impossible request is one line on stderr."""
+    """An impossible request gives one line on stderr."""
     (tmp_path / "in.png").write_bytes(png())
     arguments = ("image", "Blue.", "--model", "draw", "-o", str(tmp_path / "out.png"))
     edit = ("-n", "2", "--edit", str(tmp_path / "in.png"))
@@ -128,7 +128,7 @@ def _until(condition: Callable[[], bool]) -> None:
 def test_a_named_key_is_sent_and_the_hint_to_resume_a_video_names_it(
     home_with_media: Path, tmp_path: Path, server: MediaServer
 ) -> None:
-    """The trace has the key's name and not its value."""
+    """The trace has the name of the key, and not its value."""
     models = home_with_media / "models.yaml"
     models.write_text(
         models.read_text().replace("type: openai,", "type: openai, keys: {acme: {api_key_env: ACME}},")
@@ -263,7 +263,7 @@ def test_a_recording_can_be_replayed(provided: Path, tmp_path: Path) -> None:
 
 
 def test_the_prompts_are_those_of_stdin_and_streams_by_default(provided: Path, tmp_path: Path) -> None:
-    """All prompts are one session. An existing file stays, and nothing is sent, unless `--replace` is set."""
+    """All prompts are in one session. Without `--replace`, an existing file stays and nothing is sent."""
     file = tmp_path / "mine.json"
     file.write_text("mine")
     done = record("--model", "near", "-o", str(file), home=provided, said="Hi\n\n")

@@ -174,8 +174,8 @@ def test_a_new_model_is_known_with_its_source_and_date(updated: Path, home: Path
 
 
 def test_a_model_of_a_price_list_gets_its_capabilities(updated: Path) -> None:
-    """The price list gives a name and a price. An adapter's own table replaces the update and names the latest
-    model.
+    """The price list gives a name and a price. An adapter's own table takes precedence over the update, and names
+    the latest model.
     """
     info = get_model_info("groq:llama-3.3-70b-versatile")
     assert (info.supports_tools, info.supports_structured_output, info.max_output) == (True, False, 32_768)

@@ -232,7 +232,7 @@ CLI = Path(cli.__file__).parent
 
 
 def test_no_control_character_and_no_change_of_direction_is_left() -> None:
-    """The test covers all of Unicode. Of the invisible characters, the joiners stay."""
+    """The test covers all of Unicode. Of the invisible characters, only joiners stay."""
     left = sanitize("".join(map(chr, range(sys.maxunicode + 1))))
     assert not BIDI.intersection(map(unicodedata.bidirectional, left))
     categories = [*map(unicodedata.category, left)]
@@ -286,7 +286,8 @@ def test_nothing_else_writes_to_the_streams() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
     }
-    # These modules write the end of a progress line, the line end after ^C, a key or a reply for a pipe, and shell words.
+    # These modules write the end of a progress line, the line end after ^C, a key or a reply for a pipe,
+    # and shell words.
     ours = {"command_line.py", "keys.py", "completion.py", "answers.py"}
     assert found == {"sanitize.py", "traces.py", "upkeep.py", *ours}
 
@@ -326,7 +327,9 @@ def test_messages_are_shown_and_found(home: Path) -> None:
 
 
 def test_a_deleted_session_is_not_found(home: Path) -> None:
-    """Neither a search nor the latest messages show it. Without a trace, a search creates no file."""
+    """A search and the list of latest messages do not show the session. Without a trace, a search creates no
+    file.
+    """
     for words in ((), ("--db", str(home / "no.db"))):
         assert "no trace file" in call("logs", "-q", "x", *words, home=home, exits=1).stderr
     assert list(home.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Repricing: running engines see it, its page is correct, and `callboard budget` counts with it."""
+"""Repricing: running engines notice it, its page is correct, and `callboard budget` uses the new costs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ prices:
 
 
 class Host:
-    """An engine in a process of its own."""
+    """An engine in a separate process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -197,7 +197,7 @@ def priced(name: str, before: int, after: int) -> Line:
 
 
 def test_the_head_of_the_page_shows_the_compared_calls() -> None:
-    """The head has the calls, the days, the two price lists, and a note about a trial."""
+    """The head has the calls, the days, the two price lists, and a note about a dry run."""
     days = (priced("2026-07-01", 1, 2), priced("2026-09-30", 1, 2))
     text = written(report(priced("a:m", 2, 4), days=days))
     assert "<title>Model costs under example prices, second version</title>" in text
@@ -208,7 +208,7 @@ def test_the_head_of_the_page_shows_the_compared_calls() -> None:
 
 
 def test_only_calls_with_both_prices_are_compared_and_the_others_are_listed() -> None:
-    """The others are in the tables and in the note, with their cost on the side that has a price."""
+    """The other calls are in the tables and in the note, with their cost on the side that has a price."""
     counts = {"calls": 9, "unpriced": 5, "unpriced_before": 2}
     newly, lost = {"newly_priced": 1, "newly_priced_nano_usd": 7}, {"no_longer_priced_nano_usd": 90}
     partly = RepriceSums(**counts, before_nano_usd=10, after_nano_usd=4, no_longer_priced=4, **newly, **lost)
@@ -230,7 +230,7 @@ def test_calls_with_one_price_are_not_compared() -> None:
 
 
 def test_amounts_of_a_page_have_the_same_number_of_decimals() -> None:
-    """The longest amount sets the number, so that decimal points are aligned."""
+    """The longest amount sets the number of decimals, so the decimal points are aligned."""
     text = written(report(priced("a:m", 1_500_000_000, 250_000_000), priced("b:m", 120_000, 0)))
     amounts = re.findall(r"<span>[+−]?\$\d+\.(\d+)</span>", text)
     assert {len(decimals) for decimals in amounts} == {5}
@@ -253,14 +253,14 @@ def test_a_repricing_of_no_calls_is_a_page_without_tables() -> None:
 
 
 def test_ticks_are_round_amounts() -> None:
-    """A step is one, two or five times a power of ten."""
+    """The distance of two ticks is one, two or five times a power of ten."""
     steps = {1: 1, 5: 1, 6: 2, 10: 2, 11: 5, 26: 10, 10**9: 2 * 10**8}
     assert {longest: tick_step(longest) for longest in steps} == steps
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS), min_size=2, max_size=5))
 def test_charts_stay_within_their_field(amounts: list[tuple[int, int]]) -> None:
-    """The greatest amount has the full size. A chart has at most six ticks. Zeros have no chart."""
+    """The greatest amount has the full height. A chart has at most six ticks. Amounts of zero have no chart."""
     rows = [priced(f"m{number}", *pair) for number, pair in enumerate(amounts)]
     for chart, size in ((bars(rows), "width"), (columns(rows), "height")):
         parts = [float(part) for part in re.findall(size + r":([\d.]+)%", chart)]
@@ -293,7 +293,7 @@ def file(tmp_path: Path) -> Path:
 def test_each_account_shows_its_spent_and_remaining_amounts(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The account with the highest spend is first. `scope` remains as the earlier name of `value`."""
+    """The account with the highest spend is first. `scope` is the old name of `value`."""
     asked = ("--per", "tag:tenant", "--window", "day", "--max-cost-usd", "0.0001", "--db", str(file), "--json")
     assert main(("budget", *asked)) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -42,7 +42,7 @@ def test_traces_lists_every_call_with_its_model_tokens_and_cost(traced: Path) ->
 
 
 def test_traces_shows_only_the_calls_that_match_the_filters(traced: Path) -> None:
-    """Filters combine. An empty result exits with 0."""
+    """Filters can be combined. An empty result exits with 0."""
     chat, messages = ["local-chat:m"], ["local-messages:m"]
     for options, models in {
         "--model local-chat:m": chat,
@@ -145,7 +145,7 @@ def test_repricing_some_calls_leaves_the_others(traced: Path) -> None:
 
 
 def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> None:
-    """An ambiguous or unknown table is refused with the available ones. Wrong arguments are refused with
+    """An ambiguous or unknown table is refused with a list of the tables. Wrong arguments are refused with
     advice.
     """
     file = ("--prices", str(PRICES))
@@ -302,7 +302,7 @@ def test_an_export_to_a_path_that_cannot_be_written_is_refused(traced: Path, pat
 
 
 def test_cost_for_programs_is_exact(traced: Path) -> None:
-    """CSV has amounts in USD. JSON has the same figures."""
+    """CSV has amounts in USD. JSON has the same amounts."""
     done = call("cost", "--by", "model,day", "--csv", home=traced, exits=0)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert {(row["model"], row["cost_usd"]) for row in rows} == {
@@ -432,7 +432,7 @@ def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
 
 
 def test_a_chat_is_not_stored_without_save(talkative: Path) -> None:
-    """Its session is listed as not resumable. Printing or resuming it is an error of one line."""
+    """The session of the chat is listed as not resumable. Printing or resuming it gives an error of one line."""
     call("chat", home=talkative, said="a secret\n")
     listed = call("sessions", "--json", home=talkative)
     (row,) = [json.loads(line) for line in listed.stdout.splitlines()]
@@ -454,7 +454,7 @@ def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
 
 
 def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -> None:
-    """The document has the messages. After the deletion, the trace has no messages but still the call."""
+    """The document has the messages. After the deletion, the trace has the call and no messages."""
     saved = call("chat", "--save", home=talkative, said="a secret\n")
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     document = tmp_path / "session.json"

@@ -34,7 +34,7 @@ def attempts(path: Path) -> int:
 
 
 def moved_back(home: Path, days: int) -> Path:
-    """Move the calls of the trace file this many days into the past."""
+    """Move the calls of the trace file `days` days into the past."""
     path = home / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         ((sql,),) = file.execute("SELECT sql FROM sqlite_master WHERE name = 'events_are_append_only'").fetchall()
@@ -82,7 +82,7 @@ def test_backup_makes_a_file_that_other_commands_can_read(traced: Path, tmp_path
 
 
 def test_upgrade_migrates_an_older_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading commands refuse an old file and name `upgrade`. A current file stays as it is. No file is
+    """Reading commands refuse an old file and name `upgrade`. A current file does not change, and no file is
     created.
     """
     anyio.run(make_file_before, "call rows", home / "trace.db", monkeypatch)
@@ -99,7 +99,7 @@ def test_upgrade_migrates_an_older_file(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_doctor_reports_lost_runs_spill_files_and_free_pages(traced: Path) -> None:
-    """These checks are ok. Their details have the figures."""
+    """These checks are ok, and show the numbers."""
     path = traced / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE runs SET ended_us = NULL, ending = NULL")
@@ -128,7 +128,7 @@ def test_ages_and_sizes_are_read(read: object, text: str, value: int) -> None:
 def test_ship_copies_the_file_once(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A call that a dead process left open is closed as failed. The password is never shown."""
+    """A call of a dead process is closed as failed. The password is never shown."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.setenv("CALLBOARD_STORE", postgres_dsn)
     path, make = tmp_path / "trace.db", Maker("run_a")
@@ -343,8 +343,8 @@ def test_an_address_is_shown_without_its_password(given_text: str) -> None:
     ],
 )
 def test_an_ambiguous_address_is_refused_without_being_shown(text: str) -> None:
-    """A password with a reserved character could end early, and its rest would be shown. The error advises to
-    quote it.
+    """A reserved character could end the password early, and the rest of the password would be shown. The error
+    advises to quote the character.
     """
     with pytest.raises(ConfigurationError) as caught:
         StoreAddress(text)

@@ -62,7 +62,9 @@ def concrete(path: str) -> str:
     "LOCALHOST.", "127.0.0.1,evil.example",
 ])  # fmt: skip
 async def test_another_host_is_refused_on_every_request(host: str) -> None:
-    """With DNS rebinding, the origin of another page equals ours. Only the list of hosts shows the difference."""
+    """With DNS rebinding, another page has the same origin as the live view. Only the list of hosts shows the
+    difference.
+    """
     async with viewed() as (_, client):
         for path in ("", "static/app.js", "api/me", "api/now"):
             answer = await client.get(path, headers={"host": host, "origin": f"http://{host}"})
@@ -87,7 +89,7 @@ async def test_a_request_with_two_hosts_is_refused() -> None:
 
 @pytest.mark.parametrize("bad", ["*", "*.example", "http://x.example", "x.example:80", "", "a/b", "a@b"])
 async def test_a_list_of_hosts_has_only_names_and_addresses(bad: str) -> None:
-    """A pattern would allow unknown hosts, and a port would never match."""
+    """A pattern would allow unknown hosts. A port would never match."""
     async with running() as (engine, _):
         with pytest.raises(ConfigurationError, match="is not the name or address"):
             web(engine, hosts=[bad])
@@ -140,7 +142,7 @@ async def test_a_web_socket_is_refused() -> None:
 
 @pytest.mark.parametrize("path", [*GETS, *POSTS])
 async def test_each_path_requires_a_sign_in(path: str) -> None:
-    """No header replaces the sign-in. The error of a GET says where the link is printed."""
+    """No header replaces the sign-in. The error of a GET mentions the printed link."""
     async with viewed(signed_in=False) as (_, client):
         if path in GETS:
             answer = await client.get(concrete(path))
@@ -242,7 +244,7 @@ async def test_a_change_needs_the_header_that_only_the_page_can_read(path: str, 
 
 
 async def test_the_header_of_another_visitor_is_refused() -> None:
-    """Each sign-in has a header value of its own."""
+    """Each sign-in has its own header value."""
     async with viewed() as (view, client), asking(view) as other:
         await sign_in(other, view)
         client.headers[CSRF_HEADER] = other.headers[CSRF_HEADER]
@@ -259,7 +261,9 @@ ID, JSON = b'{"id": "x"}', "application/json"
     (b'{"id": "' + b"x" * MOST_BYTES + b'"}', JSON, 413),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
 async def test_a_wrong_body_is_refused(body: bytes, kind: str, code: int) -> None:
-    """A body must be JSON with its content type, which no form can send. Its fields and its size are checked."""
+    """A body must be JSON and have the content type of JSON, which no form can send. Its fields and its size are
+    checked.
+    """
     async with viewed() as (_, client):
         answer = await client.post("api/cancel", content=body, headers={"content-type": kind})
         assert answer.status_code == code
@@ -276,7 +280,7 @@ async def test_changes_are_accepted_only_as_post(method: str, path: str) -> None
 
 @pytest.mark.parametrize("path", [path for _, path, needs, _ in SCREENS if needs == "change"])
 async def test_a_visitor_without_the_scope_change_changes_nothing(path: str) -> None:
-    """The server checks the scope, not only the page."""
+    """The server checks the scope. Hidden buttons would not be enough."""
     async with viewed(scopes=["view", "content"]) as (_, client):
         answer = await client.post(concrete(path), json={})
         assert (answer.status_code, "'change'" in answer.json()["error"]) == (403, True)
@@ -344,7 +348,7 @@ async def test_authorize_can_be_a_coroutine_function() -> None:
     "static/\\..\\app.py", "app.py",
 ])  # fmt: skip
 async def test_no_path_leads_out_of_the_folder_of_the_page(path: str) -> None:
-    """The real server here doesn't normalise the path."""
+    """The test uses a real server, which does not normalise the path."""
     async with running() as (engine, _), served(web(engine)) as address:
         host, port = address.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -529,7 +533,7 @@ def test_every_file_has_a_content_type_and_is_served() -> None:
 
 
 def test_callboard_is_imported_without_the_extra() -> None:
-    """`web` then raises an error with the pip command."""
+    """`web` then raises an error that names the package to install."""
     done = ended(WITHOUT, fresh=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert 'pip install "callboard[web]"' in done.stdout

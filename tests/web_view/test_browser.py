@@ -50,7 +50,7 @@ async def chromium() -> AsyncIterator[Browser]:
 async def looked_at(
     engine: Engine, chromium: Browser, *, view: WebView | None = None, **page: Any
 ) -> AsyncIterator[tuple[Page, str]]:
-    """A page that is signed in, and the address. At the end, the page must have no error and no request to another
+    """A page that is signed in, and its address. At the end, the page must have no error and no request to another
     host.
     """
     view = view or web(engine)
@@ -183,7 +183,7 @@ async def test_a_broken_connection_loses_and_repeats_no_text(tmp_path: Path, chr
         cut: list[asyncio.Event] = []
 
         async def breaking(scope: Any, receive: Any, send: Any) -> None:
-            """The live view, whose connection breaks on request."""
+            """The live view. Its connection breaks on request."""
             broken = asyncio.Event()
             if "/api/streams/" in scope["path"]:
                 cut.append(broken)
@@ -242,7 +242,7 @@ async def test_the_slider_shows_earlier_text_of_a_stream(tmp_path: Path, chromiu
 
 
 async def test_a_repricing_changes_the_sums_on_the_page(tmp_path: Path, chromium: Browser) -> None:
-    """The page tries the repricing, does it, and undoes it. The sums in the table follow without a reload."""
+    """The page tries the repricing, does it, and undoes it. The sums in the table change without a reload."""
     usage = TokenUsage(1_000_000, 0)
     async with keeping(tmp_path / "t.db", *[Say("Hello", usage=usage)] * 3, prices=CHEAP) as engine:
         for _ in range(3):
@@ -306,7 +306,7 @@ async def test_the_page_fits_on_a_phone(tmp_path: Path, chromium: Browser, dark:
 
 
 async def test_the_page_works_with_the_keyboard_only(tmp_path: Path, chromium: Browser) -> None:
-    """Numbers open the screens, Tab reaches a button, and pressing Enter twice cancels a turn."""
+    """Number keys open the screens, Tab reaches a button, and pressing Enter twice cancels a turn."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("Hello", pause=end.wait)) as engine:
         async with looked_at(engine, chromium) as (page, _):
@@ -390,7 +390,7 @@ def contrast(text: str, ground: str) -> float:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_muted_text_has_enough_contrast(tmp_path: Path, chromium: Browser, dark: bool) -> None:
-    """WCAG AA requires a contrast of 4.5 for text. The text is on a card or on the background of the page."""
+    """WCAG AA requires a contrast of 4.5 for text, on a card and on the background of the page."""
     async with keeping(tmp_path / "t.db") as engine, looked_at(engine, chromium, dark=dark) as (page, _):
         for name in ("soft", "faint"):
             for ground in ("card", "ground"):
@@ -447,8 +447,8 @@ async def test_the_page_of_a_call_has_its_timeline_and_its_prompt(tmp_path: Path
 
 
 async def test_a_tree_of_turns_is_shown_during_its_run_and_afterwards(tmp_path: Path, chromium: Browser) -> None:
-    """Children are below their parent, each with its cost, on *Now*, on the page of a call and on that of its
-    session.
+    """Children are below their parent, each with its cost. The tree is on *Now*, on the page of a call and on the
+    page of its session.
     """
     go_on = anyio.Event()
     agents = [agent_tool(name, model=f"{name}:m") for name in ("a", "b")]

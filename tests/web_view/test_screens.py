@@ -107,7 +107,7 @@ async def test_now_shows_a_call_while_it_runs(tmp_path: Path) -> None:
 
 
 async def test_a_click_cancels_a_turn() -> None:
-    """The caller of the turn gets the error. A second click gets a conflict."""
+    """The caller of the turn gets the error. A second click is refused with a conflict."""
     go = anyio.Event()
     async with running(Say("Hello", pause=go.wait)) as (engine, _):
         async with looking(web(engine)) as client, listening(client, "api/now") as frames:
@@ -123,7 +123,7 @@ async def test_a_click_cancels_a_turn() -> None:
 
 
 async def test_calls_of_other_processes_are_shown_from_the_trace(tmp_path: Path) -> None:
-    """A page of a trace without an engine shows the calls in progress and the recent calls of another process."""
+    """The view has only the trace of another process. It shows the calls in progress and the recent calls."""
     go = anyio.Event()
     async with running(Say("one"), Say("two", pause=go.wait), store=tmp_path / "t.db", prices=CHEAP) as (
         engine,
@@ -332,7 +332,7 @@ async def test_events_are_sent_live_filtered_and_without_content(tmp_path: Path)
 
 
 async def test_a_page_that_connects_again_gets_the_missed_events() -> None:
-    """The page gets each event once, from the id of its last event on. The number of dropped events is sent."""
+    """The page gets each event once, starting after its last event. The number of dropped events is sent."""
     replies = [Say(str(number)) for number in range(6)]
     async with running(*replies) as (engine, _):
         view = web(engine)
@@ -362,8 +362,8 @@ async def test_a_page_that_connects_again_gets_the_missed_events() -> None:
 
 
 async def test_the_ring_is_bounded_and_counts_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More events than the ring can keep come before the page reads. The page gets the latest and the number of
-    the missed ones.
+    """The ring is full before the page reads. The page gets the latest events and the number of the missed
+    events.
     """
     monkeypatch.setattr(web_tail, "RING", 10)
     async with running() as (engine, _):
@@ -519,7 +519,7 @@ async def test_a_trace_on_a_server_is_shown_and_repriced(postgres_server: Postgr
 
 
 async def test_clients_of_a_gateway_are_shown_with_their_spending(tmp_path: Path) -> None:
-    """The view has an engine, or only a trace. The page shows nothing of a key."""
+    """The view has an engine or only a trace. The page shows no part of a key."""
     path = tmp_path / "trace.db"
     _, key = issue_key("acme", 1)
     acme = Client(name="acme", budget_nano_usd=10 * PAID, window=None, models=("gpt-*",), requests_per_minute=9)
@@ -539,7 +539,7 @@ async def test_clients_of_a_gateway_are_shown_with_their_spending(tmp_path: Path
 
 
 async def costs_there_and_back(view: WebView) -> None:
-    """Check the costs, a dry run, a repricing and its undoing, on three calls at the cheap prices."""
+    """Check the costs, a dry run, a repricing and its undo, on three calls at the cheap prices."""
     async with looking(view) as client:
         tables = (await client.get("api/prices")).json()
         dear = next(table["version"] for table in tables["tables"] if table["label"] == "dear")
