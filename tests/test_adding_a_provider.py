@@ -121,7 +121,7 @@ def test_a_blocking_adapter_is_stopped(elsewhere: Path) -> None:
     )
     assert done.returncode == 1
     assert "in estimate_input_tokens" in done.stderr
-    assert "in the_estimate_asks_nobody" in done.stderr
+    assert "in the_estimate_needs_no_request" in done.stderr
 
 
 def test_the_checks_can_be_listed(elsewhere: Path) -> None:
