@@ -18,7 +18,7 @@ from callboard.bus.errors import AdapterError, NetworkError
 
 from .addresses import UrlKind, has_proxy, kind_of, public_addresses
 from .http1_connection import AgedConnectionError, Connection
-from .http1_protocol import Origin, Target, target_of, write_head
+from .http1_protocol import HeadWriter, Origin, Target, target_of
 from .transport import (
     HttpReply,
     HttpRequest,
@@ -231,6 +231,7 @@ class Http1Transport:
 
     def __init__(self) -> None:
         self._pools: dict[Origin, Pool] = {}
+        self._heads = HeadWriter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: ssl.SSLContext | None = None
         self._closed = False
@@ -244,7 +245,7 @@ class Http1Transport:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
             target = target_of(request.url)
-            head = write_head(request.method, target, request.headers, len(request.body))
+            head = self._heads.write(request.method, target, request.headers, len(request.body))
             pool, new = self._pool(target), request.once or request.public_only
             if not new:
                 connection = pool.pick() or await pool.open(request.connect_timeout)

@@ -285,7 +285,7 @@ class Connection(asyncio.Protocol):
     # --- Ends of replies ---
 
     def _begin(self, reply: Reply) -> None:
-        reply.begin(self._parser.status, self._parser.headers())
+        reply.begin(self._parser.status, self._parser.headers)
         if not self._sent:  # the sending task checks whether the request was rejected
             _release(self._writer)
 
