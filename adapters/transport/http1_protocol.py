@@ -145,10 +145,10 @@ class ReplyParser:
         if self._is_head:  # httptools can't parse a reply without a body: it would wait for the body
             self._parser = httptools.HttpResponseParser(self)
 
-    def _fail(self, said: str) -> None:
+    def _fail(self, message: str) -> None:
         self.keeps_open = False
         if not self.complete and self.error is None:
-            self.error = said
+            self.error = message
 
 
 def keep_alive_seconds(header: str) -> float | None:
@@ -204,7 +204,7 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
     lines = [f"{method} {target.path} HTTP/1.1", f"Host: {target.authority}", f"Content-Length: {length}"]
     packed = True
     for name, value in headers.items():
-        match _known(name):
+        match _framing_header(name):
             case None:
                 pass
             case "host":
@@ -240,12 +240,12 @@ class HeadWriter:
 
 
 @lru_cache(maxsize=512)
-def _known(name: str) -> str | None:
+def _framing_header(name: str) -> str | None:
     """The lower-case name of a header with special handling; None for all others."""
     if not _is_token(name):
         raise unsendable("a header's name")
-    known = name.lower()
-    return known if known in ("host", "content-length", "transfer-encoding", "accept-encoding") else None
+    header = name.lower()
+    return header if header in ("host", "content-length", "transfer-encoding", "accept-encoding") else None
 
 
 @lru_cache(maxsize=32)

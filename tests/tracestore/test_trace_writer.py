@@ -532,7 +532,7 @@ async def test_what_was_secured_when_all_failed_is_there_at_the_next_start(tmp_p
     await rig.core.secure()
     await rig.core.close()
     async with TraceStore(tmp_path / "trace.db") as store:
-        assert await adopt_leftovers(store.path, store.write, own=None, batch_events=7)
+        assert await adopt_leftovers(store.path, store.write, own_path=None, batch_events=7)
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 21))
 
 
@@ -546,10 +546,10 @@ async def test_a_file_that_another_process_takes_up_meanwhile_is_taken_up(tmp_pa
 
         async def overtaken(events: Sequence[Envelope]) -> None:
             if leftovers(store.path):
-                assert await adopt_leftovers(store.path, store.write, own=None, batch_events=7)
+                assert await adopt_leftovers(store.path, store.write, own_path=None, batch_events=7)
             await store.write(events)
 
-        assert await adopt_leftovers(store.path, overtaken, own=None, batch_events=2)
+        assert await adopt_leftovers(store.path, overtaken, own_path=None, batch_events=2)
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 7))
 
 
@@ -562,7 +562,7 @@ async def test_a_file_is_not_taken_up_where_the_store_is_what_is_missing(tmp_pat
     async def gone(events: Sequence[Envelope]) -> None:
         raise FileNotFoundError("trace.db.lock")
 
-    assert not await adopt_leftovers(tmp_path / "trace.db", gone, own=None, batch_events=2)
+    assert not await adopt_leftovers(tmp_path / "trace.db", gone, own_path=None, batch_events=2)
     assert leftovers(tmp_path / "trace.db")
 
 

@@ -203,8 +203,8 @@ def _size(block: Json) -> int:
             return _IMAGE_BYTES
         case {"type": "tool_result", "content": list(parts)}:
             return sum(_size(part) for part in parts)
-        case {"type": "tool_use", "input": given}:
-            return json_size(given)
+        case {"type": "tool_use", "input": arguments}:
+            return json_size(arguments)
         case {"type": "thinking", "signature": str(signature)}:
             return len(signature)
         case _:

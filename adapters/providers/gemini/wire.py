@@ -241,17 +241,17 @@ class UsageCounts:
         tool_use = reported_count(last.toolUsePromptTokenCount)
         if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
             return None
-        prompt_audio, seen = _sound_and_pictures(last.promptTokensDetails)
+        prompt_audio, image_tokens = _sound_and_pictures(last.promptTokensDetails)
         cached_audio, cached_images = _sound_and_pictures(last.cacheTokensDetails)
         spoken, drawn = _sound_and_pictures(last.candidatesTokensDetails)
         raw = self._counted
         source = UsageSource.PARTIAL
         if final:
             source = source_of(
-                *((cached, prompt), (prompt_audio + seen, prompt)),
+                *((cached, prompt), (prompt_audio + image_tokens, prompt)),
                 *((cached_audio + cached_images, cached), (spoken + drawn, candidates)),
                 raw=raw,
-                whole=prompt is not None,
+                complete=prompt is not None,
             )
         fresh = max(0, (prompt or 0) - (cached or 0))
         audio = min(fresh, max(0, prompt_audio - cached_audio))
@@ -264,7 +264,7 @@ class UsageCounts:
             source=source,
             details=details_of(
                 audio_input=audio,
-                image_input=min(fresh - audio, max(0, seen - cached_images)),
+                image_input=min(fresh - audio, max(0, image_tokens - cached_images)),
                 audio_cache_read=min(cached or 0, cached_audio),
                 image_cache_read=min(max(0, (cached or 0) - cached_audio), cached_images),
                 audio_output=spoken,

@@ -140,11 +140,11 @@ def _texts(content: Json) -> list[str]:
 
 
 def _usage(reply: _Reply, images: int) -> TokenUsage | None:
-    own = read_image_usage(reply.usage)
+    image_usage = read_image_usage(reply.usage)
     details = drawn_with(reply.tool_usage) or details_of(image_tool=images)
-    if own is None:
+    if image_usage is None:
         return TokenUsage(details=details) if details else None
-    return msgspec.structs.replace(own, details=details)
+    return msgspec.structs.replace(image_usage, details=details)
 
 
 _UNDER_WAY = frozenset({"queued", "in_progress"})
@@ -333,9 +333,9 @@ class ResponsesWire(ChatWire):
         return self.capabilities if row is None else row.within(self.capabilities)
 
     def other_wires(self) -> OtherWires:
-        own = self.quirks is OPENAI
+        is_openai = self.quirks is OPENAI
         return OtherWires(
-            OpenAIEmbeddings(base64=own, tokens=own),  # few other servers support these options
+            OpenAIEmbeddings(base64=is_openai, tokens=is_openai),  # few other servers support these options
             _image_wire,
             OpenAIVideos(codes=CODES),
             RESPONSES_BATCHES,

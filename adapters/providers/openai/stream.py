@@ -60,9 +60,9 @@ class ResponsesNormaliser(SseNormaliser):
                 return
             raise
         kind = event.type
-        known = _DELTAS.get(kind) if kind is not None else None
-        if known is not None:
-            self._apply(self._find(event, known[0]), known[1], event)
+        delta = _DELTAS.get(kind) if kind is not None else None
+        if delta is not None:
+            self._apply(self._find(event, delta[0]), delta[1], event)
         else:
             self._on_other(kind or name.decode("utf-8", "replace"), event, data)
 

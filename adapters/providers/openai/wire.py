@@ -195,15 +195,15 @@ def read(kind: type[T], data: bytes | msgspec.Raw) -> T:
 
 def _read_fields(kind: type[T], data: bytes | msgspec.Raw) -> T:
     decoders = _FIELDS[kind]
-    kept: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for name, raw in _RAW_FIELDS.decode(data).items():
         if name in decoders:
             field, decoder = decoders[name]
             try:
-                kept[field] = decoder.decode(raw)
+                fields[field] = decoder.decode(raw)
             except msgspec.ValidationError:
                 continue
-    return kind(**kept)
+    return kind(**fields)
 
 
 def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
@@ -291,9 +291,11 @@ def _named(usage: msgspec.Raw) -> dict[str, int]:
     """The counts that xAI reports for its own tools."""
     if _NAMED not in bytes(usage):
         return {}
-    own = _object(_object(read_value(usage)).get(_NAMED.decode()))
+    tool_calls = _object(_object(read_value(usage)).get(_NAMED.decode()))
     counts = {
-        name.removesuffix("_calls"): reported_count(count) for name, count in own.items() if name not in _FREE
+        name.removesuffix("_calls"): reported_count(count)
+        for name, count in tool_calls.items()
+        if name not in _FREE
     }
     return {name: count for name, count in counts.items() if count and name.isidentifier()}
 
