@@ -245,7 +245,8 @@ class ServerTraits(NamedTuple):
 ANTHROPIC = ServerTraits()
 
 
-def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
+def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], int, list[Loss]]:
+    """The messages, the number of messages in the first item if it is `Raw`, and the losses."""
     return _Writer(history, habits).write()
 
 
@@ -271,7 +272,7 @@ class _Writer:
         self.own_blocks = own_blocks(history)
         self.toolsets: dict[str, Json] = {}  # the toolset of each call, by Callboard's id, for its result
 
-    def write(self) -> tuple[list[Json], list[Loss]]:
+    def write(self) -> tuple[list[Json], int, list[Loss]]:
         history, plain = self.history, self.history.plain
         written, done = encoded(history, "messages", _plain)
         last: list[Json] = []
@@ -294,7 +295,7 @@ class _Writer:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
         if last_role == "assistant":
             _trim_end(last)
-        return written, self.losses
+        return written, done, self.losses
 
     def _content(self, message: Message) -> list[Json]:
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
