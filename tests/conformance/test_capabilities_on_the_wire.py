@@ -27,7 +27,7 @@ from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.adapters.replies.whole import WholeStream
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.requests.schemas import without_booleans
 from callboard.adapters.requests.settings import merge_options
 from callboard.bus.errors import CapabilityError, InvalidRequestError

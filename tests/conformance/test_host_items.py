@@ -12,7 +12,7 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,

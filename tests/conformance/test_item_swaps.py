@@ -19,7 +19,7 @@ from callboard.adapters import create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import AdapterError, InvalidRequestError
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json, JsonObject

@@ -25,7 +25,7 @@ from callboard.adapters.health import AdapterHealth
 from callboard.adapters.http.stream import HttpStream
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.whole import WholeStream
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.transport.transport import HttpReply, Transport
 from callboard.bus.clock import Clock
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError

@@ -22,7 +22,7 @@ from callboard.adapters.operations.openai_media import OpenAIImages
 from callboard.adapters.operations.openai_wires import OpenAIEmbeddings
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.requests.content import write_data_url
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus import Clock
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage

@@ -1,7 +1,7 @@
 """The body of a Messages API request. Pure.
 
-This module writes tools, the form of the reply, and the headers of beta features. `messages` writes the history,
-`settings` sampling and thinking, and `caching` the breakpoints.
+This module writes tools, cache breakpoints, the form of the reply, and the headers of beta features. `messages`
+writes the history, and `settings` sampling and thinking.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from callboard.bus.values.messages import CallWarning, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
 from ...requests.content import encode_json
-from ...requests.fitted_history import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
+from ...requests.history_target import Loss, Target, ToolIdRule, WireCall
 from ...requests.schemas import instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
 from ...requests.tools import encoded_tool, fold_root

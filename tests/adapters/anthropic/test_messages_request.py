@@ -7,8 +7,8 @@ import pytest
 
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.anthropic.request import write_request
-from callboard.adapters.requests.fitted_history import WireCall
 from callboard.adapters.requests.history import FAILED_SILENTLY
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,

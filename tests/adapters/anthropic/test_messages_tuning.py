@@ -14,7 +14,7 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.anthropic.data import find_model
 from callboard.adapters.providers.anthropic.request import write_request
 from callboard.adapters.providers.anthropic.settings import fit_schema
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock

@@ -30,7 +30,7 @@ from callboard.adapters.providers.ollama.request import (
     write_request,
 )
 from callboard.adapters.requests.estimate import at_most
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import (
     CapabilityError,

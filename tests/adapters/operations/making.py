@@ -16,7 +16,7 @@ from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import ImageWire, VideoWire
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock
 from callboard.bus.values.base import Json, JsonObject

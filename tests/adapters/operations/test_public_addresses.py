@@ -11,9 +11,9 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.transport import client
+from callboard.adapters.transport import connection_pool
 from callboard.adapters.transport.addresses import is_public
-from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.connection_pool import new_transport
 from callboard.adapters.transport.http1_protocol import Origin
 from callboard.adapters.transport.httpx_connections import PublicSockets
 from callboard.adapters.transport.transport import HttpRequest
@@ -96,10 +96,10 @@ async def test_our_own_client_connects_to_what_was_checked(
         raise ConnectionRefusedError("refused")
 
     resolving(monkeypatch, *addresses)
-    monkeypatch.setattr(client, "_connected", refuse)
+    monkeypatch.setattr(connection_pool, "_connected", refuse)
     public = "1.1.1.1" in addresses
     with pytest.raises(OSError if public else StreamError):
-        await client.connect(Origin(True, "cdn.test", 443), None, pytest.fail, public_only=True)
+        await connection_pool.connect(Origin(True, "cdn.test", 443), None, pytest.fail, public_only=True)
     assert asked == ([("8.8.8.8", 443), ("1.1.1.1", 443)] if public else [])
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted_history import FittedHistory, Loss, Target, ToolIdRule
 from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED, fit_history
+from callboard.adapters.requests.history_target import FittedHistory, Loss, Target, ToolIdRule
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import (

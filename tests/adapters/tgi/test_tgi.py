@@ -20,7 +20,7 @@ from callboard.adapters.providers.tgi.adapter import (
     choose_template,
     write_request,
 )
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock

@@ -24,7 +24,7 @@ import pytest
 
 from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.transport.addresses import UrlKind, has_proxy, kind_of
-from callboard.adapters.transport.client import HttpTransport, new_transport
+from callboard.adapters.transport.connection_pool import HttpTransport, new_transport
 from callboard.adapters.transport.httpx_transport import translate
 from callboard.adapters.transport.transport import (
     ERROR_BODY_BYTES,
@@ -532,7 +532,7 @@ async def test_a_client_of_the_host_s_is_asked_for_everything(monkeypatch: pytes
 
 PROGRAM = """
 import asyncio, json, sys
-from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.connection_pool import new_transport
 from callboard.adapters.transport.transport import HttpRequest, exchange
 
 async def main():

@@ -15,8 +15,8 @@ from callboard.adapters import (
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
-from callboard.adapters.requests.fitted_history import WireCall
 from callboard.adapters.requests.history import FAILED_SILENTLY, NO_RESULT, NOT_EXECUTED
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import CapabilityError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

@@ -15,9 +15,9 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.adapters.transport import client as http1_pool
+from callboard.adapters.transport import connection_pool as http1_pool
 from callboard.adapters.transport import http1_connection as http1_connection
-from callboard.adapters.transport.client import Http1Transport, Pool, connect, tls_context
+from callboard.adapters.transport.connection_pool import Http1Transport, Pool, connect, tls_context
 from callboard.adapters.transport.http1_connection import Connection as Made
 from callboard.adapters.transport.http1_protocol import target_of
 from callboard.adapters.transport.transport import HttpRequest, exchange, read_body
@@ -281,7 +281,7 @@ class Contexts(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
-    from callboard.adapters.transport.client import tls_context
+    from callboard.adapters.transport.connection_pool import tls_context
 
     strange = tls_context()
     with local_tls(tmp_path_factory.mktemp("tls")) as server:
