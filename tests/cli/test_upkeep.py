@@ -99,7 +99,7 @@ def test_upgrade_migrates_an_older_file(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_doctor_reports_lost_runs_spill_files_and_free_pages(traced: Path) -> None:
-    """These checks are ok, and show the numbers."""
+    """The checks are ok, and show the numbers."""
     path = traced / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE runs SET ended_us = NULL, ending = NULL")

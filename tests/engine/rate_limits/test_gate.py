@@ -423,7 +423,7 @@ def test_a_reply_after_the_pause_opens_the_limiter_here() -> None:
 
 
 def test_an_observation_ages() -> None:
-    """Its pause ends, its window refills, and after a minute it has no effect."""
+    """The pause of the observation ends, and its window refills. After a minute the observation has no effect."""
     observation = LimitObservation("m", Headers(Reading(10.0, 3.0, 20 * SECOND)), 5 * SECOND)
     later = aged(observation, 4 * SECOND)
     assert (later.pause_us, later.headers.requests.reset_us) == (SECOND, 16 * SECOND)
