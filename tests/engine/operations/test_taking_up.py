@@ -215,11 +215,11 @@ async def test_a_reply_that_fails_leaves_no_question_in_the_history(
             await session.send("fail", background=True, max_retries=1)
         assert session.messages == ()
         await engine.flush()
-        told = [envelope.topic for envelope in await present(engine.store).events(session_id="s1")]
+        topics = [envelope.topic for envelope in await present(engine.store).events(session_id="s1")]
     attempt = ["llm.call_started", "session.message_appended", "llm.call_accepted", "llm.call_failed"]
-    begun = ["session.created", "session.configured", "session.turn_started"]
+    starts = ["session.created", "session.configured", "session.turn_started"]
     ended = ["session.configured", "session.turn_completed"]
-    assert told == [*begun, *attempt, "session.configured", *attempt, *ended]
+    assert topics == [*starts, *attempt, "session.configured", *attempt, *ended]
     async with engine_at(server.url, tmp_path / "t.db") as engine:
         session = await engine.open_session("s1")
         assert session.messages == ()
