@@ -205,7 +205,7 @@ def test_a_tool_that_cannot_be_loaded_is_refused_with_a_reason(talkative: Path, 
 MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/mcp/old_server.py'} lib"
 
 
-def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: Path) -> None:
+def test_a_question_and_a_chat_can_use_the_tools_of_an_mcp_server(talkative: Path) -> None:
     """A server that can't be reached gives one line on stderr."""
     pytest.importorskip("mcp", reason="needs callboard[mcp]")
     prompt = 'call echo {"text": "hi"}'

@@ -1,4 +1,4 @@
-"""Errors of calls: their table, their quotes of the provider, and repairs."""
+"""Errors of calls: the table of errors, quotes of the provider, and repairs of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys by name through the engine: of sessions, turns and all other calls, and in the trace."""
+"""Named keys through the engine, for sessions, turns and all other calls, and in the trace."""
 
 from __future__ import annotations
 

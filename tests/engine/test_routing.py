@@ -140,7 +140,9 @@ def _history(messages: int) -> list[Message]:
 
 
 async def test_a_session_and_a_turn_can_have_requirements() -> None:
-    """`requires=` and the request are checked in both places. An unknown capability is refused immediately."""
+    """`requires=` is checked in both places, like the needs of the request. An unknown capability is refused
+    immediately.
+    """
     async with rig(s=[Say("ok")]) as at:
         session = at.engine.session("s:m", requires=Requirements(("images",)))
         assert (await session.send("x", requires=Requirements(min_context_tokens=1000))).text == "ok"

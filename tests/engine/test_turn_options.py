@@ -248,7 +248,7 @@ def engine_with(provider: TextProvider, store: Path | None = None, budgets: Sequ
 
 async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: Path) -> None:
     """Each attempt has a row with its own usage and cost. The session has one reply, and the turn's cost includes
-    all.
+    all attempts.
     """
     provider = TextProvider(TEXT, [20, 9])
     async with engine_with(provider, tmp_path / "t.db") as engine:

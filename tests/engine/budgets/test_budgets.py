@@ -181,7 +181,7 @@ async def test_a_call_is_shortened_to_the_remaining_tokens() -> None:
             assert [each.reserved_tokens for each in started] == [SENT + 50] * made
 
 
-async def test_an_attempt_of_unknown_cost_counts_at_its_most_and_a_retry_needs_room() -> None:
+async def test_an_attempt_of_unknown_cost_counts_with_its_highest_cost_and_a_retry_needs_room() -> None:
     """Without room for the second attempt, the call raises the error of the first."""
     dropped = NetworkError("dropped", retryable=True)
     for room, made in ((2, 2), (1, 1)):
@@ -406,7 +406,7 @@ async def recomputed(path: Path) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("seed", first_is_quick(range(4), "more seeds"))
 async def test_after_a_kill_the_ledger_is_the_sum_of_the_rows(tmp_path: Path, seed: int) -> None:
-    """Every request that reached the server has a row. A call without an end counts at its most."""
+    """Every request that reached the server has a row. A call without an end counts with its highest cost."""
     path = tmp_path / "trace.db"
     with counting_server() as (server, url):
         with started(VICTIM, url, path) as process:
@@ -425,7 +425,7 @@ async def test_after_a_kill_the_ledger_is_the_sum_of_the_rows(tmp_path: Path, se
     assert _sum(tenants) == (spent, unknown, attempts)
 
 
-async def test_calls_in_progress_at_the_death_of_the_process_count_at_their_most(tmp_path: Path) -> None:
+async def test_calls_in_progress_at_the_death_of_the_process_count_with_their_highest_cost(tmp_path: Path) -> None:
     """The usage of the six calls in progress is unknown."""
     path = tmp_path / "trace.db"
     with counting_server() as (server, url):

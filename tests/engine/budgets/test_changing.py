@@ -119,7 +119,7 @@ async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Pa
         assert await spent(engine) == [(COSTS, 0)]
 
 
-async def test_a_call_of_unknown_usage_counts_at_its_most_in_a_later_budget(tmp_path: Path) -> None:
+async def test_a_call_of_unknown_usage_counts_with_its_highest_cost_in_a_later_budget(tmp_path: Path) -> None:
     """The call has ended, so the trace counts it, and the new budget takes over no reservation."""
     replies = Say(fails=ServerError("gone", retryable=False)), Say("x")
     async with running(*replies, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):

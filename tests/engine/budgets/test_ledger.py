@@ -247,7 +247,7 @@ def test_a_call_that_crosses_midnight_counts_on_the_day_of_its_start() -> None:
     assert (state.held.tokens, state.spent.tokens) == (9, 0)
 
 
-def test_a_lost_call_counts_at_its_most_until_its_cost_is_known() -> None:
+def test_a_lost_call_counts_with_its_highest_cost_until_its_cost_is_known() -> None:
     """The ledger first counts the reservation of the call, and then its actual cost."""
     ledger, account = account_of(Budget(max_cost_usd="0.00000001"))
     ledger.reserve("a", PAYER, Amount(8, 100), 0)

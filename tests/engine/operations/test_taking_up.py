@@ -167,7 +167,9 @@ async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
         assert (state.spent.money, state.held.money, state.unknown.money) == (paid, 0, 0)
 
 
-async def test_a_budget_counts_it_at_its_most_until_its_end(server: BackgroundServer, tmp_path: Path) -> None:
+async def test_a_budget_counts_the_highest_cost_of_a_reply_until_its_end(
+    server: BackgroundServer, tmp_path: Path
+) -> None:
     """The maximum counts over the close and the next start. At the end of the job its cost counts."""
     budget = Budget(max_cost_usd="5")
     before, store = made_by(server), tmp_path / "t.db"
