@@ -113,7 +113,7 @@ def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("path", "status"), [("/callboard", 307), ("/callboard/", 200), ("/callboard/none", 404), ("/health", 200)]
 )
-async def test_the_live_view_is_beside_the_gateway(path: str, status: int) -> None:
+async def test_the_live_view_is_served_with_the_gateway(path: str, status: int) -> None:
     async with Engine(models=registry(Say("x")), trace=False) as engine:
         beside = serve.CombinedApplication(gateway(engine, keyless=True), serve._view(engine, parsed()))
         asked = Asked()

@@ -58,7 +58,7 @@ def mine(**data: Json) -> ProviderRaw:
     return ProviderRaw("gemini", data)
 
 
-# -- what is sent
+# -- requests
 
 
 def test_a_conversation_is_sent_as_steps_and_nothing_is_stored() -> None:
@@ -159,7 +159,7 @@ def test_an_unknown_api_is_an_error_of_the_configuration() -> None:
         GeminiAdapter(AdapterConfig(options={"api": "chat"}))
 
 
-# -- what comes
+# -- replies
 
 
 NOTE: JsonObject = {
@@ -224,8 +224,8 @@ def test_a_reply_is_the_same_streamed_and_whole() -> None:
     assert (one.name, one.input, one.provider_raw) == (other.name, other.input, other.provider_raw)
 
 
-def test_a_reply_goes_back_as_it_came() -> None:
-    """Signatures, annotations, and the steps that have no name of ours, each in its place."""
+def test_a_reply_is_sent_back_unchanged() -> None:
+    """Signatures, annotations, and steps without a canonical form are sent back in their places."""
     for reading in (read_whole(WIRE, i.interaction(*STEPS, status="requires_action")), read(WIRE, *STREAM)):
         content = [
             msgspec.structs.replace(
@@ -251,8 +251,8 @@ def test_steps_that_come_with_the_end_alone_are_read() -> None:
     ).said == ["Hi"]
 
 
-def test_an_interaction_may_stand_in_the_event_itself() -> None:
-    """As LiteLLM's proxy writes it."""
+def test_an_interaction_may_be_in_the_event_itself() -> None:
+    """LiteLLM's proxy writes this form."""
     begun, over = i.event("interaction.created", **BEGUN), i.event("interaction.completed", **i.interaction())
     reply = read(
         WIRE, begun, i.start(0, type="model_output", content=[]), i.delta(0, "text", text="Hi"), over
@@ -316,7 +316,7 @@ def test_a_failure_in_the_stream_or_as_a_status(error: JsonObject, kind: type[Ad
         assert str(error["message"]) in str(found)
 
 
-# -- Schemas as Gemini takes them: each rule, and nothing changed that is taken.
+# -- Schemas in Gemini's form: each rule is applied, and accepted schemas are not changed.
 
 
 TAKEN: JsonObject = {
@@ -337,8 +337,8 @@ TAKEN: JsonObject = {
 }  # fmt: skip
 
 
-def test_what_is_taken_is_left_as_it_is() -> None:
-    """Properties that are named like keywords among it."""
+def test_an_accepted_schema_is_not_changed() -> None:
+    """The schema has properties that are named like keywords."""
     assert fit_schema(TAKEN) is TAKEN
 
 
@@ -388,8 +388,8 @@ def test_what_is_not_taken_is_rewritten_or_told(given: JsonObject, sent: JsonObj
     assert msgspec.json.encode(given) == before, "the original stays as it was"
 
 
-def test_a_schema_that_its_host_changes_is_fitted_anew() -> None:
-    """What was fitted before is remembered by what the schema said."""
+def test_a_changed_schema_is_fitted_again() -> None:
+    """The cache of fitted schemas uses the content of the schema as its key."""
     schema: JsonObject = {"type": "integer", "multipleOf": 2}
     first = fit_schema(schema)
     assert fit_schema(dict(schema)) is first
@@ -443,7 +443,7 @@ def keywords(schema: Json) -> set[str]:
 @settings(max_examples=150)
 @given(SCHEMAS)
 def test_any_schema_can_be_fitted(schema: JsonObject) -> None:
-    """Nothing refused is left in it, and fitting it again changes nothing."""
+    """The fitted schema has no refused keyword, and fitting it again changes nothing."""
     fitted = fit_schema(schema)
     assert not keywords(fitted) & REFUSED
     assert fit_schema(fitted) == fitted
@@ -456,6 +456,6 @@ def test_any_schema_can_be_fitted(schema: JsonObject) -> None:
     ({"type": "object", "additionalProperties": True}, False),
     ({"type": "object", "minProperties": 1}, False),
 ])  # fmt: skip
-def test_a_tool_without_parameters_is_known(schema: JsonObject, nothing: bool) -> None:
-    """Free keys are parameters, too."""
+def test_a_tool_without_parameters_is_recognised(schema: JsonObject, nothing: bool) -> None:
+    """A tool with free keys has parameters."""
     assert takes_nothing(schema) is nothing

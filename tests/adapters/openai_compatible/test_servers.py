@@ -38,7 +38,7 @@ def made(server: Server, *replies: FakeReply) -> OpenAICompatibleAdapter:
 
 
 async def streamed(server: Server) -> tuple[CanonicalResponse, str, JsonObject]:
-    """The response, where the request went, and its body."""
+    """Run a streamed call. Returns the response, and the address and body of the request."""
     adapter = made(server, FakeReply(server.reply))
     stream = adapter.stream(everything(server.name))
     check_stream([event async for event in stream])
@@ -101,7 +101,7 @@ def counts(usage: TokenUsage) -> tuple[int, int, int, int | None]:
 
 
 def sent(name: str, *blocks: TextBlock | ImageBlock | AudioBlock | DocumentBlock, model: str = "m") -> object:
-    """The user's content as that server is sent it."""
+    """The user's content in the form of that server."""
     adapter = OpenAICompatibleAdapter(
         AdapterConfig(base_url="http://x.test", options={"quirks": name}), name=name, transport=FakeTransport()
     )
