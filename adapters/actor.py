@@ -130,7 +130,7 @@ def start_call(
 
     adapter = _adapter_of(ref, request.request_id)
 
-    def whole() -> Awaitable[CanonicalResponse]:
+    def complete() -> Awaitable[CanonicalResponse]:
         return adapter.complete(request, on_attempt=on_attempt)
 
     async def streamed() -> CanonicalResponse:
@@ -145,7 +145,7 @@ def start_call(
                 raise CancelledError("the stream ended without a response", request_id=request.request_id)
             return stream.response
 
-    method, work = (adapter.complete, whole) if sink is None else (adapter.stream, streamed)
+    method, work = (adapter.complete, complete) if sink is None else (adapter.stream, streamed)
     in_place = getattr(method, "ends_when_cancelled", False)
     task = (ref.hold if in_place else ref.spawn)(work, name=f"call {request.request_id}")
     return CallHandle(ref, request.request_id, task, in_place=in_place)

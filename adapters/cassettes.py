@@ -292,26 +292,26 @@ class CassetteTransport:
 
     async def send(self, request: HttpRequest) -> HttpReply:
         await anyio.lowlevel.checkpoint()
-        asked = _recorded(request, {}, set(_secrets_in(request.headers)))
-        key = _key(asked)
+        to_send = _recorded(request, {}, set(_secrets_in(request.headers)))
+        key = _key(to_send)
         for number, recorded in enumerate(self._keys):
             if recorded == key and not self._played[number]:
                 self._played[number] = True
                 return _ReplayedReply(self._exchanges[number].reply)
-        raise CassetteMiss(self._explain(asked), retryable=False)
+        raise CassetteMiss(self._explain(to_send), retryable=False)
 
     async def aclose(self) -> None:
         pass
 
-    def _explain(self, asked: RecordedRequest) -> str:
-        key = _key(asked)
-        call = f"{asked.method} {asked.path}"
+    def _explain(self, recorded: RecordedRequest) -> str:
+        key = _key(recorded)
+        call = f"{recorded.method} {recorded.path}"
         message = f"{self._path}: no recording of {call}"
         if not self._keys:
             return f"{message}: the cassette is empty"
         if key in self._keys:
             return f"{self._path}: this {call} was sent more often than it was recorded ({self._keys.count(key)})"
-        request_fields = _compared(asked)
+        request_fields = _compared(recorded)
         found = [list(differences(_compared(each.request), request_fields)) for each in self._exchanges]
         nearest = min(
             range(len(found)), key=lambda number: (sum(each.size for each in found[number]), self._played[number])

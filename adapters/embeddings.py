@@ -151,29 +151,29 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
         return tuple(each for each in self.inputs if isinstance(each, str))
 
 
-def read_inputs(given: Sequence[str | Sequence[int]] | str) -> tuple[EmbeddingInput, ...]:
+def read_inputs(value: Sequence[str | Sequence[int]] | str) -> tuple[EmbeddingInput, ...]:
     """The inputs in their canonical form. Raises TypeError or ValueError."""
-    if isinstance(given, str):
+    if isinstance(value, str):
         raise TypeError("inputs must be a list of texts. Put a single text into a list")
     inputs: list[EmbeddingInput] = []
-    for each in given:
+    for each in value:
         if not isinstance(each, Sequence):
             raise TypeError(f"an input must be a text or a list of tokens, not {type(each).__name__}")
         inputs.append(each if isinstance(each, str) else _read_tokens(each))
     return tuple(inputs)
 
 
-def _read_tokens(given: Sequence[int]) -> tuple[int, ...]:
-    if not given:
+def _read_tokens(tokens: Sequence[int]) -> tuple[int, ...]:
+    if not tokens:
         raise ValueError("an input has no tokens")
-    if not all(type(token) is int and token >= 0 for token in given):
+    if not all(type(token) is int and token >= 0 for token in tokens):
         raise ValueError("tokens must be integers of at least 0")
-    return tuple(given)
+    return tuple(tokens)
 
 
-def count_tokens(given: EmbeddingInput, estimate: Callable[[str], int]) -> int:
+def count_tokens(text_or_tokens: EmbeddingInput, estimate: Callable[[str], int]) -> int:
     """The number of an input's tokens: exact if the input is tokens, an estimate for a text."""
-    return estimate(given) if isinstance(given, str) else len(given)
+    return estimate(text_or_tokens) if isinstance(text_or_tokens, str) else len(text_or_tokens)
 
 
 class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
@@ -436,9 +436,9 @@ def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
     """Raise CapabilityError if the vectors have other dimensions than earlier vectors, because they could not be
     compared.
     """
-    if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
+    if gathered.responses and response.dimensions != (expected := gathered.responses[0].dimensions):
         raise CapabilityError(
-            f"{response.model} returned {response.dimensions} dimensions, but {known} for the texts before"
+            f"{response.model} returned {response.dimensions} dimensions, but {expected} for the texts before"
         )
 
 

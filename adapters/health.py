@@ -96,19 +96,19 @@ async def probe(transport: Transport, request: HttpRequest, seconds: float) -> A
     return judge(reply.status, f"HTTP {reply.status} from {where}")
 
 
-def judge(status: int, said: str) -> AdapterHealth:
+def judge(status: int, text: str) -> AdapterHealth:
     """Judge the health by the status of a harmless, authenticated GET."""
     match status:
         case 401 | 403:
             fix = "Set a key that is valid there."
-            return AdapterHealth(False, f"the key was rejected: {said}", fix, key_refused=True)
+            return AdapterHealth(False, f"the key was rejected: {text}", fix, key_refused=True)
         case 407:
-            return AdapterHealth(False, f"a proxy requires a password: {said}", "Check HTTPS_PROXY and NO_PROXY.")
+            return AdapterHealth(False, f"a proxy requires a password: {text}", "Check HTTPS_PROXY and NO_PROXY.")
         case 429:
-            return AdapterHealth(True, f"answers, but the rate limit of this key is reached: {said}")
+            return AdapterHealth(True, f"answers, but the rate limit of this key is reached: {text}")
         case _ if status >= 500:
-            return AdapterHealth(False, f"reports its own failure: {said}", "Try again later.")
+            return AdapterHealth(False, f"reports its own failure: {text}", "Try again later.")
         case _ if 300 <= status < 400:
-            return AdapterHealth(False, f"redirects, and redirects are not followed: {said}", "Correct base_url.")
+            return AdapterHealth(False, f"redirects, and redirects are not followed: {text}", "Correct base_url.")
         case _:
-            return AdapterHealth(True, f"answers: {said}")
+            return AdapterHealth(True, f"answers: {text}")

@@ -38,13 +38,13 @@ class Key:
     """A key: a fixed value, or a value that a function returns at the first use."""
 
     def __init__(
-        self, adapter: str, name: str | None, given: str | KeySource | None, on_value: Callable[[str], object]
+        self, adapter: str, name: str | None, key_value: str | KeySource | None, on_value: Callable[[str], object]
     ) -> None:
         self.name = name
         """The name of the key's entry; None for the adapter's own key."""
-        self.source: KeySource | None = None if isinstance(given, str) else given
+        self.source: KeySource | None = None if isinstance(key_value, str) else key_value
         """The function that returns the value; None for a value that never changes."""
-        self.known = KnownKey(given, 0) if isinstance(given, str) or given is None else None
+        self.known = KnownKey(key_value, 0) if isinstance(key_value, str) or key_value is None else None
         """The value; None until requested."""
         self._adapter = adapter
         self._on_value = on_value
@@ -64,11 +64,11 @@ class Key:
 
     async def _ask(self, refused: KnownKey | None) -> KnownKey:
         async with self._asking:
-            known = self.known
+            current = self.known
             # another call has requested the new value
-            if self.source is None or (known is not None and known != refused):
-                assert known is not None
-                return known
+            if self.source is None or (current is not None and current != refused):
+                assert current is not None
+                return current
             value, fault = await _answer(self.source)
             self._on_value(value)  # masked even if it can't be sent
             if fault is not None:
@@ -77,7 +77,7 @@ class Key:
                     f"{self._adapter}: can't get a key from {key}: {fault}; check its function or file",
                     provider=self._adapter,
                 )
-            self.known = KnownKey(value, 1 if known is None else known.version + 1)
+            self.known = KnownKey(value, 1 if current is None else current.version + 1)
             return self.known
 
 
@@ -205,9 +205,9 @@ class KeyPool:
         ready = [name for name, end in ends.items() if end == 0]
         if not ready and (without or not ends):
             return None
-        own = self._of_session.get(session)
-        if own in ready:
-            name = own
+        last_name = self._of_session.get(session)
+        if last_name in ready:
+            name = last_name
         elif ready:
             name = min(ready, key=self._turns.__getitem__)
         else:
@@ -249,7 +249,7 @@ class Keyring:
         self._named = {name: Key(adapter, name, source, self._learn) for name, source in config.keys.items()}
         for name in config.key_pool:
             self.named(name)
-        self.own = self._own(config)
+        self.own = self._make_own(config)
         """The key of requests outside of calls."""
         self.unnamed = self.own if self.pool is None and (config.api_key is not None or not self._named) else None
         """The key for calls that name no key; None if there is a pool, or if every call must name a key."""
@@ -266,14 +266,14 @@ class Keyring:
             self.named(name)
         elif self.unnamed is None and self.pool is None:
             raise ConfigurationError(
-                f"{self._adapter} has only named keys: pass key=; {self._known()}. Or set api_key or "
+                f"{self._adapter} has only named keys: pass key=; {self._names_text()}. Or set api_key or "
                 f"key_pool for calls without key="
             )
 
     def named(self, name: str) -> Key:
         key = self._named.get(name)
         if key is None:
-            raise ConfigurationError(f"{self._adapter} has no key {name!r}: {self._known()}")
+            raise ConfigurationError(f"{self._adapter} has no key {name!r}: {self._names_text()}")
         return key
 
     def choose(
@@ -304,13 +304,13 @@ class Keyring:
             found.append(cooldown)
         return min(found, key=lambda cooldown: cooldown.until_us)
 
-    def _own(self, config: AdapterConfig) -> Key:
+    def _make_own(self, config: AdapterConfig) -> Key:
         first = next(iter((*config.key_pool, *config.keys)), None)
         if config.api_key is None and first is not None:
             return self._named[first]
         return Key(self._adapter, None, config.api_key, self._learn)
 
-    def _known(self) -> str:
+    def _names_text(self) -> str:
         return f"its keys are {', '.join(sorted(self._named))}" if self._named else "it has no named keys"
 
     def _learn(self, value: str) -> None:

@@ -176,8 +176,8 @@ def provider_named(name: str) -> Provider | None:
 @cache
 def vendors() -> tuple[Vendor, ...]:
     """The vendors in all descriptors."""
-    own = [provider.vendor for provider in providers() if provider.vendor is not None]
-    return (*own, *(vendor for provider in providers() for vendor in provider.other_vendors))
+    own_vendors = [provider.vendor for provider in providers() if provider.vendor is not None]
+    return (*own_vendors, *(vendor for provider in providers() for vendor in provider.other_vendors))
 
 
 def published_vendor(name: str) -> str:
@@ -489,8 +489,10 @@ def _factory(type_name: str) -> Callable[..., ProviderAdapter]:
 def _of_plugin(type_name: str) -> Callable[..., ProviderAdapter]:
     plugin = plugin_named("callboard.adapters", type_name)
     if plugin is None:
-        known = ", ".join(adapter_types())
-        raise ConfigurationError(f"adapter type {type_name!r} is neither one of {known} nor package.module:Class")
+        type_names = ", ".join(adapter_types())
+        raise ConfigurationError(
+            f"adapter type {type_name!r} is neither one of {type_names} nor package.module:Class"
+        )
     offered, fault = plugin.load()
     if fault is not None:
         raise ConfigurationError(f"adapter type {type_name!r} of {plugin.package} can't be loaded: {fault}")

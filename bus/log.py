@@ -27,23 +27,23 @@ TIME_LIMITS = {"timeout_seconds": "timeout", "timeout_s": "timeout", "call_timeo
 """The old names of time-limit arguments, each with its new name. The arguments are in seconds."""
 
 
-def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def with_new_names(arguments: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Replace old argument names by the new ones, with a warning. Raises TypeError if both are given."""
-    found = {name: value for name, value in given.items() if name not in names}
-    for old in given.keys() & names.keys():
+    found = {name: value for name, value in arguments.items() if name not in names}
+    for old in arguments.keys() & names.keys():
         new = names[old]
-        if new in given:
+        if new in arguments:
             raise TypeError(f"{old}= and {new}= are the same argument: pass {new}= only")
         warn_of_old_name(f"{old}= is deprecated: use {new}=")
-        found[new] = given[old]
+        found[new] = arguments[old]
     return found
 
 
 def warn_of_old_name(text: str) -> None:
     """Issue a DeprecationWarning at the caller's line outside this library."""
-    own = (__package__ or "engine").partition(".")[0]
+    room = (__package__ or "engine").partition(".")[0]
     level, frame = 1, sys._getframe(0)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == own:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == room:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, DeprecationWarning, stacklevel=level)
 

@@ -251,7 +251,7 @@ class ReplayBus(ObservableBus):
         self._mono_ns = 0
         self._since_turn = 0
         self._ran = False
-        self._asked = False
+        self._is_read = False
         self._asked_for: anyio.Event | None = None
         self._room: anyio.Event | None = None
         self._group: anyio.abc.TaskGroup | None = None
@@ -308,7 +308,7 @@ class ReplayBus(ObservableBus):
     async def __aenter__(self) -> Self:
         self.check_thread()
         self._asked_for = anyio.Event()
-        if self._asked:
+        if self._is_read:
             self._asked_for.set()
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -377,7 +377,7 @@ class ReplayBus(ObservableBus):
         )
 
     def _ask(self) -> None:
-        self._asked = True
+        self._is_read = True
         if self._asked_for is not None:
             self._asked_for.set()
 
@@ -418,10 +418,10 @@ class _ReplaySubscription(Subscription):
         await super().wait()
 
     def take(self, limit: int | None = None) -> list[Envelope]:
-        taken = super().take(limit)
+        envelopes = super().take(limit)
         self._waits()
         self._has_room()
-        return taken
+        return envelopes
 
     async def __anext__(self) -> Envelope:
         envelope = await super().__anext__()

@@ -275,14 +275,14 @@ class Subscription:
             The events; an empty list if nothing waits.
         """
         buffer = self._buffer
-        taken: list[Envelope] = []
+        envelopes: list[Envelope] = []
         if isinstance(buffer, _LosslessBuffer) and (limit is None or len(buffer) <= limit):
-            taken = list(buffer)
+            envelopes = list(buffer)
             buffer.clear()
-        while buffer and len(taken) != limit:
-            taken.append(buffer.pop())
-        self._delivered += len(taken)
-        return taken
+        while buffer and len(envelopes) != limit:
+            envelopes.append(buffer.pop())
+        self._delivered += len(envelopes)
+        return envelopes
 
     async def wait(self) -> None:
         """Wait until an event has arrived, or the subscription is closed. The event is not taken, and another task

@@ -81,7 +81,7 @@ def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
             for envelope in envelopes
         ]
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
-        # one event can't be encoded like the others
+        # one of the events can't be encoded, so each is encoded separately
         return [encode_event(envelope.data).decode("utf-8", "replace") for envelope in envelopes]
 
 

@@ -293,7 +293,7 @@ def content_in_short(content: Sequence[ContentBlock]) -> list[object]:
 def expected_in_short(scene: Says) -> list[object]:
     """The expected content of a scene, without reasoning."""
     text: list[object] = [scene.text] if scene.text else []
-    return text + [(name, given, False) for name, given in CALLS[: scene.calls]]
+    return text + [(name, arguments, False) for name, arguments in CALLS[: scene.calls]]
 
 
 def in_short(response: CanonicalResponse) -> tuple[list[object], str]:
@@ -310,9 +310,9 @@ def with_one_id(events: Sequence[StreamEvent]) -> list[bytes]:
         for block in getattr(event, "final_content", ()):
             if isinstance(block, ToolUseBlock):
                 numbers.setdefault(block.id, f"call {len(numbers)}")
-        own = getattr(event, "tool_use_id", None)
-        if own:
-            numbers.setdefault(own, f"call {len(numbers)}")
+        call_id = getattr(event, "tool_use_id", None)
+        if call_id:
+            numbers.setdefault(call_id, f"call {len(numbers)}")
         for found, number in numbers.items():
             text = text.replace(found, number)
         texts.append(text.encode())

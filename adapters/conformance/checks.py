@@ -159,8 +159,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         lines.append(head + wrapped[0])
         lines += [" " * len(head) + line for line in wrapped[1:]]
         if outcome.reason:
-            said = f"{check.name}: {_short(outcome.reason)}" if outcome.result == "failed" else outcome.reason
-            lines += [" " * len(head) + f"  {line}" for line in textwrap.wrap(said, WIDTH - len(head) - 2)]
+            reason = f"{check.name}: {_short(outcome.reason)}" if outcome.result == "failed" else outcome.reason
+            lines += [" " * len(head) + f"  {line}" for line in textwrap.wrap(reason, WIDTH - len(head) - 2)]
     counts = {result: sum(outcome.result == result for outcome in outcomes) for result in _RESULTS}
     lines.append(", ".join(f"{count} {result}" for result, count in counts.items()))
     return "\n".join(lines)
@@ -178,13 +178,13 @@ def checklist(outcomes: Iterable[Outcome]) -> str:
     outcomes = list(outcomes)
     lines = []
     for point in CHECKLIST:
-        whole = point == CHECKLIST[-1]
-        own = [outcome for outcome in outcomes if whole or outcome.check.proves == point]
-        failed = [outcome.check.name for outcome in own if outcome.result == "failed"]
-        skipped = sorted({outcome.reason for outcome in own if outcome.result == "skipped"})
+        all_points = point == CHECKLIST[-1]
+        of_point = [outcome for outcome in outcomes if all_points or outcome.check.proves == point]
+        failed = [outcome.check.name for outcome in of_point if outcome.result == "failed"]
+        skipped = sorted({outcome.reason for outcome in of_point if outcome.result == "skipped"})
         if failed:
             lines.append(f"[ ] {point}: failed, {', '.join(failed[:4])}{' ...' if len(failed) > 4 else ''}")
-        elif all(outcome.result == "skipped" for outcome in own):
+        elif all(outcome.result == "skipped" for outcome in of_point):
             lines.append(f"[-] {point}: {'; '.join(skipped) or 'not checked'}")
         else:
             lines.append(f"[x] {point}")

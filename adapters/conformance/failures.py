@@ -275,10 +275,10 @@ async def nothing_is_repeated_after_a_delivered_event(kit: Kit) -> None:
         broken = msgspec.structs.replace(scene, after=after)
         async with kit.stage(broken, Says("Again."), max_retries=1, retry=SOON) as at:
             reports: list[AttemptReport] = []
-            seen = 0
+            most_requests = 0
             try:
                 async for _ in at.adapter.stream(at.request(), on_attempt=reports.append):
-                    seen = max(seen, at.asked())
+                    most_requests = max(most_requests, at.asked())
             except AdapterError:
                 require(
                     at.asked() == 1, f"broken after {after} pieces, it was repeated after events were delivered"

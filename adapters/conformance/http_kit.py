@@ -204,7 +204,7 @@ class HttpKit(Kit):
 
     def whole(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
         """A whole reply with the content of `body`."""
-        return self._whole(self.body(text, calls, stop))
+        return self._reply_with(self.body(text, calls, stop))
 
     def chunks(self, text: str = "", calls: int = 0, stop: str = "end") -> list[bytes]:
         """A streamed reply, one piece for each event."""
@@ -276,7 +276,7 @@ class HttpKit(Kit):
                 body = self.thinking_body(scene.thought, scene.text)
             if body is None:
                 raise NotShown("the kit shows no whole reply with reasoning (thinking_body)")
-            reply = self._whole(body)
+            reply = self._reply_with(body)
             reply.wait = scene.pause
             return reply
         steps: list[Step] = []
@@ -293,7 +293,7 @@ class HttpKit(Kit):
                 pass
         return self.stream_of(*steps)
 
-    def _whole(self, body: Json) -> FakeReply:
+    def _reply_with(self, body: Json) -> FakeReply:
         headers = {"content-type": "application/json", self.request_id_header: "their_1"}
         return FakeReply(msgspec.json.encode(body), headers=headers)
 

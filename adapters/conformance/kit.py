@@ -107,8 +107,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         """Call a function soon. Raises RuntimeError in a thread that the loop can't track."""
         caller = threading.current_thread()
-        known = caller.name == "AnyIO worker thread" or _works_in_threads(getattr(callback, "__globals__", {}))
-        if self.is_running() and not (known or self._ending or _runs_here(self)):
+        runs_blocking = caller.name == "AnyIO worker thread" or _works_in_threads(
+            getattr(callback, "__globals__", {})
+        )
+        if self.is_running() and not (runs_blocking or self._ending or _runs_here(self)):
             self._untracked_thread = caller.name
         return super().call_soon_threadsafe(callback, *args, context=context)
 
@@ -243,9 +245,9 @@ TOOLS = tuple(
     ToolDefinition(
         name,
         "A tool",
-        {"type": "object", "properties": {key: {} for key in given}, "required": list(given)},
+        {"type": "object", "properties": {key: {} for key in arguments}, "required": list(arguments)},
     )
-    for name, given in CALLS
+    for name, arguments in CALLS
 )
 """The tools of `CALLS`."""
 

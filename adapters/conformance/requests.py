@@ -169,17 +169,17 @@ async def a_tools_input_survives_the_round_trip(kit: Kit) -> None:
     )
 
 
-def _holds(value: object, wanted: JsonObject) -> bool:
-    if value == wanted:
+def _holds(value: object, expected: JsonObject) -> bool:
+    if value == expected:
         return True
     match value:
         case dict():
-            return any(_holds(inner, wanted) for inner in value.values())
+            return any(_holds(inner, expected) for inner in value.values())
         case list():
-            return any(_holds(inner, wanted) for inner in value)
+            return any(_holds(inner, expected) for inner in value)
         case str() if value.startswith("{"):
             try:
-                return bool(msgspec.json.decode(value) == wanted)
+                return bool(msgspec.json.decode(value) == expected)
             except msgspec.DecodeError:
                 return False
         case _:
@@ -352,9 +352,9 @@ async def a_hosts_field_is_sent_or_refused(kit: Kit) -> None:
     require(not lost, f"with a field of the host's the adapter's own {sorted(lost)} are gone")
 
 
-def _has(value: Json, name: str, wanted: Json) -> bool:
+def _has(value: Json, name: str, expected: Json) -> bool:
     if isinstance(value, dict):
-        return value.get(name) == wanted or any(_has(inner, name, wanted) for inner in value.values())
+        return value.get(name) == expected or any(_has(inner, name, expected) for inner in value.values())
     return False
 
 
@@ -375,10 +375,10 @@ async def a_hosts_tools_are_sent_or_refused(kit: Kit) -> None:
 @check("3.2", SETTINGS)
 async def provider_options_cannot_change_model_or_streaming(kit: Kit) -> None:
     """A `provider_options` field that sets the model or streaming is an error that names the field."""
-    whole, stream = await body_of(kit, streamed=False), await body_of(kit, streamed=True)
-    others: JsonObject = {name: "another-model" for name, value in whole.items() if value == kit.model}
-    for name in whole.keys() | stream.keys():
-        in_whole, in_stream = whole.get(name, False), stream.get(name, False)
+    plain, stream = await body_of(kit, streamed=False), await body_of(kit, streamed=True)
+    others: JsonObject = {name: "another-model" for name, value in plain.items() if value == kit.model}
+    for name in plain.keys() | stream.keys():
+        in_whole, in_stream = plain.get(name, False), stream.get(name, False)
         if isinstance(in_whole, bool) and isinstance(in_stream, bool) and in_whole is not in_stream:
             others[name] = in_stream
     if not others:

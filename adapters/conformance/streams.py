@@ -161,8 +161,8 @@ async def json_fragments_are_passed_on_unchanged(kit: Kit) -> None:
             calls.setdefault(event.tool_use_id, []).append(event.partial_json)
     for number, fragments in enumerate(calls.values()):
         if whole_calls:
-            given = msgspec.json.decode("".join(fragments))
-            require(given == CALLS[number][1], f"the call's arguments are {given}")
+            joined = msgspec.json.decode("".join(fragments))
+            require(joined == CALLS[number][1], f"the call's arguments are {joined}")
         else:
             sent = list(halves(arguments(number)))
             require(fragments == sent, f"the provider sent {sent}, and the fragments are {fragments}")
@@ -193,8 +193,8 @@ async def unknown_events_are_tolerated(kit: Kit) -> None:
         mixed = [*chunks[:place], wire.write_event(*unknown), *chunks[place:]]
         async with wire.stage_of(wire.stream_of(*mixed)) as at:
             last = check_stream(await read_events(at))
-        said = [said for said in content_in_short(last.final_content) if isinstance(said, str) and "☃" in said]
-        require(said == [scene.text], f"with one before event {place} the reply is {last.final_content}")
+        texts = [text for text in content_in_short(last.final_content) if isinstance(text, str) and "☃" in text]
+        require(texts == [scene.text], f"with one before event {place} the reply is {last.final_content}")
         require(last.stop_reason is StopReason.END_TURN, f"the stop reason became {last.stop_reason!r}")
 
 
@@ -214,8 +214,8 @@ async def a_truncated_stream_is_an_error(kit: Kit) -> None:
             await at.must_release("the connection was not closed")
         last = check_stream(outcome.events) if outcome.events else None
         if outcome.error is None:
-            whole = last is not None and content_in_short(last.final_content) == expected_in_short(scene)
-            require(whole, f"cut after {end} of {len(body)} bytes it passes for a whole reply")
+            is_complete = last is not None and content_in_short(last.final_content) == expected_in_short(scene)
+            require(is_complete, f"cut after {end} of {len(body)} bytes it passes for a whole reply")
         else:
             failed += 1
             says_so = last is None or last.stop_reason is StopReason.ERROR
@@ -242,8 +242,8 @@ async def an_error_in_a_stream_keeps_the_content_before_it(kit: Kit) -> None:
 def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when: str) -> None:
     if error is None:
         # the protocol may have ended before its last piece
-        whole = bool(events) and check_stream(events).stop_reason is not StopReason.ERROR
-        require(whole, f"{when}: nothing was raised, and the events are {events}")
+        ended_well = bool(events) and check_stream(events).stop_reason is not StopReason.ERROR
+        require(ended_well, f"{when}: nothing was raised, and the events are {events}")
         return
     if events:
         last = check_stream(events)

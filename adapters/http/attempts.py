@@ -62,7 +62,7 @@ _ESTIMATED = UsageSource.ESTIMATED
 class Limit(NamedTuple):
     seconds: float
     of: float
-    """Seconds of the whole limit, for the error text. `seconds` may be only the last part of the limit."""
+    """Seconds of the whole limit, for the error text. `seconds` may be only the last part of this limit."""
 
 
 class HttpAttempts:
@@ -99,7 +99,7 @@ class HttpAttempts:
         self.attempt = 0
         self.sent = False  # the request of the current attempt has been sent, or is about to be
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
-        self.timeout_seconds = given(terms.timeout_seconds, client.config.timeout_seconds)
+        self.timeout_seconds = value_or(terms.timeout_seconds, client.config.timeout_seconds)
         self._terms = terms
         self._key = client.keys.own
         self._tried_keys: set[str] = set()  # keys of a pool that were rejected or rate-limited in this call
@@ -159,11 +159,11 @@ class HttpAttempts:
 
         Raises AuthError, CancelledError or RequestTimeoutError.
         """
-        known = self._key.known
-        if known is None:
-            known = await self.wait(self._key.get, what="the key")
-        self._known_key = known
-        return self.client.request(call, known.value, accept=accept, on_resend=self.resend_observer())
+        cached_key = self._key.known
+        if cached_key is None:
+            cached_key = await self.wait(self._key.get, what="the key")
+        self._known_key = cached_key
+        return self.client.request(call, cached_key.value, accept=accept, on_resend=self.resend_observer())
 
     def resend_observer(self) -> Callable[[], object] | None:
         """Return a function that reports that the current attempt was sent again. The function holds no reference
@@ -269,12 +269,12 @@ class HttpAttempts:
 
     async def _has_new_key(self) -> bool:
         """Request a new value of a rejected key, once in a call. Return whether there is a new value."""
-        key, known, self._known_key = self._key, self._known_key, None
-        if known is None or key.source is None or key.name in self._keys_replaced:
+        key, last_key, self._known_key = self._key, self._known_key, None
+        if last_key is None or key.source is None or key.name in self._keys_replaced:
             return False
         self._keys_replaced.add(key.name)
         try:
-            return await self.wait(lambda: key.replaced(known), what="another key")
+            return await self.wait(lambda: key.replaced(last_key), what="another key")
         except AdapterError as failure:
             self.identify(failure)
             raise
@@ -373,9 +373,9 @@ def _refuses_key(error: AdapterError) -> bool:
     return isinstance(error, AuthError) and not isinstance(error, AccessDeniedError)
 
 
-def given(own: float | None, default: float) -> float:
+def value_or(value: float | None, default: float) -> float:
     """Return the request's value, or the configuration's value if the request has none."""
-    return default if own is None else own
+    return default if value is None else value
 
 
 # --- A request with a whole reply ---

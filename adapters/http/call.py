@@ -22,7 +22,7 @@ from ..requests import emulation
 from ..requests.estimate import at_most, estimate_tokens
 from ..requests.fitted_history import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
-from .attempts import HttpAttempts, given
+from .attempts import HttpAttempts, value_or
 from .classify import error_without_status, find_error
 from .fidelity import EventRelay
 from .repair import Repair, edited
@@ -54,7 +54,7 @@ class HttpCall(HttpAttempts):
         self.broken: Assembler | None = None
         """The assembler of the reply that broke off, while later attempts continue it."""
         self._whole_request = request
-        self._drain_seconds = given(request.drain_for_usage, client.config.drain_for_usage)
+        self._drain_seconds = value_or(request.drain_for_usage, client.config.drain_for_usage)
         self._message_id = request.message_id or client.clock.new_id("msg")
 
     def new_assembler(self) -> Assembler:
@@ -328,11 +328,11 @@ def continued(wire: ChatWire, request: CanonicalRequest, received: str | None) -
     choice = request.tool_choice
     if (choice is not None and choice.mode in ("required", "named")) or not wire.takes_beginning(request):
         return None
-    left = request.max_output_tokens - at_most(estimate_tokens(received, wire.token_rates(request.model)))
-    if left < 1:
+    remaining = request.max_output_tokens - at_most(estimate_tokens(received, wire.token_rates(request.model)))
+    if remaining < 1:
         return None
     beginning = received.rstrip()
     if not beginning:
         return request
     messages = (*request.messages, Message.assistant(beginning))
-    return msgspec.structs.replace(request, messages=messages, max_output_tokens=left, has_beginning=True)
+    return msgspec.structs.replace(request, messages=messages, max_output_tokens=remaining, has_beginning=True)

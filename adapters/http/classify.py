@@ -307,9 +307,9 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
     for name in strong:
         if name in COMMON_CODES:
             return COMMON_CODES[name]
-        known = error_of_code(name)
-        if known is not None:
-            return known
+        error_class = error_of_code(name)
+        if error_class is not None:
+            return error_class
         if name.endswith("_spend_limit_exceeded"):
             return QuotaExceededError
     by_words = error_of_words(text, status, certain=False)

@@ -149,7 +149,7 @@ def exception_name(message: str) -> str:
 
 
 def unwrapped(message: str) -> str:
-    """The provider's own message inside LiteLLM's. Any other message is returned unchanged."""
+    """The provider's message inside LiteLLM's message. Any other message is returned unchanged."""
     if _NAME.match(message) is None:
         return message
     wrappers = _WRAPPERS.match(message)

@@ -1,18 +1,19 @@
 """A client's own request, sent as the client wrote it, and the provider's own reply to it.
 
 If a gateway's client and the provider share a protocol, nothing is lost: the body is sent unchanged, and the
-events of the reply are passed on unchanged. The canonical request and reply exist as well, for the trace and the
+events of the reply are passed on unchanged. The canonical request and reply also exist, for the trace and the
 price. `WireRequest` has the rules.
 
 The adapter changes these parts of a body, and no others:
 
 * ``model``: the model's name at the provider. Gemini has it in the path.
-* ``stream``: set to the call's own. Chat's ``stream_options`` are removed if the call is not streamed.
+* ``stream``: set to whether the call is streamed. Chat's ``stream_options`` are removed if the call is not
+  streamed.
 * ``stream_options.include_usage`` of a streamed Chat request, if the server supports it. Without it no usage is
   reported. The additional usage event is not passed on to the client.
 
 A server's quirks are not applied here, because the client's own body is sent. If the server rejects a field, the
-body is repaired like any other.
+body is repaired like other bodies.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def client_body(sent: WireRequest, model: str, *, stream: bool) -> JsonObject:
     return body
 
 
-def client_headers(sent: WireRequest, own: Mapping[str, str] = {}) -> dict[str, str]:
-    """The headers for the provider, in lower case. The client's headers replace the adapter's `own` headers."""
+def client_headers(sent: WireRequest, adapter_headers: Mapping[str, str] = {}) -> dict[str, str]:
+    """The headers for the provider, in lower case. The client's headers replace `adapter_headers`."""
     from_client = {name.lower(): value for name, value in sent.headers.items()}
-    return {**own, **{name: value for name, value in from_client.items() if name not in _NOT_PASSED_ON}}
+    return {
+        **adapter_headers,
+        **{name: value for name, value in from_client.items() if name not in _NOT_PASSED_ON},
+    }
 
 
 class EventRelay:
@@ -77,19 +81,19 @@ class EventRelay:
         self._secrets = secrets
         self._masks: list[bytes] = []
         self._hides = hides
-        self._held: list[SseEvent] | None = []
+        self._undelivered: list[SseEvent] | None = []
 
     def deliver(self) -> None:
         """Pass on the held events, and every later event immediately. Idempotent."""
-        held, self._held = self._held, None
-        if held is not None:
+        events, self._undelivered = self._undelivered, None
+        if events is not None:
             self._masks = [secret.encode() for secret in self._secrets()]
-            for name, data in held:
+            for name, data in events:
                 self._pass_on(name, data)
 
     def stop(self) -> None:
         """Drop the held events and all later ones."""
-        self._receiver, self._held = None, None
+        self._receiver, self._undelivered = None, None
 
     def body(self, body: bytes) -> None:
         """Hold or pass on the body of a whole reply."""
@@ -104,8 +108,8 @@ class EventRelay:
             self._take(event)
 
     def _take(self, event: SseEvent) -> None:
-        if self._held is not None:
-            self._held.append(event)
+        if self._undelivered is not None:
+            self._undelivered.append(event)
         else:
             self._pass_on(*event)
 

@@ -101,9 +101,9 @@ def _apply(body: JsonObject, edit: Edit) -> None:
         body[key] = edit.value
     elif edit.entry is not UNSET:
         listed = body.get(key)
-        kept = [one for one in listed if one != edit.entry] if isinstance(listed, list) else []
-        body |= {key: kept}
-        if not kept:
+        remaining = [one for one in listed if one != edit.entry] if isinstance(listed, list) else []
+        body |= {key: remaining}
+        if not remaining:
             del body[key]
     elif key in body:
         value = body.pop(key)
@@ -148,14 +148,14 @@ _GATEWAY_REFUSALS = (  # LiteLLM's own texts, the same in every protocol
 
 
 class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of a provider about repairable requests. Patterns match whole messages."""
+    """The patterns of a provider's messages about repairable requests. Each pattern matches a whole message."""
 
     signatures: tuple[str, ...] = ()
     signature_codes: frozenset[str] = frozenset()
     """Error codes that reject the reasoning."""
     parameters: tuple[Refusal, ...] = ()
     parameter_codes: frozenset[str] = frozenset()
-    """Error codes for which `provider_param` names the rejected parameter."""
+    """Error codes for which `provider_param` contains the rejected parameter."""
     pairs: tuple[str, ...] = ()
     """Patterns of messages about tool calls without results, or results without calls.
 
@@ -210,7 +210,9 @@ def find_repair(
 
 
 def _messages(error: AdapterError) -> Iterator[str]:
-    """Yield the message, and the message of an error inside it, because gateways wrap errors."""
+    """Yield the message of an error. Then yield the message of an error inside it, because gateways wrap
+    errors.
+    """
     yield error.provider_message
     unwrapped_message = unwrapped(error.provider_message)
     if unwrapped_message != error.provider_message:
@@ -257,8 +259,8 @@ def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | Non
     if not count:
         return None
     repaired = msgspec.structs.replace(request, messages=tuple(message for message in bare if message.content))
-    said = f"it did not accept its reasoning in the history; {count} blocks were sent without it or left out"
-    warning = CallWarning(WarningCode.REASONING_REFUSED, _warning(provider, said).message)
+    message = f"it did not accept its reasoning in the history; {count} blocks were sent without it or left out"
+    warning = CallWarning(WarningCode.REASONING_REFUSED, _warning(provider, message).message)
     return Repair("signature", repaired, (), warning)
 
 
@@ -347,8 +349,8 @@ def _snake(key: str) -> str:
 
 
 def _is_essential(body: JsonObject, path: tuple[str, ...], essential: frozenset[str]) -> bool:
-    for kept in essential:
-        keys = tuple(kept.split("."))
+    for essential_key in essential:
+        keys = tuple(essential_key.split("."))
         shorter = min(len(keys), len(path))
         if keys[:shorter] == path[:shorter] and _path(body, keys) == keys:
             return True
@@ -369,8 +371,8 @@ def _with_tools_as_text(
     rules: RepairRules,
     provider: str,
 ) -> Repair | None:
-    """The request with tool calls and their results as text: the calls that the error names, or all. Nothing is
-    lost, and no tool runs again.
+    """The request with tool calls and their results as text: the calls that the error names, or all calls. No
+    content is lost, and no tool runs again.
     """
     match = _matched(rules.pairs, messages)
     if match is None:
@@ -378,7 +380,11 @@ def _with_tools_as_text(
     calls = {block.id: block for message in request.messages for block in message.tool_uses}
     named = match.groupdict().get("ids")
     wire_ids = set(re.findall(r"[A-Za-z0-9_.:-]*[A-Za-z0-9_]", named)) if named is not None else None
-    as_text = {own: call for own, call in calls.items() if wire_ids is None or tool_ids.get(own, own) in wire_ids}
+    as_text = {
+        call_id: call
+        for call_id, call in calls.items()
+        if wire_ids is None or tool_ids.get(call_id, call_id) in wire_ids
+    }
     repaired = tuple(tools_as_text(request.messages, as_text, wire_ids or set()))
     if repaired == request.messages:
         return None

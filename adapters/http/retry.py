@@ -39,7 +39,7 @@ async def retry(
 ) -> T:
     """Make a call, and retry it after temporary errors, by the rules of adapters.
 
-    Adapters retry by themselves, so a request inside `call` should have ``max_retries=0``.
+    Adapters also retry, so a request inside `call` should have ``max_retries=0``.
 
     Args:
         call: A function that makes the call.
@@ -212,8 +212,8 @@ def reset_seconds(headers: Mapping[str, str], now_us: int) -> float | None:
 def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
     for name, value in headers.items():
         if "ratelimit" in name and "reset" in name:
-            left = headers.get(name.replace("reset", "remaining"))
-            if left is None or number_of(left) == 0:
+            remaining = headers.get(name.replace("reset", "remaining"))
+            if remaining is None or number_of(remaining) == 0:
                 yield value
 
 
@@ -298,7 +298,7 @@ async def wait_for_job(
 ) -> J:
     """Wait for the end of a job, successful or not. Cancelling ends the wait, not the job."""
     schedule = policy.schedule()
-    seen, looks, failures = False, 0, 0
+    found, looks, failures = False, 0, 0
     failing_since = 0.0
     while not job.done:
         if failures == 0:
@@ -310,7 +310,7 @@ async def wait_for_job(
             now = anyio.current_time()
             failing_since = failing_since if failures else now
             failures += 1
-            too_early = isinstance(error, NotFoundError) and not seen and failures <= policy.not_yet
+            too_early = isinstance(error, NotFoundError) and not found and failures <= policy.not_yet
             if not too_early and (not is_passing(error) or now - failing_since >= policy.give_up_after):
                 raise
             hint = error.retry_after_seconds
@@ -318,7 +318,7 @@ async def wait_for_job(
                 backoff_delay(failures, schedule, random()) if hint is None else min(hint, policy.give_up_after)
             )
             continue
-        seen, failures = True, 0
+        found, failures = True, 0
         looks += 1
         if on_look is not None:
             on_look(job)

@@ -1,4 +1,4 @@
-"""A streamed reply over HTTP, as the iterator that its reader pulls.
+"""A streamed reply over HTTP. The stream is an iterator.
 
     sending      no reply is open: the next step sends an attempt
     reading      a reply is open: the next step reads a piece of its body
@@ -57,7 +57,7 @@ class EventWait:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._whole = Limit(limit, limit)
+        self._full_limit = Limit(limit, limit)
         self._silent = 0.0
 
     def event(self) -> None:
@@ -67,15 +67,15 @@ class EventWait:
         """Count a wait that ended with data other than an event."""
         self._silent += seconds
 
-    def left(self) -> Limit:
+    def remaining(self) -> Limit:
         """The limit of the next wait. Raises RequestTimeoutError if none is left."""
         most = self._limit * KEPT_ALIVE
-        left = most - self._silent
-        if left >= self._limit:
-            return self._whole
-        if left <= 0:
+        remaining = most - self._silent
+        if remaining >= self._limit:
+            return self._full_limit
+        if remaining <= 0:
             raise RequestTimeoutError(f"no next event within {most:g} s")
-        return Limit(left, most)
+        return Limit(remaining, most)
 
 
 def with_long_timeouts(config: AdapterConfig) -> AdapterConfig:
@@ -145,7 +145,7 @@ class HttpStream:
         self._delivered = False
         self._response: CanonicalResponse | None = None
         # The assembler at the time of the cancellation, while the rest of the reply is read for its usage.
-        self._kept: Assembler | None = None
+        self._before_switch: Assembler | None = None
         self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # the sink of the active pump
         self._drained: anyio.Event | None = None  # set while a task other than the reader's reads the rest
         call.on_cancel = self._close_reply
@@ -237,7 +237,7 @@ class HttpStream:
         self._call.on_drain = self._read_on
 
     async def _read(self, reply: HttpReply) -> None:
-        sink, limit = self._sink, self._event_wait.left()
+        sink, limit = self._sink, self._event_wait.remaining()
         if sink is not None and self._delivered:
             await self._call.wait(lambda: self._read_all(reply, sink), limit, what="the next event", moves=True)
         else:
@@ -255,12 +255,12 @@ class HttpStream:
                 return
             now = clock()
             self._note_wait(now - began)
-            call.move_on(now, self._event_wait.left())
+            call.move_on(now, self._event_wait.remaining())
             began = now
             self._flush(sink)
 
     def _note_wait(self, seconds: float) -> None:
-        if self._ready or self._kept is not None:
+        if self._ready or self._before_switch is not None:
             self._event_wait.event()
         else:
             self._event_wait.sign_of_life(seconds)
@@ -270,8 +270,8 @@ class HttpStream:
         assert normaliser is not None
         if chunk is not None:
             if not self._delivered:
-                whole = not self._head.strip() and chunk.lstrip()[:1] in (b"{", b"[")
-                if whole and reads_server_sent_events(normaliser) and self._reply is not None:
+                is_body = not self._head.strip() and chunk.lstrip()[:1] in (b"{", b"[")
+                if is_body and reads_server_sent_events(normaliser) and self._reply is not None:
                     self._normaliser = normaliser = WholeReply(self._call, self._reply)
                 if len(self._head) < EXCERPT_BYTES:
                     self._head += chunk[: EXCERPT_BYTES - len(self._head)]
@@ -279,7 +279,7 @@ class HttpStream:
             if self._size > MAX_REPLY_BYTES:
                 raise too_large()
         events = normaliser.close() if chunk is None else normaliser.feed(chunk)
-        if self._kept is not None:
+        if self._before_switch is not None:
             if normaliser.finished or normaliser.error is not None:
                 self._end_early(StopReason.CANCELLED)
             return
@@ -318,11 +318,11 @@ class HttpStream:
         self._call.ended = True
 
     async def _read_on(self, being_read: bool) -> None:
-        """Read further for the usage of a cancelled call, separate from the delivered events.
+        """Read the rest of a cancelled reply for its usage. The events that were delivered don't change.
 
         An active reader reads the rest. Without one, this task reads it, so that the call always ends.
         """
-        self._kept = self._call.assembler.fork()
+        self._before_switch = self._call.assembler.fork()
         if self._call.assembler.relay is not None:
             self._call.assembler.relay.stop()
         if being_read:
@@ -342,7 +342,7 @@ class HttpStream:
         if self._reply is not None:
             self._call.reply_headers = self._reply.headers
         await self._close_reply()
-        if self._kept is not None:
+        if self._before_switch is not None:
             self._end_early(StopReason.CANCELLED)
             return
         if not self._delivered:
@@ -381,14 +381,14 @@ class HttpStream:
         return True
 
     def _end_early(self, reason: StopReason) -> None:
-        """Close the open blocks and the message, with the usage so far."""
+        """Close the open blocks and the message, with the usage at this point."""
         call = self._call
         call.ended = True
         if call.attempt == 0:  # cancelled before anything was sent
             call.assembler = call.new_assembler()
         usage = call.usage_so_far()  # includes data that was read after the cancellation
-        if self._kept is not None:
-            call.assembler = self._kept
+        if self._before_switch is not None:
+            call.assembler = self._before_switch
         call.assembler.abort(reason, usage)
         self._ready.extend(call.assembler.take())
         if self._sent is not None:

@@ -125,8 +125,8 @@ class ChatWire(ABC):
         """
 
     def client_request(self, request: CanonicalRequest) -> WireRequest | None:
-        """Return the client's own request if this wire sends it in place of the canonical request, or else
-        None.
+        """Return the client's own request if this wire sends it in place of the canonical request. Otherwise
+        return None.
         """
         sent = request.wire
         if sent is None or sent.protocol != self.client_protocol:
@@ -140,8 +140,8 @@ class ChatWire(ABC):
         raise NotImplementedError
 
     def hides(self, sent: WireRequest, *, stream: bool) -> Callable[[bytes], bool] | None:
-        """A function that returns True for events that only `write_as_sent` requested; None if it requested
-        none.
+        """A function that returns True for events that only `write_as_sent` requested; None if there are no such
+        events.
         """
         return None
 
@@ -382,10 +382,10 @@ class HttpClient:
         key = self.keys.own
         with anyio.move_on_after(seconds):
             try:
-                known = await key.get()
-                request = self.request(call, known.value, connect_timeout=seconds)
+                api_key = await key.get()
+                request = self.request(call, api_key.value, connect_timeout=seconds)
                 health = await probe(self.transport, request, seconds)
-                if health.key_refused and await key.replaced(known):
+                if health.key_refused and await key.replaced(api_key):
                     request = self.request(call, (await key.get()).value, connect_timeout=seconds)
                     health = await probe(self.transport, request, seconds)
             except AuthError as error:

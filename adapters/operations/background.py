@@ -111,7 +111,7 @@ class BackgroundCall(HttpCall):
             while True:
                 self.begin_attempt()
                 try:
-                    return await self._whole()
+                    return await self._complete()
                 except AdapterError as error:
                     await self._next_or_raise(error)
         except CancelledError as error:
@@ -133,7 +133,7 @@ class BackgroundCall(HttpCall):
             raise error
         await self.back_off_or_raise(error)
 
-    async def _whole(self) -> CanonicalResponse:
+    async def _complete(self) -> CanonicalResponse:
         written = self.written or await self.write()
         if self.response_id:
             self.sent = True
@@ -245,10 +245,10 @@ class BackgroundCall(HttpCall):
     async def _read(self, normaliser: NumberedNormaliser, waits: EventWait) -> list[StreamEvent]:
         reply = self._reply
         assert reply is not None
-        chunk = await self.wait(reply.chunk, waits.left(), what="the next event")
+        chunk = await self.wait(reply.chunk, waits.remaining(), what="the next event")
         events = normaliser.close() if chunk is None else normaliser.feed(chunk)
         if normaliser.response_id and not self.response_id:
-            self._known(normaliser.response_id)
+            self._note_id(normaliser.response_id)
         if normaliser.error is not None:
             raise normaliser.error
         return events
@@ -389,10 +389,10 @@ class BackgroundCall(HttpCall):
             if status.done:
                 return True
             raise self._unless_unknown(self.client.unreadable(body, {}, "it has no id"))
-        self._known(status.response_id)
+        self._note_id(status.response_id)
         return status.done
 
-    def _known(self, response_id: str) -> None:
+    def _note_id(self, response_id: str) -> None:
         self.response_id = response_id
         self.assembler.response_id = response_id
         self.report(AttemptAccepted(self.attempt, response_id))
@@ -427,16 +427,16 @@ class BackgroundCall(HttpCall):
             _log.warning("background_not_cancelled", response_id=self.response_id, provider=self.client.name)
 
     async def _cancel_once(self) -> bool:
-        known = self._key.known
+        current_key = self._key.known
         call = self._wire.cancel(self.response_id)
         try:
-            request = self.client.request(call, None if known is None else known.value)
+            request = self.client.request(call, None if current_key is None else current_key.value)
             reply, body = await exchange(self.client.transport, request)
             if reply.status < 300:
                 self._count(body)
                 return True
             error = self.client.error_of(body, reply)
-            if isinstance(error, AuthError) and known is not None and await self._key.replaced(known):
+            if isinstance(error, AuthError) and current_key is not None and await self._key.replaced(current_key):
                 return False
         except AdapterError as failure:
             return not is_passing(failure)
@@ -448,8 +448,10 @@ class BackgroundCall(HttpCall):
         """Record the usage of a reply that has ended and can't be cancelled. Return False if the request for it
         failed.
         """
-        known = self._key.known
-        request = self.client.request(self._wire.look(self.response_id), None if known is None else known.value)
+        current_key = self._key.known
+        request = self.client.request(
+            self._wire.look(self.response_id), None if current_key is None else current_key.value
+        )
         try:
             reply, body = await exchange(self.client.transport, request)
             if reply.status < 300:

@@ -74,8 +74,8 @@ class HttpBatches(HttpJobs):
     def _written(self, item: BatchItem) -> Written:
         wire, request = self._client.wire, item.request
         if request.capabilities is None or request.wire is not None:
-            known = request.capabilities or wire.get_capabilities(request.wire_model)
-            request = msgspec.structs.replace(request, capabilities=known, wire=None)
+            capabilities = request.capabilities or wire.get_capabilities(request.wire_model)
+            request = msgspec.structs.replace(request, capabilities=capabilities, wire=None)
         try:
             return Written(item.id, emulation.write_request(wire, request, stream=False))
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
@@ -117,7 +117,7 @@ class HttpBatches(HttpJobs):
     # --- Searching ---
 
     async def _listed(
-        self, attempts: HttpAttempts, mark: str, count: int, since: int, known: set[str]
+        self, attempts: HttpAttempts, mark: str, count: int, since: int, taken_ids: set[str]
     ) -> BatchJob | None:
         """Find the job in the provider's list that may be the caller's.
 
@@ -131,7 +131,7 @@ class HttpBatches(HttpJobs):
                 break
             page, _ = await fetch(attempts, question, lambda body, headers: wire.read_latest(body, provider))
             young = [job for job in page.jobs if (job.created_at or since) >= since - CLOCKS_APART]
-            candidates += [job for job in young if job.id not in known and self._may_be(job, mark, count)]
+            candidates += [job for job in young if job.id not in taken_ids and self._may_be(job, mark, count)]
             question = page.following if len(young) == len(page.jobs) else None
         if len(candidates) > 1:
             ids = ", ".join(job.id for job in candidates)
@@ -142,10 +142,10 @@ class HttpBatches(HttpJobs):
         return job.mark == mark if self.wire.marks else job.total == count
 
     async def find(
-        self, model: str, mark: str, count: int, since: int, key: str | None, known: Sequence[str]
+        self, model: str, mark: str, count: int, since: int, key: str | None, taken_ids: Sequence[str]
     ) -> BatchJob | None:
         attempts = HttpAttempts(self._client, self._question(model, key), None)
-        found = await attempts.run(lambda: self._listed(attempts, mark, count, since, set(known)))
+        found = await attempts.run(lambda: self._listed(attempts, mark, count, since, set(taken_ids)))
         if found is None:
             return None
         self._handed_out.add(found.id)
@@ -257,7 +257,7 @@ class Downloads:
         self._client = client
         self._wire = wire
         self._job = job
-        self._left = list(wire.results(job))
+        self._remaining = list(wire.results(job))
         self.lines = ReplyFile()
 
     @property
@@ -267,15 +267,15 @@ class Downloads:
 
     def start_again(self) -> None:
         """Restart the download. Received lines are kept."""
-        self._left = list(self._wire.results(self._job))
+        self._remaining = list(self._wire.results(self._job))
 
     async def run(self, attempts: HttpAttempts) -> None:
-        while self._left:
+        while self._remaining:
             if self._wire.in_lines:
-                await self._take_lines(attempts, self._left[0])
+                await self._take_lines(attempts, self._remaining[0])
             else:
-                await fetch(attempts, self._left[0], lambda body, headers: self._take(body))
-            del self._left[0]
+                await fetch(attempts, self._remaining[0], lambda body, headers: self._take(body))
+            del self._remaining[0]
 
     async def _take_lines(self, attempts: HttpAttempts, call: WireCall) -> None:
         client = self._client
@@ -288,8 +288,8 @@ class Downloads:
                 raise client.error_of(body, reply)
             started = bytearray()
             while (chunk := await attempts.wait(reply.chunk, seconds, what="the results")) is not None:
-                *whole, rest = chunk.split(b"\n")
-                for line in whole:
+                *lines, rest = chunk.split(b"\n")
+                for line in lines:
                     started += line
                     self._take_line(bytes(started))
                     started.clear()
@@ -405,8 +405,8 @@ class ReplyFile:
         self._end += len(line.reply)
 
     def get(self, request_id: str) -> BatchLine | None:
-        kept = self._lines.get(request_id)
-        if not isinstance(kept, _Place):
-            return kept
-        self._file.seek(kept.start)
-        return BatchLine(request_id, self._file.read(kept.size))
+        place = self._lines.get(request_id)
+        if not isinstance(place, _Place):
+            return place
+        self._file.seek(place.start)
+        return BatchLine(request_id, self._file.read(place.size))

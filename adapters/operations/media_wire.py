@@ -147,8 +147,8 @@ def _fit_size(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
         _check_free(found, can, model)
         return msgspec.structs.replace(request, size=f"{found[0]}x{found[1]}", aspect_ratio=None)
     for named in can.sizes or ():
-        known = read_size(named)
-        if known is not None and read_ratio(ratio_of(*known)) == ratio:
+        pixels = read_size(named)
+        if pixels is not None and read_ratio(ratio_of(*pixels)) == ratio:
             return msgspec.structs.replace(request, size=named, aspect_ratio=None)
     if can.aspect_ratios is None:
         return request
@@ -179,9 +179,11 @@ def _check_mask(mask: ImageBlock, image: ImageBlock) -> None:
     media_type, data = input_bytes(mask)
     if media_type != "image/png":
         raise CapabilityError(f"a mask must be a PNG, not {media_type or 'of an unknown type'}")
-    own, other = image_size(data), image_size(input_bytes(image)[1])
-    if own is not None and other is not None and own != other:
-        raise CapabilityError(f"the mask has {own[0]}x{own[1]} pixels, but its image has {other[0]}x{other[1]}")
+    mask_size, other = image_size(data), image_size(input_bytes(image)[1])
+    if mask_size is not None and other is not None and mask_size != other:
+        raise CapabilityError(
+            f"the mask has {mask_size[0]}x{mask_size[1]} pixels, but its image has {other[0]}x{other[1]}"
+        )
 
 
 def _offer(choices: tuple[str, ...]) -> str:

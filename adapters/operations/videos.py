@@ -146,19 +146,19 @@ class HttpVideos(HttpJobs):
 
     async def _open_with_key(self, url: str, headers: Mapping[str, str], key: Key) -> HttpReply:
         """Start a download, and repeat it once if the key was rejected and there is a new key."""
-        known = await self._within(key.get())
+        current_key = await self._within(key.get())
         try:
             try:
-                return await self._open(url, headers, known)
+                return await self._open(url, headers, current_key)
             except AuthError:
-                if not await self._within(key.replaced(known)):
+                if not await self._within(key.replaced(current_key)):
                     raise
                 return await self._open(url, headers, await key.get())
         except AdapterError as error:
             mask_error(error, self._client.secrets)
             raise
 
-    async def _open(self, url: str, headers: Mapping[str, str], known: KnownKey) -> HttpReply:
+    async def _open(self, url: str, headers: Mapping[str, str], current_key: KnownKey) -> HttpReply:
         """The reply of status 2xx, after redirects.
 
         The key is sent only to the provider's own address. Any other address must be public or listed in
@@ -167,11 +167,13 @@ class HttpVideos(HttpJobs):
         client, home = self._client, _origin(self._client.wire.base_url)
         for _ in range(_MOST_REDIRECTS + 1):
             at_home = _origin(url) == home
-            own = {**client.wire.auth_headers(known.value), **client.config.extra_headers} if at_home else {}
+            client_headers = (
+                {**client.wire.auth_headers(current_key.value), **client.config.extra_headers} if at_home else {}
+            )
             request = HttpRequest(
                 "GET",
                 url,
-                {"accept": "*/*", "user-agent": "callboard", **own, **headers},
+                {"accept": "*/*", "user-agent": "callboard", **client_headers, **headers},
                 b"",
                 client.config.connect_timeout,
                 public_only=not at_home and not self._is_allowed(url),
@@ -237,11 +239,11 @@ class HttpVideoContent:
             self.total = int(partial[2]) if partial[2] != "*" else None
         elif reply.status == 200 and headers.get("content-length", "").isdecimal():
             self.total = int(headers["content-length"])
-        self.digest = _digest(headers, whole=reply.status == 200)
+        self.digest = _digest(headers, whole_body=reply.status == 200)
 
-    def usable(self, asked: int) -> bool:
+    def usable(self, offset: int) -> bool:
         """Whether the reply starts at the requested byte, or at the start of the file."""
-        return self.start in (0, asked) and (self._reply.status == 200 or self._reply.status == 206)
+        return self.start in (0, offset) and (self._reply.status == 200 or self._reply.status == 206)
 
     async def chunk(self) -> bytes | None:
         try:
@@ -275,7 +277,7 @@ class InlineVideoContent:
         self._rest = None
 
 
-def _digest(headers: Mapping[str, str], *, whole: bool) -> tuple[str, bytes] | None:
+def _digest(headers: Mapping[str, str], *, whole_body: bool) -> tuple[str, bytes] | None:
     """The checksum of the whole file, if a header has one."""
     found = _SHA_256.search(headers.get("repr-digest", "")) or _SHA_256.search(headers.get("digest", ""))
     if found:
@@ -283,7 +285,7 @@ def _digest(headers: Mapping[str, str], *, whole: bool) -> tuple[str, bytes] | N
     google = _GOOGLE_MD5.search(headers.get("x-goog-hash", ""))
     if google:
         return _decoded("md5", google[1])
-    if whole and "content-md5" in headers:
+    if whole_body and "content-md5" in headers:
         return _decoded("md5", headers["content-md5"])
     return None
 

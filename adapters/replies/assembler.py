@@ -127,7 +127,7 @@ class Assembler:
         self._early: list[ProviderEvent] = []  # until the reply starts
         self._by_key: dict[Key, ReplyBlock] = {}
         self._open: ReplyBlock | None = None
-        self._held: list[ReplyBlock] = []
+        self._waiting_blocks: list[ReplyBlock] = []
         self._done: list[ReplyBlock] = []
         # Pairs of a call and the earlier call with the same id.
         self._repeated: list[tuple[ReplyBlock, ReplyBlock]] = []
@@ -231,7 +231,7 @@ class Assembler:
             block.raw = raw
 
     def block_text(self, key: Key) -> str:
-        """The arguments of a call or the text of a block, so far."""
+        """The current text of a block, or the current arguments of a call."""
         block = self._by_key.get(key)
         return "" if block is None else block.text
 
@@ -242,17 +242,17 @@ class Assembler:
 
     def whole(self, key: Key, kind: str, raw: JsonObject) -> None:
         """Add a whole block outside the catalogue, unchanged."""
-        self._whole(key, OpaqueBlock(kind, self._raw(raw)), kind, raw)
+        self._add_complete(key, OpaqueBlock(kind, self._raw(raw)), kind, raw)
 
     def image(self, key: Key, kind: str, raw: JsonObject, image: ImageBlock, rest: JsonObject) -> None:
         """Add a whole image that the model made."""
-        self._whole(key, msgspec.structs.replace(image, provider_raw=self._raw(rest)), kind, raw)
+        self._add_complete(key, msgspec.structs.replace(image, provider_raw=self._raw(rest)), kind, raw)
 
     def redacted_thinking(self, key: Key, data: str, *, raw: JsonObject | None = None) -> None:
         raw = raw if raw is not None else {"type": "redacted_thinking", "data": data}
-        self._whole(key, RedactedThinkingBlock(data, self._raw(raw)), "redacted_thinking", raw)
+        self._add_complete(key, RedactedThinkingBlock(data, self._raw(raw)), "redacted_thinking", raw)
 
-    def _whole(self, key: Key, block: ContentBlock, kind: str, raw: JsonObject) -> None:
+    def _add_complete(self, key: Key, block: ContentBlock, kind: str, raw: JsonObject) -> None:
         holder = ReplyBlock(self.message_id, "whole", True, whole=block, whole_raw=raw, tool_name=kind, ended=True)
         self._claim(key, holder)
         self._admit(holder)
@@ -287,7 +287,11 @@ class Assembler:
     def place(self, key: Key) -> int:
         """The index of a block in the reply. If the block has no content, this is the index of the next block."""
         block = self._by_key.get(key)
-        return len(self._done) + (self._open is not None) + len(self._held) if block is None else block.index
+        return (
+            len(self._done) + (self._open is not None) + len(self._waiting_blocks)
+            if block is None
+            else block.index
+        )
 
     def provider_event(self, kind: str, raw: Json) -> None:
         """Add other data of the provider. The data is held until the reply starts."""
@@ -328,7 +332,7 @@ class Assembler:
         fork._early = list(self._early)
         fork._done = list(self._done)
         fork._repeated = list(self._repeated)
-        fork._held = [block.copy() for block in self._held]
+        fork._waiting_blocks = [block.copy() for block in self._waiting_blocks]
         fork._open = self._open.copy() if self._open is not None else None
         return fork
 
@@ -345,7 +349,7 @@ class Assembler:
     @property
     def received(self) -> bool:
         """Whether any part of the reply has arrived, usage included."""
-        return self.started or bool(self._held) or self.usage is not None
+        return self.started or bool(self._waiting_blocks) or self.usage is not None
 
     def _finish(self, stop_reason: StopReason, raw: str | None, usage: TokenUsage, *, cut_off: bool) -> None:
         if self.complete:
@@ -387,8 +391,8 @@ class Assembler:
         return bool(self._by_key)
 
     def partial_text(self) -> str:
-        """All text, reasoning and arguments so far, for an estimate of output tokens."""
-        blocks = [*self._done, *([self._open] if self._open else []), *self._held]
+        """All current text, reasoning and arguments, for an estimate of output tokens."""
+        blocks = [*self._done, *([self._open] if self._open else []), *self._waiting_blocks]
         return "".join(part for block in blocks for part in block.written())
 
     def take(self) -> list[StreamEvent]:
@@ -423,7 +427,7 @@ class Assembler:
     def _admit(self, block: ReplyBlock) -> None:
         if self.complete:
             return  # `message.complete` is last
-        self._held.append(block)
+        self._waiting_blocks.append(block)
         if self._open is not None and self._open.may_be_complete():
             self._close_open()
         self._settle()
@@ -441,7 +445,7 @@ class Assembler:
         wire_id = block.raw.get("id") if block.raw else None
         if not wire_id:
             return None
-        for other in (*self._done, self._open, *self._held):
+        for other in (*self._done, self._open, *self._waiting_blocks):
             if other is None or other.kind != "tool" or other.tool_name != block.tool_name:
                 continue
             if other.raw and other.raw.get("id") == wire_id:
@@ -468,9 +472,9 @@ class Assembler:
         """Close the open block if it has ended, and open the next blocks."""
         while True:
             if self._open is None:
-                if not self._held:
+                if not self._waiting_blocks:
                     return
-                self._start(self._held.pop(0))
+                self._start(self._waiting_blocks.pop(0))
             elif self._open.ended:
                 self._close_open()
             else:
@@ -511,8 +515,8 @@ def fill_usage(
     if (prompt is None and generated is None) or (prompt is None and request is None):
         return None
     output = assembler.partial_text()
-    known = prompt is not None and (generated is not None or not output)
-    if not known:
+    is_complete = prompt is not None and (generated is not None or not output)
+    if not is_complete:
         assembler.warn(
             WarningCode.USAGE_ESTIMATED,
             f"{assembler.provider} reported only a part of the usage. The rest is an estimate",
@@ -523,6 +527,6 @@ def fill_usage(
     return TokenUsage(
         input_tokens=prompt,
         output_tokens=generated if generated is not None else estimate_tokens(output, rates),
-        source=UsageSource.REPORTED if known else UsageSource.ESTIMATED,
+        source=UsageSource.REPORTED if is_complete else UsageSource.ESTIMATED,
         raw=msgspec.Raw(raw),
     )

@@ -71,7 +71,7 @@ class GrowingArguments:
         return self._compare(fragment)
 
     def settle(self) -> str:
-        """Return the held text, because no further fragment follows."""
+        """Return the held text. Call this when no more fragments follow."""
         rest = self._best_guess()
         self._doubtful = ""
         return self._keep(rest)
@@ -289,9 +289,9 @@ class RawKept:
 
 
 class _RecordingDecoder:
-    def __init__(self, decoder: BodyDecoder, kept: RawKept) -> None:
+    def __init__(self, decoder: BodyDecoder, raw_events: RawKept) -> None:
         self._decoder = decoder
-        self._kept = kept
+        self._raw_events = raw_events
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         return self._noted(self._decoder.feed(chunk))
@@ -302,7 +302,7 @@ class _RecordingDecoder:
     def _noted(self, events: list[SseEvent]) -> list[SseEvent]:
         for _, data in events:
             if data != b"[DONE]":  # `[DONE]` is not recorded, because even a complete reply may lack it
-                self._kept.event(data)
+                self._raw_events.event(data)
         return events
 
 

@@ -80,7 +80,8 @@ def may_become_json(text: str) -> bool:
 
 
 _VALUES = ("value", "value or end")
-# Patterns of broken JSON are texts, because an import would compile them, and few processes use them.
+# The patterns of broken JSON are strings. Compiling them during the import would slow it, and few processes use
+# them.
 _TOKEN = r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]'
 _CUT_STRING = r'"(?:[^"\\]|\\.)*\\?\Z'
 _CUT_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z"
@@ -145,7 +146,7 @@ MAX_EVENT_BYTES = MAX_REPLY_BYTES
 """The largest event that is accepted, in bytes. A larger event ends the stream with a StreamError."""
 
 MAX_STRAY_BYTES = 64 * 1024
-"""The largest number of bytes kept of lines outside of events."""
+"""The maximum number of bytes that are kept of lines outside of events."""
 
 
 SseEvent: TypeAlias = tuple[bytes, bytes]

@@ -58,10 +58,10 @@ class EventNormaliser(ABC):
         return self._lines.other_lines if isinstance(self._lines, SseDecoder) else b""
 
     def _read_with(self, decoder: BodyDecoder) -> None:
-        kept = self.assembler.raw
+        raw_events = self.assembler.raw
         if self.assembler.relay is not None:
             decoder = self.assembler.relay.forwarding(decoder, self.is_repeated)
-        self._decoder = decoder if kept is None else kept.recording(decoder)
+        self._decoder = decoder if raw_events is None else raw_events.recording(decoder)
 
     def is_repeated(self, data: bytes) -> bool:
         """Whether an event was already delivered by an earlier connection."""

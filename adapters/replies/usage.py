@@ -29,7 +29,7 @@ def reported_count(value: object) -> int | None:
 
 
 def first_count(*counts: int | None) -> int | None:
-    """The first count above zero. Otherwise 0 if any count is present, or None."""
+    """The first count above zero. If there is none, 0 if any count is present, else None."""
     found = None
     for count in counts:
         if count:
@@ -73,13 +73,15 @@ def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[
 _JSON = msgspec.json.Decoder(Json)
 
 
-def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, whole: bool = True) -> UsageSource:
+def source_of(
+    *parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, complete: bool = True
+) -> UsageSource:
     for part, total in parts:
         if part is not None and part > (total or 0):
             return UsageSource.INCONSISTENT
     if has_negative(raw):
         return UsageSource.INCONSISTENT
-    return UsageSource.REPORTED if whole else UsageSource.PARTIAL
+    return UsageSource.REPORTED if complete else UsageSource.PARTIAL
 
 
 def has_negative(raw: bytes | msgspec.Raw) -> bool:
@@ -144,9 +146,9 @@ def reported_cost(cost: Json, is_byok: Json, cost_details: Json, ticks: Json = N
 def _upstream(cost_details: Json) -> int | None:
     if not isinstance(cost_details, dict):
         return None
-    whole = _dollars(cost_details.get("upstream_inference_cost"))
-    if whole is not None:
-        return whole
+    upstream_cost = _dollars(cost_details.get("upstream_inference_cost"))
+    if upstream_cost is not None:
+        return upstream_cost
     for names in _UPSTREAM_PARTS:
         parts = [part for name in names if (part := _dollars(cost_details.get(name))) is not None]
         if parts:

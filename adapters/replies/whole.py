@@ -201,13 +201,13 @@ class ContinuedAssembler(Assembler):
 
     @property
     def received(self) -> bool:
-        return bool(self.partial_text()) or bool(self._held) or self.usage is not None
+        return bool(self.partial_text()) or bool(self._waiting_blocks) or self.usage is not None
 
 
 def text_alone(assembler: Assembler) -> str | None:
     """The text of a reply so far; None if it has other content or provider data."""
     blocks = [*assembler._done, *([assembler._open] if assembler._open is not None else [])]
-    if assembler._held or any(block.kind != "text" or block.raw is not None for block in blocks):
+    if assembler._waiting_blocks or any(block.kind != "text" or block.raw is not None for block in blocks):
         return None
     return "".join(part for block in blocks for part in block.parts)
 
@@ -223,7 +223,7 @@ def continued(broken: Assembler, *, echoes: bool) -> ContinuedAssembler:
     rest._echo = beginning if echoes else ""
     rest._space = partial_text[len(beginning) :]
     rest.warnings = list(broken.warnings)
-    rest._ready, rest._held, rest._by_key = [], [], {}
+    rest._ready, rest._waiting_blocks, rest._by_key = [], [], {}
     rest._done = copy.copy(broken._done)
     rest._open = None if broken._open is None else broken._open.copy()
     rest.usage = None

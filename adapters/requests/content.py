@@ -228,7 +228,7 @@ def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Itera
 
 
 def _first_bytes(block: ImageBlock) -> bytes:
-    """The first 12 bytes of an image, which identify its type. Empty for an address."""
+    """The first 12 bytes of an image, which identify its type. Empty for an image with a URL."""
     if block.data is not None:
         return block.data[:12]
     head, comma, body = (block.url or "")[:200].partition(",")
@@ -320,18 +320,18 @@ def without_reasoning(message: Message, provider: str) -> Message:
     """The message without a provider's reasoning and signatures; the same object if it has none. The result may be
     empty.
 
-    Reasoning of an unknown provider counts as this provider's.
+    Reasoning of an unknown provider is also removed.
     """
-    kept = [bare for block in message.content if (bare := _bare(block, provider)) is not None]
-    if len(kept) == len(message.content) and all(map(_same, kept, message.content)):
+    content = [bare for block in message.content if (bare := _bare(block, provider)) is not None]
+    if len(content) == len(message.content) and all(map(_same, content, message.content)):
         return message
-    return msgspec.structs.replace(message, content=tuple(kept))
+    return msgspec.structs.replace(message, content=tuple(content))
 
 
 def bared_blocks(before: Message, after: Message) -> int:
     """The number of blocks that `without_reasoning` changed or removed."""
-    kept = {id(block) for block in after.content}
-    return sum(id(block) not in kept for block in before.content)
+    block_ids = {id(block) for block in after.content}
+    return sum(id(block) not in block_ids for block in before.content)
 
 
 def _same(one: ContentBlock, other: ContentBlock) -> bool:
@@ -434,23 +434,23 @@ def tools_as_text(
     for message in messages:
         match message.role:
             case Role.ASSISTANT:
-                kept = tuple(block for block in message.content if not _is_text(block, calls, wire_ids))
-                if kept != message.content:  # also drop the reasoning, which is bound to the blocks after it
-                    kept = tuple(
-                        block for block in kept if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
+                content = tuple(block for block in message.content if not _is_text(block, calls, wire_ids))
+                if content != message.content:  # also drop the reasoning, which is bound to the blocks after it
+                    content = tuple(
+                        block for block in content if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
                     )
             case Role.TOOL:
                 results = [block for block in message.content if isinstance(block, ToolResultBlock)]
-                kept = tuple(block for block in results if block.tool_use_id not in calls)
+                content = tuple(block for block in results if block.tool_use_id not in calls)
                 yield from (
                     _as_text(calls[block.tool_use_id], block) for block in results if block.tool_use_id in calls
                 )
             case _:
-                kept = message.content
-        if kept == message.content:
+                content = message.content
+        if content == message.content:
             yield message
-        elif kept:
-            yield msgspec.structs.replace(message, content=kept)
+        elif content:
+            yield msgspec.structs.replace(message, content=content)
 
 
 def _is_text(block: ContentBlock, calls: Mapping[str, ToolUseBlock], wire_ids: Collection[str]) -> bool:

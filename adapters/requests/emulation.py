@@ -2,7 +2,7 @@
 
 The system text describes the tools. A JSON Schema constrains the reply to one call, ``{"tool": NAME, "arguments":
 {…}}``, or, if the model may choose, to an answer, ``{"answer": TEXT}``. A constrained model always writes a valid
-call, but it may be a senseless one. So every such response has a warning. Small models tend to call again after a
+call, but the call may make no sense. So every such response has a warning. Small models tend to call again after a
 result. So after a result the reply is not constrained, unless a call is required: the last message requests an
 answer as text. The calls of the history are also written as text, because such models copy JSON.
 """
@@ -39,7 +39,7 @@ class Emulation(msgspec.Struct, frozen=True):
 
     request: CanonicalRequest
     constrained: bool
-    """Whether the reply is JSON for `read_response`. Otherwise the reply is the answer itself."""
+    """Whether the reply is JSON for `read_response`. Otherwise the reply is the answer text."""
 
 
 def emulate(request: CanonicalRequest) -> Emulation | None:
@@ -125,14 +125,14 @@ def _closed(schema: JsonObject) -> JsonObject:
 
 def _hoist(schema: JsonObject, prefix: str, definitions: JsonObject) -> JsonObject:
     """Move a schema's definitions to the common root, where references find them."""
-    kept: JsonObject = {}
+    hoisted: JsonObject = {}
     for key, value in schema.items():
         if key in ("$defs", "definitions") and isinstance(value, dict):
             for name, definition in value.items():
                 definitions[prefix + name] = _refer(definition, prefix)
         else:
-            kept[key] = _refer(value, prefix)
-    return kept
+            hoisted[key] = _refer(value, prefix)
+    return hoisted
 
 
 def _refer(value: Json, prefix: str) -> Json:
@@ -225,10 +225,10 @@ _BEGUN_CALL = re.compile(r'\s*\{\s*"tool"\s*:\s*"([^"]+)"')
 
 def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalResponse:
     """Parse the JSON of a response, and return a response with a call or an answer."""
-    kept = tuple(block for block in response.content if not isinstance(block, TextBlock))
+    other_blocks = tuple(block for block in response.content if not isinstance(block, TextBlock))
     decision = read_decision(response.text)
     if decision.kind == "answer":
-        content = (*kept, TextBlock(decision.text)) if decision.text else kept
+        content = (*other_blocks, TextBlock(decision.text)) if decision.text else other_blocks
         return msgspec.structs.replace(response, content=content)
     broken = decision.kind == "broken_call"
     well = ended_well(response.stop_reason)
@@ -241,7 +241,7 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
         provider_raw=ProviderRaw(response.provider, {"emulated": True}),
     )
     stop = StopReason.TOOL_USE if well else response.stop_reason
-    return msgspec.structs.replace(response, content=(*kept, call), stop_reason=stop)
+    return msgspec.structs.replace(response, content=(*other_blocks, call), stop_reason=stop)
 
 
 def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:

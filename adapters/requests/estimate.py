@@ -2,9 +2,9 @@
 
 Not all providers publish their tokenizers. So `count` measures a request: tokens of text by the nearest published
 vocabulary, and the numbers of messages, tools, properties, images and pixels. Each has a rate, and the estimate is
-the sum. The rates are fitted to requests that providers have counted, for each protocol, server and family of
-models. An estimate is made before every call, so results for texts and tools are cached. Pages of documents and
-seconds of audio are ignored.
+the sum. For each protocol, server and family of models, the rates are fitted to token counts from providers. An
+estimate is made before every call, so results for texts and tools are cached. Pages of documents and seconds of
+audio are ignored.
 """
 
 from __future__ import annotations
@@ -267,9 +267,9 @@ def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> _Measur
     A session passes the same tuple each time, so the result is in the cache.
     """
     measured = _measured.setdefault(vocabulary, {})
-    known = measured.get(id(tools))
-    if known is not None and known[0] is tools:
-        return known
+    measurement = measured.get(id(tools))
+    if measurement is not None and measurement[0] is tools:
+        return measurement
     properties, described, schemas = zip(
         *(_measure(tool, vocabulary, measured)[1:] for tool in tools), strict=True
     )
@@ -278,9 +278,9 @@ def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> _Measur
 
 
 def _measure(tool: ToolDefinition, vocabulary: str, measured: dict[int, _Measured]) -> _Measured:
-    known = measured.get(id(tool))
-    if known is not None and known[0] is tool:
-        return known
+    measurement = measured.get(id(tool))
+    if measurement is not None and measurement[0] is tool:
+        return measurement
     schema = text_tokens(tool.name + _json_text(tool.input_schema), vocabulary)
     described = text_tokens(tool.description, vocabulary)
     return _remembered(measured, (tool, _properties(tool.input_schema), described, schema))
@@ -305,8 +305,8 @@ def _properties(schema: Json) -> int:
     """The number of described properties, at any depth."""
     match schema:
         case dict():
-            own = schema.get("properties")
-            count = len(own) if isinstance(own, dict) else 0
+            properties = schema.get("properties")
+            count = len(properties) if isinstance(properties, dict) else 0
             return count + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
         case list():
             return sum(_properties(value) for value in schema)

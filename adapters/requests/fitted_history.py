@@ -93,14 +93,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     replays_thinking: bool = False
     """Whether the provider accepts its own reasoning back."""
     replays_images: bool = False
-    """Whether images made by the provider's models can be sent back as the model's own."""
+    """Whether the provider accepts images that its own models made."""
     keeps_developer: bool = False
     adopts_signatures: bool = False
-    """Whether a signature without a stated provider counts as this provider's; see `is_unowned`."""
+    """Whether a signature without a provider is treated as this provider's; see `is_unowned`."""
     begins_with_user: bool = False
     """Whether the provider rejects a history that starts with an assistant's message."""
     keeps_own_blanks: bool = False
-    """Whether blank texts must be sent back if they have the provider's data."""
+    """Whether blank texts with the provider's data must be sent back."""
     carries_tools: bool = True
     """Whether requests can have tool calls and results. Otherwise they are written as text."""
     takes_system: bool = True
@@ -126,11 +126,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _common(accepted: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """The media types that both lists contain; None means any."""
-    if own is None or others is None or own == others:
-        return others if own is None else own
-    return tuple(media_type for media_type in own if media_type in others)
+    if accepted is None or others is None or accepted == others:
+        return others if accepted is None else accepted
+    return tuple(media_type for media_type in accepted if media_type in others)
 
 
 class Loss(msgspec.Struct, frozen=True):

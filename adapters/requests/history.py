@@ -85,7 +85,7 @@ class FittedCalls:
         self._target = target
         self._losses = losses
         self._homes = homes
-        self._taken: set[str] = set()  # ids on the wire
+        self._used_ids: set[str] = set()  # ids on the wire
 
     def fit(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
         """The call with an id and a name that the target accepts."""
@@ -102,7 +102,7 @@ class FittedCalls:
             self._losses.note(message, block, "half a surrogate pair in its arguments was replaced")
             changed["input"] = repaired
         wire_id = self._wire_id(block)
-        self._taken.add(wire_id)
+        self._used_ids.add(wire_id)
         self.ids[block.id] = wire_id
         self.names[block.id] = name
         return msgspec.structs.replace(block, **changed) if changed else block
@@ -111,12 +111,12 @@ class FittedCalls:
         rule = self._target.tool_ids
         raw = block.provider_raw
         if raw is not None and raw.provider == self._target.provider:
-            own = raw.data.get("id")
-            if isinstance(own, str) and own and own not in self._taken:
-                return own
+            provider_id = raw.data.get("id")
+            if isinstance(provider_id, str) and provider_id and provider_id not in self._used_ids:
+                return provider_id
         wire_id = block.id if rule.allows(block.id) else rule.derive(block.id)
         number = 0
-        while wire_id in self._taken:
+        while wire_id in self._used_ids:
             number += 1
             wire_id = rule.derive(f"{block.id} {number}")
         return wire_id
@@ -130,18 +130,18 @@ class FittedCalls:
             answer = result if text is result.content else msgspec.structs.replace(result, content=text)
             self._homes.append((message.id or "", (answer,)))
             return answer
-        kept: list[ResultPart] = []
+        results: list[ResultPart] = []
         refused: list[ContentBlock] = []
         for block in result.content:
             if isinstance(block, TextBlock):
-                kept.append(self._losses.repaired_block(message, block))
+                results.append(self._losses.repaired_block(message, block))
             elif reason := refusal_in_result(block, self._target):
                 self._losses.note(message, block, reason)
                 refused.append(block)
             else:
-                kept.append(block)
-        answer = msgspec.structs.replace(result, content=tuple(kept or left_out(refused)))
-        self._homes.append((message.id or "", (answer, *kept)))
+                results.append(block)
+        answer = msgspec.structs.replace(result, content=tuple(results or left_out(refused)))
+        self._homes.append((message.id or "", (answer, *results)))
         return answer
 
     def report_dropped(self, message: Message) -> None:
@@ -180,7 +180,7 @@ def _legal_name(name: str) -> str:
 
 FAILED_SILENTLY = "The tool failed without an error text."
 NO_OUTPUT = "(no output)"
-"""The text that replaces a result without visible text, for servers that reject such a result."""
+"""The text that replaces a result without visible text, because some servers reject such a result."""
 BEGINNING = "(The conversation starts with a message of the assistant.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
 """The text that precedes another model's image in a user message."""
@@ -233,7 +233,7 @@ class _Fitter:
                 continue
             match role:
                 case Role.USER | Role.DEVELOPER if role not in hoisted:
-                    self._append(fitted, message, role, self._said(message))
+                    self._append(fitted, message, role, self._content_of(message))
                 case Role.ASSISTANT:
                     self._append_reply(fitted, message)
                 case Role.TOOL:
@@ -335,50 +335,50 @@ class _Fitter:
             self._append(fitted, message, Role.USER, [TextBlock(MADE_BY_MODEL), *self.shown])
             self.shown = []
 
-    def _said(self, message: Message) -> list[ContentBlock]:
-        kept: list[ContentBlock] = []
+    def _content_of(self, message: Message) -> list[ContentBlock]:
+        content: list[ContentBlock] = []
         refused: list[ContentBlock] = []
         for block in message.content:
             if isinstance(block, TextBlock):
                 if block.text.strip():
-                    kept.append(self.losses.repaired_block(message, block))
+                    content.append(self.losses.repaired_block(message, block))
             elif reason := refusal(block, self.target):
                 self.losses.note(message, block, reason)
                 refused.append(block)
             else:
-                kept.append(block)
-        return kept or [*left_out(refused)]
+                content.append(block)
+        return content or [*left_out(refused)]
 
     # --- Assistant messages ---
 
     def _assistant(self, message: Message) -> list[ContentBlock]:
-        kept: list[ContentBlock] = []
+        content: list[ContentBlock] = []
         for block in message.content:
             match block:
                 case TextBlock():
                     if block.text.strip() or keeps_blank(block, self.target):
-                        kept.append(self.losses.repaired_block(message, block))
+                        content.append(self.losses.repaired_block(message, block))
                 case ToolUseBlock():
                     if block.id in self.calls.ids:
                         self.losses.note(message, block, "an earlier tool call has the same id")
                     else:
-                        kept.append(self.calls.fit(message, block))
+                        content.append(self.calls.fit(message, block))
                 case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
                     reason = foreign(block, self.target)
                     if reason is None:
-                        kept.append(block)
+                        content.append(block)
                     else:
-                        kept += self._as_text(block)
+                        content += self._as_text(block)
                         self.losses.note(message, block, reason)
                 case ImageBlock() if is_own_image(block, self.target):
-                    kept.append(block)
+                    content.append(block)
                 case ImageBlock():
                     self._show(message, block)
                 case AudioBlock() | DocumentBlock() | ToolResultBlock():
                     pass  # assistant messages can't contain audio or documents
                 case _:
                     assert_never(block)
-        return kept
+        return content
 
     def _show(self, message: Message, block: ImageBlock) -> None:
         """Move an image that another model made to a user message, after the assistant's message."""
@@ -388,7 +388,7 @@ class _Fitter:
         self.losses.note(message, block, refused or "an image of another model is sent as an image of the user")
 
     def _as_text(self, block: ContentBlock) -> list[TextBlock]:
-        """Another model's reasoning as text, if the caller enables this."""
+        """Another model's reasoning as text, if the caller enables this conversion."""
         if self.options.get("foreign_thinking") != "text" or not isinstance(block, ThinkingBlock):
             return []
         raw = block.provider_raw

@@ -59,18 +59,18 @@ def normalise_schema(schema: JsonObject) -> JsonObject:
     written = _normalised(schema)
     definitions = written.pop("definitions", None)
     if isinstance(definitions, dict):
-        own = written.get("$defs")
+        local = written.get("$defs")
         renamed: JsonObject = {name: _each(inner, _normalised) for name, inner in definitions.items()}
-        written["$defs"] = {**renamed, **(own if isinstance(own, dict) else {})}
+        written["$defs"] = {**renamed, **(local if isinstance(local, dict) else {})}
     return written
 
 
 def _normalised(schema: JsonObject) -> JsonObject:
-    kept = {name: value for name, value in schema.items() if name not in _NOISE and not name.startswith("~")}
-    reference = kept.get("$ref")
+    keywords = {name: value for name, value in schema.items() if name not in _NOISE and not name.startswith("~")}
+    reference = keywords.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/definitions/"):
-        kept["$ref"] = "#/$defs/" + reference.removeprefix("#/definitions/")
-    return map_subschemas(kept, _normalised)
+        keywords["$ref"] = "#/$defs/" + reference.removeprefix("#/definitions/")
+    return map_subschemas(keywords, _normalised)
 
 
 def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject]) -> JsonObject:
@@ -99,8 +99,8 @@ def without_booleans(schema: JsonObject) -> JsonObject:
             changed[name] = {key: _as_object(inner) for key, inner in named.items() if inner is not False}
     for name in ("items", "contains", "propertyNames"):
         if isinstance(changed.get(name), bool):
-            kept = changed.pop(name)
-            changed |= {name: {}} if kept else {}
+            allows_any = changed.pop(name)
+            changed |= {name: {}} if allows_any else {}
     for name in _SEVERAL:
         if isinstance(several := changed.get(name), list):
             changed[name] = [_as_object(inner) for inner in several if inner is not False]
@@ -123,8 +123,8 @@ def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]
     moved = {name: value for name, value in schema.items() if name != "description" and refused(name, value)}
     if not moved:
         return schema
-    kept = {name: value for name, value in schema.items() if name not in moved}
-    return describe(kept, describe_constraints(moved))
+    keywords = {name: value for name, value in schema.items() if name not in moved}
+    return describe(keywords, describe_constraints(moved))
 
 
 def describe_constraints(constraints: JsonObject) -> Iterator[str]:
@@ -154,12 +154,12 @@ def merge_all_of(schema: JsonObject) -> JsonObject:
     """Merge the allOf of a schema. Contradictory parts stay in allOf, and are later written as text."""
     parts = schema["allOf"]
     merged = {name: value for name, value in schema.items() if name != "allOf"}
-    left: list[Json] = []
+    unmerged: list[Json] = []
     for part in parts if isinstance(parts, list) else [parts]:
         inner = merge_all_of(part) if isinstance(part, dict) and "allOf" in part else part
         if not isinstance(inner, dict) or not _join(merged, inner):
-            left.append(part)
-    return describe(merged, describe_constraints({"allOf": left})) if left else merged
+            unmerged.append(part)
+    return describe(merged, describe_constraints({"allOf": unmerged})) if unmerged else merged
 
 
 def _join(merged: JsonObject, part: JsonObject) -> bool:
@@ -245,8 +245,8 @@ def _typed(schema: JsonObject) -> JsonObject:
         schema = merge_all_of(schema)
     alternatives = [*_parts(schema.get("anyOf")), *_parts(schema.get("oneOf"))]
     if alternatives:
-        kept = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf", "type")}
-        schema = {**kept, "anyOf": _distributed(alternatives, schema.get("type"))}
+        keywords = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf", "type")}
+        schema = {**keywords, "anyOf": _distributed(alternatives, schema.get("type"))}
     elif "type" not in schema and "$ref" not in schema:
         schema = _with_type(schema)
     if isinstance(items := schema.get("items"), list):  # a schema for each position

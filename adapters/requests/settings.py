@@ -45,16 +45,16 @@ class SharedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:
     """Parse `AdapterConfig.options` into an adapter's own struct. Raises ConfigurationError with the key."""
-    known = kind.__struct_fields__
+    fields = kind.__struct_fields__
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
-        unknown = next((key for key in options if key not in known), None)
+        unknown = next((key for key in options if key not in fields), None)
         from difflib import get_close_matches  # only needed for an error
 
-        near = [] if unknown is None else get_close_matches(unknown, known, n=1)
+        near = [] if unknown is None else get_close_matches(unknown, fields, n=1)
         hint = f", did you mean `{near[0]}`?" if near else "."
-        message = f"{name}: options of type {type_name}: {error}{hint} Expected {', '.join(known)}"
+        message = f"{name}: options of type {type_name}: {error}{hint} Expected {', '.join(fields)}"
         raise ConfigurationError(message) from error
 
 
@@ -104,8 +104,8 @@ def dropped(parameter: str, provider: str, why: str) -> CallWarning:
     return CallWarning(WarningCode.PARAMETER_DROPPED, f"{parameter} was not sent to {provider}: {why}")
 
 
-def changed(parameter: str, asked: object, sent: object, why: str) -> CallWarning:
-    return CallWarning(WarningCode.PARAMETER_CHANGED, f"{parameter} {asked!r} was sent as {sent!r}: {why}")
+def changed(parameter: str, requested: object, sent: object, why: str) -> CallWarning:
+    return CallWarning(WarningCode.PARAMETER_CHANGED, f"{parameter} {requested!r} was sent as {sent!r}: {why}")
 
 
 def write_settings(
@@ -147,18 +147,18 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """All efforts, in increasing order."""
 
 
-def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
+def nearest_effort(requested: str, levels: tuple[str, ...]) -> str:
     """The nearest known effort; the lower one if two are equally near. An unknown word is returned unchanged."""
-    if asked in known or asked not in EFFORTS:
-        return asked
-    place = EFFORTS.index(asked)
-    return min(known, key=lambda effort: (abs(EFFORTS.index(effort) - place), EFFORTS.index(effort)))
+    if requested in levels or requested not in EFFORTS:
+        return requested
+    place = EFFORTS.index(requested)
+    return min(levels, key=lambda effort: (abs(EFFORTS.index(effort) - place), EFFORTS.index(effort)))
 
 
 # --- The provider's limit of a reply ---
 
 LEAST_OUTPUT = 256
-"""The smallest limit to retry with, in tokens. If the stated limit is lower, the prompt counts as too long."""
+"""The smallest limit to retry with, in tokens. If the stated limit is lower, the prompt is treated as too long."""
 
 _NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
 
@@ -204,7 +204,7 @@ def _stated() -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern, re.DOTALL) for pattern in _STATED)
 
 
-def stated_limit(messages: Iterable[str], asked: int) -> int | None:
+def stated_limit(messages: Iterable[str], requested: int) -> int | None:
     """Find the limit of reply tokens in an error message. None if there is none, or if it is not below the
     requested number.
     """
@@ -213,7 +213,7 @@ def stated_limit(messages: Iterable[str], asked: int) -> int | None:
             match = pattern.fullmatch(message.strip())
             if match is not None:
                 limit = _limit(match)
-                return limit if LEAST_OUTPUT <= limit < asked else None
+                return limit if LEAST_OUTPUT <= limit < requested else None
     return None
 
 
@@ -252,7 +252,7 @@ def free_text(block: ToolUseBlock) -> str | None:
     return text if isinstance(text, str) and len(block.input) == 1 else None
 
 
-# The check of a request against the capabilities of its model.
+# Checks of a request against the capabilities of its model.
 
 MEDIA = (ImageBlock, AudioBlock, DocumentBlock)
 FORCING = ("required", "named")
@@ -314,7 +314,7 @@ def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator
 
 
 JOINED = frozenset({"tools", "include"})
-"""Lists to which the host's entries are added, instead of replacing the list."""
+"""Lists to which the host's entries are added. All other lists are replaced."""
 
 PROTECTED = frozenset({"model", "stream", "stream_options.include_usage"})
 """Dotted paths of values that a host can't change: the model, and the form of the reply and its usage."""

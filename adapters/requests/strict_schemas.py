@@ -2,8 +2,8 @@
 
 In strict mode every object is closed and every property is required. So an optional property becomes a required
 one that may be null, and `without_added_nulls` removes these nulls from a call's arguments. An unsupported
-constraint is moved into the description as text. The host checks arguments against its own schema. A schema with
-an unsupported shape (free keys, no type) raises an error that names the place. Defaults are applied by the host.
+constraint is moved into the description as text. The host checks arguments against its own schema. An unsupported
+schema, for example with free keys or without a type, raises an error with its place. The host applies defaults.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def _clean_variant(value: Json, schema: JsonObject, root: JsonObject, budget: in
 
 
 def _left_out(original: Json, root: JsonObject) -> bool:
-    """Whether null means that the property is left out, because the original schema does not allow null."""
+    """Whether null means a missing property, because the original schema does not allow null."""
     return isinstance(original, dict) and not _takes_null(original, root)
 
 

@@ -259,7 +259,7 @@ _OF_MODELS: tuple[tuple[str, str], ...] = (
     (r"mistral|mixtral|pixtral|codestral|devstral|magistral", "tekken"),
     (r"gpt-3|gpt-4(?![.o])|text-embedding", "cl100k"),
 )
-"""Patterns of models' names with their vocabularies. The first match counts."""
+"""Patterns of models' names with their vocabularies. The first match is used."""
 
 _USUAL = "o200k"
 
@@ -268,7 +268,7 @@ _NUMBERS: dict[str, tuple[float, ...]] = {
 }
 
 _REMEMBERED = 8192
-_known: dict[str, dict[int, float]] = {name: {} for name in _NUMBERS}
+_token_counts: dict[str, dict[int, float]] = {name: {} for name in _NUMBERS}
 """Cached results by vocabulary and hash of the text, so that the texts themselves are not stored."""
 
 
@@ -283,21 +283,21 @@ def vocabulary_of(protocol: str, model: str) -> str:
 
 def tokens_of_all(texts: Iterable[str], vocabulary: str) -> float:
     """The estimated tokens of all texts together, in a vocabulary of `VOCABULARIES`."""
-    known, texts = _known[vocabulary], list(texts)
+    counts, texts = _token_counts[vocabulary], list(texts)
     try:
-        return sum(map(known.__getitem__, map(hash, texts)))
+        return sum(map(counts.__getitem__, map(hash, texts)))
     except KeyError:  # the latest messages are not cached yet
         return sum(text_tokens(text, vocabulary) for text in texts)
 
 
 def text_tokens(text: str, vocabulary: str) -> float:
     """The estimated tokens of a text, in a vocabulary of `VOCABULARIES`."""
-    known = _known[vocabulary]
+    counts = _token_counts[vocabulary]
     key = hash(text)
-    tokens = known.get(key)
+    tokens = counts.get(key)
     if tokens is None:
         tokens = max(sum(map(mul, _NUMBERS[vocabulary], traits(text))), 0.0)
-        if len(known) >= _REMEMBERED:
-            known.clear()
-        known[key] = tokens
+        if len(counts) >= _REMEMBERED:
+            counts.clear()
+        counts[key] = tokens
     return tokens

@@ -26,7 +26,7 @@ UNIONS = ("anyOf", "oneOf", "allOf")
 """The keywords that combine schemas."""
 
 _OTHERS = ("enum", "not")
-"""Further keywords that are refused at the root. The description has them as text."""
+"""More keywords that are refused at the root. They are moved to the description as text."""
 
 _REFUSED = frozenset((*UNIONS, *_OTHERS, "$ref"))
 
@@ -63,55 +63,55 @@ def fold_root(schema: JsonObject) -> FoldedSchema:
 def _fold(schema: JsonObject) -> FoldedSchema:
     written = normalise_schema(schema)
     definitions = written.get("$defs")
-    known = definitions if isinstance(definitions, dict) else {}
-    start = _resolved({name: value for name, value in written.items() if name != "$defs"}, known, 0)
+    by_name = definitions if isinstance(definitions, dict) else {}
+    start = _resolved({name: value for name, value in written.items() if name != "$defs"}, by_name, 0)
     names = tuple(name for name in (*UNIONS, *_OTHERS) if name in start)
-    found = _folded(start, known, 0)
+    found = _folded(start, by_name, 0)
     if found is None:  # no alternative is an object, but arguments must be one
         found = describe({"type": "object"}, describe_constraints({name: start[name] for name in names}))
     root: JsonObject = {**found, "type": "object"}
-    if known:
+    if by_name:
         root["$defs"] = definitions
     return FoldedSchema(root, names)
 
 
-def _resolved(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject:
+def _resolved(schema: JsonObject, definitions: Mapping[str, Json], depth: int) -> JsonObject:
     """Replace the reference in a schema by its definition."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or depth > _MOST_REFERENCES:
         return schema
     name = reference.removeprefix("#/definitions/").removeprefix(_DEFINITIONS)
-    target = known.get(name)
+    target = definitions.get(name)
     beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
-    return _resolved({**target, **beside}, known, depth + 1) if isinstance(target, dict) else beside
+    return _resolved({**target, **beside}, definitions, depth + 1) if isinstance(target, dict) else beside
 
 
-def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject | None:
+def _folded(schema: JsonObject, definitions: Mapping[str, Json], depth: int) -> JsonObject | None:
     """One object schema for an object schema with unions. None if no object fits."""
-    schema = _resolved(schema, known, 0)
+    schema = _resolved(schema, definitions, 0)
     kind = schema.get("type", "object")
     if depth > _MOST_REFERENCES or (kind != "object" and not (isinstance(kind, list) and "object" in kind)):
         return None
-    kept = {name: value for name, value in schema.items() if name not in (*UNIONS, *_OTHERS)}
-    kept["type"] = "object"
+    keywords = {name: value for name, value in schema.items() if name not in (*UNIONS, *_OTHERS)}
+    keywords["type"] = "object"
     described: JsonObject = {name: schema[name] for name in _OTHERS if name in schema}
     for part in _schemas(schema.get("allOf")):
-        inner = _folded(part, known, depth + 1)
+        inner = _folded(part, definitions, depth + 1)
         if inner is not None:
-            kept = _both(kept, inner)
+            keywords = _both(keywords, inner)
     for name in ("anyOf", "oneOf"):
         parts = _schemas(schema.get(name))
         if not parts:
             continue
-        found = (_folded(part, known, depth + 1) for part in parts)
+        found = (_folded(part, definitions, depth + 1) for part in parts)
         alternatives = [part for part in found if part is not None]
         if not alternatives:
-            if "properties" not in kept:
+            if "properties" not in keywords:
                 return None
             continue
-        kept = _both(kept, _any_of(alternatives))
-        kept = describe(kept, _forms(name, alternatives))
-    return describe(kept, describe_constraints(described))
+        keywords = _both(keywords, _any_of(alternatives))
+        keywords = describe(keywords, _forms(name, alternatives))
+    return describe(keywords, describe_constraints(described))
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject:
@@ -143,9 +143,9 @@ def _any_of(parts: list[JsonObject]) -> JsonObject:
     forms: dict[str, list[Json]] = {}
     for part in parts:
         for name, schema in _properties(part).items():
-            seen = forms.setdefault(name, [])
-            if schema not in seen:
-                seen.append(schema)
+            variants = forms.setdefault(name, [])
+            if schema not in variants:
+                variants.append(schema)
     if forms:
         merged["properties"] = {name: _any(several) for name, several in forms.items()}
     required = [name for name in _names(parts[0]) if all(name in _names(part) for part in parts)]
@@ -244,13 +244,13 @@ def encoded_tool(
         write: A function that writes the tool and adds its warnings to `warnings`.
         warnings: The request's warnings.
     """
-    kept: Json = tool.__dict__.get(form)
-    if kept is None:
-        known = len(warnings)
-        kept = write(tool)
-        if not tool.provider_options and len(warnings) == known:
-            kept = tool.__dict__[form] = cast("Json", msgspec.Raw(encode_json(kept)))
-    return kept
+    encoded: Json = tool.__dict__.get(form)
+    if encoded is None:
+        warning_count = len(warnings)
+        encoded = write(tool)
+        if not tool.provider_options and len(warnings) == warning_count:
+            encoded = tool.__dict__[form] = cast("Json", msgspec.Raw(encode_json(encoded)))
+    return encoded
 
 
 def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:

@@ -110,17 +110,19 @@ def check_key_goes_home(name: str, variable: str | None, address: str, *, of_man
     """Raise ConfigurationError if a key may belong to another vendor than the address."""
     host = host_of(address)
     words_of = _words()
-    own = words_of.get(host)
-    if own is None:
+    own_words = words_of.get(host)
+    if own_words is None:
         return
     words = {word for word in re.split(r"[^a-z0-9]+", (variable or "").lower()) if word}
-    others = OTHER_WORDS.union(*(other for known, other in words_of.items() if known != host)).difference(own)
-    if not words & others and (words & set(own) or not of_many):
+    others = OTHER_WORDS.union(
+        *(other for other_host, other in words_of.items() if other_host != host)
+    ).difference(own_words)
+    if not words & others and (words & set(own_words) or not of_many):
         return
-    whose = f"the key of {variable}" if variable else "the key"
+    key_text = f"the key of {variable}" if variable else "the key"
     raise ConfigurationError(
-        f"{name}: without base_url, {whose} would be sent to {host}. Set base_url, or set api_key_env to "
-        f"a variable of that vendor, such as {own[0].upper()}_API_KEY"
+        f"{name}: without base_url, {key_text} would be sent to {host}. Set base_url, or set api_key_env to "
+        f"a variable of that vendor, such as {own_words[0].upper()}_API_KEY"
     )
 
 

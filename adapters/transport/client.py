@@ -18,7 +18,7 @@ from callboard.bus.errors import AdapterError, NetworkError
 
 from .addresses import UrlKind, has_proxy, kind_of, public_addresses
 from .http1_connection import AgedConnectionError, Connection
-from .http1_protocol import Origin, Target, target_of, write_head
+from .http1_protocol import HeadWriter, Origin, Target, target_of
 from .transport import (
     HttpReply,
     HttpRequest,
@@ -64,8 +64,8 @@ async def _connected(host: str, port: int) -> socket.socket:
     """Open a connected socket.
 
     If a host has several addresses, anyio tries them concurrently: asyncio leaks sockets if such a race is
-    cancelled, and uvloop tries one address after the other. For a single address anyio is not used, because its
-    task and stream cost 10 KB per connection.
+    cancelled, and uvloop tries the addresses one after another. For a single address anyio is not used, because
+    its task and stream cost 10 KB per connection.
     """
     if (family := _family_of(host)) is not None:
         return await _connected_at(family, host, port)
@@ -231,6 +231,7 @@ class Http1Transport:
 
     def __init__(self) -> None:
         self._pools: dict[Origin, Pool] = {}
+        self._heads = HeadWriter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: ssl.SSLContext | None = None
         self._closed = False
@@ -244,7 +245,7 @@ class Http1Transport:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
             target = target_of(request.url)
-            head = write_head(request.method, target, request.headers, len(request.body))
+            head = self._heads.write(request.method, target, request.headers, len(request.body))
             pool, new = self._pool(target), request.once or request.public_only
             if not new:
                 connection = pool.pick() or await pool.open(request.connect_timeout)
@@ -270,7 +271,7 @@ class Http1Transport:
             self._pools, self._loop = {}, loop
         pool = self._pools.get(target.origin)
         if pool is None:
-            self._pools = {each: kept for each, kept in self._pools.items() if not kept.is_empty}
+            self._pools = {each: pool for each, pool in self._pools.items() if not pool.is_empty}
             pool = self._pools[target.origin] = Pool(target.origin, target.authority, self._tls_context)
         return pool
 
@@ -305,17 +306,17 @@ class HttpTransport:
     """
 
     def __init__(self) -> None:
-        self._own = Http1Transport()
+        self._http1 = Http1Transport()
         self._other: HttpxTransport | None = None
         self._ways: dict[UrlKind, Transport] = {}
         self._closed = False
 
     def statistics(self) -> TransportStatistics:
-        own = self._own.statistics()
+        http1 = self._http1.statistics()
         if self._other is None:
-            return own
+            return http1
         other = self._other.statistics()
-        return TransportStatistics(own.clients + other.clients, own.in_use + other.in_use)
+        return TransportStatistics(http1.clients + other.clients, http1.in_use + other.in_use)
 
     def send(self, request: HttpRequest) -> Coroutine[object, object, HttpReply]:
         """Send, and wait for the reply's head. Raises AdapterError only."""
@@ -323,7 +324,7 @@ class HttpTransport:
 
     def is_own(self, url: str) -> bool:
         """Whether requests to a URL use Callboard's own connections."""
-        return self._way(url) is self._own
+        return self._way(url) is self._http1
 
     def _way(self, url: str) -> Transport:
         kind = kind_of(url)
@@ -338,7 +339,7 @@ class HttpTransport:
         The client is chosen once, because an adapter never changes between asyncio and trio.
         """
         if self._closed or (on_asyncio() and not has_proxy(kind)):
-            return self._own  # its `send` raises the error
+            return self._http1  # its `send` raises the error
         if self._other is None:
             from .httpx_transport import HttpxTransport
 
@@ -349,7 +350,7 @@ class HttpTransport:
         """Close all connections. Idempotent."""
         self._closed, self._ways = True, {}
         try:
-            await self._own.aclose()
+            await self._http1.aclose()
         finally:
             if self._other is not None:
                 await self._other.aclose()

@@ -125,7 +125,9 @@ PIECE_BYTES = 64 * 1024
 """The number of bytes of a request's body that are passed to the event loop together."""
 
 _COPIED_BYTES = 32 * 1024
-"""The size of a body up to which it is copied behind its head. For a larger one, a second write costs no more."""
+"""The maximum size of a body that is copied behind its head. For a larger body, a second write costs no more than
+the copy.
+"""
 
 KEPT_SECONDS = 5.0
 """Seconds for which an idle connection is kept."""
@@ -283,7 +285,7 @@ class Connection(asyncio.Protocol):
     # --- Ends of replies ---
 
     def _begin(self, reply: Reply) -> None:
-        reply.begin(self._parser.status, self._parser.headers())
+        reply.begin(self._parser.status, self._parser.headers)
         if not self._sent:  # the sending task checks whether the request was rejected
             _release(self._writer)
 
@@ -352,9 +354,9 @@ _MOST_KEPT = 64
 class WaitScope:
     """The scope of one wait at a time. `WaitScopes.until` enters it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, kept: list[WaitScope]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: list[WaitScope]) -> None:
         self.loop = loop
-        self._kept = kept
+        self._pool = pool
         self._deadline = math.inf
         self._task: asyncio.Task[object] | None = None  # the waiting task
         self._cancelling = 0  # the task's cancellation requests at the start of its wait
@@ -382,7 +384,7 @@ class WaitScope:
         task = self._task
         if task is None or wait != self._waits or self._delivered:
             return
-        # the task isn't waiting, so a cancellation would hit its next wait elsewhere
+        # the task isn't waiting, so a cancellation would affect its next wait, which may be unrelated
         if asyncio.current_task(self.loop) is task:
             self.loop.call_soon(self._cancel, wait)
         else:
@@ -410,8 +412,8 @@ class WaitScope:
         task, self._task = self._task, None
         delivered, self._delivered = self._delivered, False
         self._waits += 1
-        if len(self._kept) < _MOST_KEPT:
-            self._kept.append(self)
+        if len(self._pool) < _MOST_KEPT:
+            self._pool.append(self)
         elif self._timer is not None:
             self._timer.cancel()
         if not delivered or task is None:
@@ -421,14 +423,14 @@ class WaitScope:
 
 class WaitScopes:
     def __init__(self) -> None:
-        self._kept: list[WaitScope] = []
+        self._pool: list[WaitScope] = []
 
     def until(self, at: float) -> WaitScope:
         """A scope to enter immediately, which is cancelled at the event loop's time `at`."""
         loop = asyncio.get_running_loop()
-        scope = self._kept.pop() if self._kept else WaitScope(loop, self._kept)
+        scope = self._pool.pop() if self._pool else WaitScope(loop, self._pool)
         if scope.loop is not loop:  # the scope belongs to an ended loop
-            self._kept.clear()
-            scope = WaitScope(loop, self._kept)
+            self._pool.clear()
+            scope = WaitScope(loop, self._pool)
         scope.deadline = at
         return scope

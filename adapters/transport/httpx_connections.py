@@ -43,15 +43,15 @@ class _Whole:
     """A request's body in one piece."""
 
     def __init__(self, body: bytes) -> None:
-        self._left = body
+        self._rest = body
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
-        if not self._left:
+        if not self._rest:
             raise StopAsyncIteration
-        piece, self._left = self._left, b""
+        piece, self._rest = self._rest, b""
         return piece
 
 

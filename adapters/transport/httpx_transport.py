@@ -113,7 +113,7 @@ class Client:
 
 
 class _Address(NamedTuple):
-    """A URL in the pool's form, and the header with its host."""
+    """A URL in the pool's form, and the `host` header."""
 
     url: httpcore.URL
     host: tuple[bytes, bytes]

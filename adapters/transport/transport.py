@@ -177,8 +177,8 @@ def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
     if isinstance(key, str):
         key = _clean(key, f"{name}: api_key")
     keys = {
-        each: _clean(given, f"{name}: keys[{each!r}]") if isinstance(given, str) else given
-        for each, given in config.keys.items()
+        each: _clean(keys, f"{name}: keys[{each!r}]") if isinstance(keys, str) else keys
+        for each, keys in config.keys.items()
     }
     headers = {
         header: _clean(value, f"{name}: extra_headers[{header!r}]") for header, value in _named(config, name)
@@ -232,7 +232,7 @@ _SHORTEST_SECRET = 6  # shorter secrets may occur in ordinary text
 
 
 def given_keys(config: AdapterConfig) -> list[str]:
-    """The keys with a value in the configuration. Keys from functions are not known yet."""
+    """The keys with a value in the configuration. The keys that functions return are not known yet."""
     return [key for key in (config.api_key, *config.keys.values()) if isinstance(key, str) and key]
 
 
@@ -431,20 +431,20 @@ def not_in_time(host: str) -> RequestTimeoutError:
     return error
 
 
-def unreachable(host: str, said: str) -> NetworkError:
-    error = NetworkError(f"could not connect to {host}: {said}")
+def unreachable(host: str, reason: str) -> NetworkError:
+    error = NetworkError(f"could not connect to {host}: {reason}")
     error.before_sending = True
     return error
 
 
-def broken(host: str, said: str) -> StreamError:
+def broken(host: str, reason: str) -> StreamError:
     """The error for an invalid or incomplete reply."""
-    return StreamError(f"the connection to {host} broke: {said}")
+    return StreamError(f"the connection to {host} broke: {reason}")
 
 
-def failed(host: str, said: str) -> NetworkError:
+def failed(host: str, reason: str) -> NetworkError:
     """The error for a network failure during a request."""
-    return NetworkError(f"the connection to {host} failed: {said}")
+    return NetworkError(f"the connection to {host} failed: {reason}")
 
 
 def unsendable(what: str) -> InvalidRequestError:

@@ -41,18 +41,18 @@ from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack
 class MailboxItem:
     """A message, and a future if the sender waits for an answer."""
 
-    __slots__ = ("_asked", "_done", "_error", "_value", "message")
+    __slots__ = ("_done", "_error", "_value", "_wants_answer", "message")
 
-    def __init__(self, message: object, *, asked: bool) -> None:
+    def __init__(self, message: object, *, wants_answer: bool) -> None:
         self.message = message
-        self._asked = asked
-        self._done = anyio.Event() if asked else None
+        self._wants_answer = wants_answer
+        self._done = anyio.Event() if wants_answer else None
         self._value: object = None
         self._error: Exception | None = None
 
     @property
     def asked(self) -> bool:
-        return self._asked
+        return self._wants_answer
 
     def answer(self, value: object) -> None:
         """Pass the answer to the sender, if it waits. Only the first answer or failure counts."""
@@ -235,7 +235,7 @@ class ActorRef:
         Raises:
             WrongLoop: The bus belongs to another thread.
         """
-        reason = self._post(MailboxItem(message, asked=False))
+        reason = self._post(MailboxItem(message, wants_answer=False))
         if reason is not None:
             self._bus.dead_letter(self.name, message, reason)
         return reason is None
@@ -255,7 +255,7 @@ class ActorRef:
             DeadlineExceeded: No answer arrived in time.
             WrongLoop: The bus belongs to another thread.
         """
-        letter = MailboxItem(message, asked=True)
+        letter = MailboxItem(message, wants_answer=True)
         reason = self._post(letter)
         if reason == "stopped":
             raise ActorStopped(f"actor {self.name} is stopped")

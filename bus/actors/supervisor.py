@@ -454,8 +454,8 @@ class Supervisor:
     def _child(self, name: str) -> Child:
         child = self._children.get(name)
         if child is None:
-            known = ", ".join(self._children) or "none"
-            raise LookupError(f"supervisor {self.name} has no child {name!r}; it has: {known}")
+            names = ", ".join(self._children) or "none"
+            raise LookupError(f"supervisor {self.name} has no child {name!r}; it has: {names}")
         return child
 
     def _publish(self, event: Event) -> None:

@@ -309,7 +309,7 @@ class Tasks:
 
     async def _held_are_over(self) -> bool:
         """Wait for the calls that run inside other tasks. Returns whether there were any."""
-        held = [handle for handle in self.running if handle.runs_here]
-        for handle in held:
+        waiting = [handle for handle in self.running if handle.runs_here]
+        for handle in waiting:
             await handle.over()
-        return bool(held)
+        return bool(waiting)

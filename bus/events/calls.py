@@ -99,8 +99,8 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
 class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accepted"):
     """The provider has accepted the call and generates the reply in the background.
 
-    If the process ends before the call, another process can resume the reply by `response_id`. The call then has a
-    second start event, with the same request and attempt.
+    If the process ends during the call, another process can resume the reply by its `response_id`. The call then
+    has a second start event, with the same request and attempt.
     """
 
     response_id: str
@@ -128,7 +128,7 @@ class LlmCallGuarded(_CallEvent, frozen=True, kw_only=True, tag="llm.call_guarde
 
 
 class _EndOfCall(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True):
-    """An end of an attempt, with the reply for observers in this process."""
+    """The end of an attempt, with the reply for observers in this process."""
 
     @property
     def reply(self) -> Sequence[ContentBlock] | None:
@@ -218,7 +218,7 @@ class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_impor
     """A call that another program made and recorded, and that an import has read from that program's files.
 
     The event has the time of the call, not the time of the import. If a file corrects a call, another event of the
-    same request follows. Only the event with the largest `revision` counts.
+    same request follows. Only the event with the largest `revision` is used.
     """
 
     origin: str
@@ -348,7 +348,7 @@ class JobCompleted(_JobEvent, frozen=True, kw_only=True, tag="job.completed"):
     cost_nano_usd: int | None = None
     """The job's cost in nano-USD, counted with a call of the operation ``video``; None if it is unknown."""
     expires_at: int | None = None
-    """The end of the time for downloading, in seconds since the epoch, if it is known."""
+    """The time until which the result can be downloaded, in seconds since the epoch; None if unknown."""
 
 
 class JobFailed(_JobEvent, frozen=True, kw_only=True, tag="job.failed"):
@@ -428,9 +428,9 @@ class BatchProgress(_BatchEvent, frozen=True, kw_only=True, tag="batch.progress"
     total: int
     """The number of requests."""
     succeeded: int
-    """The number of requests that are answered, as far as the provider counts."""
+    """The number of answered requests, as reported by the provider."""
     failed: int
-    """The number of requests that failed, as far as the provider counts."""
+    """The number of failed requests, as reported by the provider."""
 
 
 class BatchPartEnded(_BatchEvent, frozen=True, kw_only=True, tag="batch.part_ended"):

@@ -135,9 +135,9 @@ CATALOGUE: tuple[type[Event], ...] = get_args(CatalogueEvent)
 
 # --- Upcasts of stored events ---
 #
-# If a default is not enough, the event's class increments its `SCHEMA`, and ``upcast[topic, n]`` converts the
-# fields of version n to version n + 1. Stored text is never rewritten. The JSON contains the version under
-# ``@schema``; no field can have this name. Without a number, the version is 1.
+# If the default of a new field does not fit old events, the event's class increments its `SCHEMA`. Then
+# ``upcast[topic, n]`` converts the fields of version n to version n + 1. Stored text is never rewritten. The JSON
+# contains the version under ``@schema``; no field can have this name. Without a number, the version is 1.
 
 
 Upcast: TypeAlias = Callable[[JsonObject], JsonObject]

@@ -264,7 +264,7 @@ class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_chan
 
 
 class NodeLimitsChanged(Event, frozen=True, kw_only=True, tag="nodes.limits_changed"):
-    """The rule by which nodes divide the declared rate limits has changed: by demand, or evenly."""
+    """Nodes now divide the declared rate limits by another rule: by demand, or evenly."""
 
     current: Literal["shared", "divided"]
     """``shared``: by demand. ``divided``: evenly, because the shared store can't be reached."""

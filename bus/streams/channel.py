@@ -98,7 +98,7 @@ class StreamChannel:
         self._max_bytes = max_bytes
         self._open: dict[str, StreamLog[TurnEvent]] = {}
         self._opened: dict[str, _Opened] = {}  # the open logs
-        self._kept: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their closing
+        self._retained: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their closing
         self._folded: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their last use
         self._closed_bytes = 0
         self._evicted = 0
@@ -122,7 +122,7 @@ class StreamChannel:
         Raises:
             ValueError: A log of that id exists.
         """
-        if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
+        if stream_id in self._open or stream_id in self._retained or stream_id in self._folded:
             raise ValueError(f"a stream {stream_id!r} already exists. Every stream needs a unique id")
         log: StreamLog[TurnEvent] = StreamLog(
             stream_id, on_close=self._closed, owner=owner, session_id=session_id or ""
@@ -171,7 +171,7 @@ class StreamChannel:
         self._sweep()
         if (log := self._open.get(stream_id)) is not None:
             return log
-        if (closed := self._kept.get(stream_id)) is not None:
+        if (closed := self._retained.get(stream_id)) is not None:
             return closed.log
         if (closed := self._folded.get(stream_id)) is not None:
             self._folded.move_to_end(stream_id)
@@ -182,7 +182,7 @@ class StreamChannel:
         """Drop a log, open or closed. Its readers can still read its events. An unknown id has no effect."""
         self._open.pop(stream_id, None)
         self._opened.pop(stream_id, None)
-        for entries in (self._kept, self._folded):
+        for entries in (self._retained, self._folded):
             if (closed := entries.pop(stream_id, None)) is not None:
                 self._closed_bytes -= closed.bytes
 
@@ -194,14 +194,14 @@ class StreamChannel:
 
     def __contains__(self, stream_id: object) -> bool:
         """Whether `attach` would find the stream."""
-        return stream_id in self._open or stream_id in self._kept or stream_id in self._folded
+        return stream_id in self._open or stream_id in self._retained or stream_id in self._folded
 
     def streams(self) -> tuple[StreamInfo, ...]:
         """A snapshot of each stream: open ones by their start, then closed ones by their end."""
         self._sweep()
         return (
             *(_info(log, "open", self._opened[each]) for each, log in self._open.items()),
-            *(_info(each.log, "kept", each.opened, each.ended_us) for each in self._kept.values()),
+            *(_info(each.log, "kept", each.opened, each.ended_us) for each in self._retained.values()),
             *(_info(each.log, "folded", each.opened, each.ended_us) for each in self._folded.values()),
         )
 
@@ -211,7 +211,7 @@ class StreamChannel:
         readers = [reader for log in self._logs() for reader in log.readers]
         return StreamChannelStatistics(
             open=len(self._open),
-            kept=len(self._kept),
+            kept=len(self._retained),
             folded=len(self._folded),
             evicted=self._evicted,
             closed_bytes=self._closed_bytes,
@@ -220,14 +220,14 @@ class StreamChannel:
         )
 
     def _logs(self) -> list[StreamLog[TurnEvent]]:
-        closed = [*self._kept.values(), *self._folded.values()]
+        closed = [*self._retained.values(), *self._folded.values()]
         return [*self._open.values(), *(entry.log for entry in closed)]
 
     def _closed(self, log: StreamLog[TurnEvent]) -> None:
         if self._open.pop(log.stream_id, None) is None:
             return  # the log was discarded
         opened = self._opened.pop(log.stream_id)
-        self._kept[log.stream_id] = _Closed(
+        self._retained[log.stream_id] = _Closed(
             log, self._clock.monotonic_ns(), log.size, opened, self._clock.now_us()
         )
         self._closed_bytes += log.size
@@ -236,8 +236,8 @@ class StreamChannel:
     def _sweep(self) -> None:
         """Fold the expired logs. Then make room: fold early, then evict."""
         due = self._clock.monotonic_ns() - self._retain_ns
-        while self._kept:
-            oldest = next(iter(self._kept.values()))
+        while self._retained:
+            oldest = next(iter(self._retained.values()))
             if oldest.closed_ns > due and self._closed_bytes <= self._max_bytes:
                 break
             self._fold(oldest)
@@ -248,7 +248,7 @@ class StreamChannel:
 
     def _fold(self, closed: _Closed) -> None:
         log = closed.log
-        del self._kept[log.stream_id]
+        del self._retained[log.stream_id]
         self._folded[log.stream_id] = closed
         log.fold()
         self._closed_bytes += log.size - closed.bytes

@@ -378,9 +378,9 @@ class StreamReader(Generic[T]):
                 await self._refill()
             except StopAsyncIteration:
                 return ()
-        taken = self._batch[self._index :] if self._index else self._batch
+        events = self._batch[self._index :] if self._index else self._batch
         self._index, self.seq = len(self._batch), self._seqs[-1]
-        return taken
+        return events
 
     async def _refill(self) -> None:
         """Get the next batch, or raise StopAsyncIteration. No event is taken before the last await."""

@@ -326,16 +326,16 @@ def beginning_of(messages: Sequence[Message]) -> Beginning | None:
     """The plain beginning of a history, in multiples of `_GROWTH` messages; None if it is shorter than that."""
     if len(messages) < _GROWTH:
         return None
-    kept: Beginning | None = messages[0].__dict__.get(_KEPT)
-    if kept is not None and kept.after == tuple(messages[1 : len(kept.texts)]):
-        more = messages[len(kept.texts) : len(kept.texts) + _GROWTH]
+    cached: Beginning | None = messages[0].__dict__.get(_KEPT)
+    if cached is not None and cached.after == tuple(messages[1 : len(cached.texts)]):
+        more = messages[len(cached.texts) : len(cached.texts) + _GROWTH]
         if len(more) < _GROWTH or len(_texts_in_turn(more)) < _GROWTH:
-            return kept
+            return cached
     texts = _texts_in_turn(messages)
     count = len(texts) - len(texts) % _GROWTH
     if not count:
         return None
-    made = messages[0].__dict__[_KEPT] = Beginning(messages, texts[:count], kept)
+    made = messages[0].__dict__[_KEPT] = Beginning(messages, texts[:count], cached)
     return made
 
 
@@ -413,9 +413,9 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
         properties = self.input_schema.get("properties")
         required = self.input_schema.get("required")
         if isinstance(required, list):
-            known = properties if isinstance(properties, dict) else {}
+            declared = properties if isinstance(properties, dict) else {}
             for name in required:
-                if name not in known:
+                if name not in declared:
                     raise ValueError(
                         f"tool {self.name!r}: required {name!r} is not a property of its input_schema"
                     )

@@ -95,7 +95,8 @@ class StreamAccumulator:
                 for earlier in event.snapshot:
                     self.process(earlier)
             case _:
-                pass  # Arguments count once they are complete. Events between messages belong to no message.
+                # Arguments are used only from the complete call. Events between messages belong to no message.
+                pass
 
     def response(self) -> CanonicalResponse:
         """The reply. An incomplete reply is returned as if it were cut off now.

@@ -2,15 +2,15 @@
 
     waiting    for room in budgets and rate limits, and for a slot
     asking     the adapter works, and reports each attempt and each event
-    ending     the message gets its end, and the missing end of the call is published
+    ending     the end of the message and the end of the call are published
     over       nothing is published any more
 
 A call may end by a return, an error, a crash of the adapter, a cancellation or the engine's shutdown. In each
 case, one `finally` block without an `await` publishes the end. Only the call publishes `llm.call_*` events; the
 adapter's actor reports its attempts to the call.
 
-A stream's readers get its end only after all published events are safe from a crash of this process. Without a
-stream, the turn ensures this before it returns.
+The end of a stream is delivered only after all published events are safe from a crash of this process. Without a
+stream, the turn waits for this before it returns.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Call(CallEvents):
     """
 
     # Rarely used attributes are class attributes: Python stores instances with up to thirty attributes compactly.
-    left = False
+    abandoned = False
     """Whether the call has ended here while the provider continues the reply in the background."""
     _unlimited = False
     """Whether a client's own body is sent, with a higher output limit than the request's."""
@@ -116,9 +116,9 @@ class Call(CallEvents):
         if function is not None and request.wire is not None:  # only the canonical reply is filtered
             wire = msgspec.structs.replace(request.wire, on_event=None)
             self.request = msgspec.structs.replace(request, wire=wire)
-        self._queueing: anyio.CancelScope | None = None  # while it waits for a slot
+        self._queueing: anyio.CancelScope | None = None  # while the call waits for a slot
         self._handle: CallHandle[CanonicalResponse] | None = None  # while the adapter works
-        self._end: list[StreamEvent] = []  # the events of the message's end, until readers may see them
+        self._end: list[StreamEvent] = []  # the events of the message's end, until readers may receive them
 
     def settings(self) -> CallSettings | None:
         return settings_of(self._server, self.request)
@@ -144,7 +144,7 @@ class Call(CallEvents):
         if not self.accepted or handle is None:
             self.cancel()
             return
-        self.left = self._cancelled = True
+        self.abandoned = self._cancelled = True
         handle.abandon()
 
     async def run(self) -> CallOutcome:
@@ -176,8 +176,8 @@ class Call(CallEvents):
             end = end or self.cancelled_error()
             if isinstance(end, AdapterError):
                 self._end_early(first_seq, end)
-            self.over, self.on_accepted = True, None  # it refers to the session, which may now be freed
-            if self.left and isinstance(end, AdapterError):
+            self.over, self.on_accepted = True, None  # the callback refers to the session, which may now be freed
+            if self.abandoned and isinstance(end, AdapterError):
                 self.leave_open(end)
             else:
                 self.publish_end(end)
@@ -190,9 +190,9 @@ class Call(CallEvents):
         fees = tool_fees(options, adapter=entry.name, adapter_type=entry.type)
         tiers = tiers_of(options, adapter=entry.name, adapter_type=entry.type)
         priced = msgspec.structs.replace(priced, tiers=tiers)
-        asked = worst_case_of_reply(priced, context.estimated_input_tokens, self.most_output, fees)
-        if not self._unlimited or not context.runtime.budgets.would_refuse(self.payer, asked):
-            return asked
+        worst_case = worst_case_of_reply(priced, context.estimated_input_tokens, self.most_output, fees)
+        if not self._unlimited or not context.runtime.budgets.would_refuse(self.payer, worst_case):
+            return worst_case
         # The budget has no room for a reply without a limit. So the canonical request is sent, which has a limit.
         self._unlimited = False
         self.request = msgspec.structs.replace(self.request, wire=None)
@@ -200,11 +200,11 @@ class Call(CallEvents):
         return self._worst_case_in(priced)
 
     async def _filtered(self, filtering: Filtering) -> CanonicalResponse:
-        """The adapter's response after middleware has filtered it."""
+        """The adapter's response, filtered by middleware."""
         response = await filtering.around(partial(self._taken_in, filtering), self._deadline)
         if filtering.error is not None or filtering.unfinished:
             error = self.cancelled_error()
-            error.usage = response.usage  # The provider bills it, also if the reply is rejected later.
+            error.usage = response.usage  # The provider bills the reply, also if the reply is rejected later.
             raise error
         content = filtering.content
         if content is None or content == response.content:
@@ -236,8 +236,8 @@ class Call(CallEvents):
             raise self.cancelled_error()
 
     def _time_left(self, running: RunningAdapter) -> float:
-        own = self.request.timeout_seconds
-        return min(super()._time_left(running) if own is None else own, self._deadline - anyio.current_time())
+        limit = self.request.timeout_seconds
+        return min(super()._time_left(running) if limit is None else limit, self._deadline - anyio.current_time())
 
     async def _answer(self) -> CanonicalResponse:
         """The adapter's response. On every outcome, the adapter's work ends and the slot is released.
@@ -249,12 +249,12 @@ class Call(CallEvents):
         slots = await self._slot_and_turn(self._running)
         handle: CallHandle[CanonicalResponse] | None = None
         try:
-            self.asked = True
+            self.requested = True
             sink = None
             if self.streamed:
                 sink = self._take_in if self._filtering is None else self._filtering.take_in
             handle = self._handle = start_call(self._running.ref, self.request, sink, on_attempt=self.on_attempt)
-            if self._cancelled:  # while it waited for its slot
+            if self._cancelled:  # cancelled while the call waited for its slot
                 self._end_in_order()
             elif self._deadline < math.inf:
                 self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
@@ -264,7 +264,7 @@ class Call(CallEvents):
         except AdapterError as failure:
             if not self._ending:
                 raise
-            error = self.cancelled_error()  # it failed or was stopped during the cancellation
+            error = self.cancelled_error()  # the adapter failed or was stopped during the cancellation
             error.content, error.usage = failure.content, failure.usage
             raise error from failure
         finally:
@@ -358,8 +358,8 @@ def _marked(response: CanonicalResponse) -> CanonicalResponse:
     """The response, with a warning if it ended normally but is empty."""
     if not is_empty(response.content, response.stop_reason):
         return response
-    said = response.raw_stop_reason or str(response.stop_reason)
-    text = f"the reply ended with {said} and has no text and no tool call. Set retry_empty= to retry"
+    stop_reason = response.raw_stop_reason or str(response.stop_reason)
+    text = f"the reply ended with {stop_reason} and has no text and no tool call. Set retry_empty= to retry"
     warnings = (*response.warnings, CallWarning(WarningCode.EMPTY_REPLY, text))
     return msgspec.structs.replace(response, warnings=warnings)
 
@@ -393,5 +393,5 @@ def _output_tokens(adapter: ProviderAdapter, model: str, content: tuple[ContentB
     if not content:
         return 0
     estimate = adapter.estimate_input_tokens
-    said = estimate((Message(Role.ASSISTANT, content),), model=model)
-    return max(said - estimate((_NOTHING_SAID,), model=model), 0)
+    estimated = estimate((Message(Role.ASSISTANT, content),), model=model)
+    return max(estimated - estimate((_NOTHING_SAID,), model=model), 0)

@@ -114,7 +114,7 @@ class CallEvents:
         self.streamed = streamed
         self.over = False
         """Whether the call has ended. Reports of attempts are ignored from then on."""
-        self.asked = False
+        self.requested = False
         self._server = server_of(context.running)
         self._attempt = 0
         self._attempt_open = False
@@ -180,10 +180,10 @@ class CallEvents:
         context = self.context
         runtime = context.runtime
         priced = Priced(runtime.prices, context.routing.model, runtime.clock.now_us(), context.priced_as)
-        name, asked = reservation(context.request_id, 1), most(priced)
-        if not runtime.budgets.reserve_now(name, self.payer, asked):
-            await self._patiently(lambda: runtime.budgets.reserve(name, self.payer, asked))
-        self.reserved = asked
+        name, worst_case = reservation(context.request_id, 1), most(priced)
+        if not runtime.budgets.reserve_now(name, self.payer, worst_case):
+            await self._patiently(lambda: runtime.budgets.reserve(name, self.payer, worst_case))
+        self.reserved = worst_case
 
     async def _slot_and_turn(self, running: RunningAdapter) -> CallSlots:
         """Wait for a slot and for room in the rate limits at the same time. The slot must be released."""
@@ -414,14 +414,14 @@ class CallEvents:
         context, middleware = self.context, self.context.runtime.middleware
         if not middleware:
             return
-        known = not any(output_is_unknown(end) for end in (*self._failed_before, terminal))
+        is_known = not any(output_is_unknown(end) for end in (*self._failed_before, terminal))
         about = CallInfo(
             operation=self.operation,
             model=context.routing.model,
             request_id=context.request_id,
             session_id=context.session_id or "",
             failed_before=tuple(self._failed_before),
-            worst_case=None if known else self._worst_case(),
+            worst_case=None if is_known else self._worst_case(),
         )
         middleware.settle(about, terminal)
 
@@ -433,24 +433,24 @@ class CallEvents:
         return WorstCase(usage, self.price(usage))
 
     async def secured(self) -> None:
-        """Wait until the published end is safe from a crash of this process, as far as possible."""
+        """Wait until the published end is safe from a crash of this process, if the store can ensure this."""
         await self.context.runtime.host.secure(self.context.turn_id)
 
     @property
     def in_progress(self) -> bool:
         """Whether an attempt is in progress. Some adapters don't report their attempts."""
-        return self._attempt_open or (self.asked and not self._attempt)
+        return self._attempt_open or (self.requested and not self._attempt)
 
     def account(self, error: AdapterError) -> None:
         """Set the usage of the call on its error, unless the adapter has set it."""
         if error.usage is None and self.in_progress:
             error.usage = usage_of_failure(error, self.used, received=False)
-        # It was waiting for a slot or a new attempt.
+        # The call was waiting for a slot or a new attempt.
         elif error.usage is None and isinstance(error, CancelledError):
             error.usage = NOTHING_USED
 
     def used(self) -> TokenUsage | None:
-        """The usage of the current attempt if it ended now; None if it is unknown."""
+        """The usage of the current attempt, as if the attempt ended now; None if unknown."""
         estimate = self.context.estimated_input_tokens
         return None if estimate is None else TokenUsage(estimate, source=UsageSource.ESTIMATED)
 
@@ -539,9 +539,10 @@ class CallEvents:
         return NOTHING_SENT if usage is NOTHING_USED else self.price(usage)
 
     def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """The cost of a usage: as reported by the provider, or else by the price at the attempt's start.
+        """The cost of a usage: as reported by the provider. Otherwise, the cost by the prices at the attempt's
+        start.
 
-        If the provider reports a cost, the computed cost is stored, too.
+        If the provider reports a cost, the computed cost is also stored.
         """
         context = self.context
         prices = context.runtime.prices if self._prices is None else self._prices

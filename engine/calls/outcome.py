@@ -163,12 +163,12 @@ This keeps a failure from blocking the event loop for long.
 """
 
 
-def without_quotes(text: str, said: Iterable[str]) -> str:
+def without_quotes(text: str, sent_texts: Iterable[str]) -> str:
     """Replace the quotations in a text with an ellipsis."""
-    left = _LONGEST_SEARCHED
-    for source in islice(said, _MOST_TEXTS):
-        source = source[:left]
-        left -= len(source)
+    remaining = _LONGEST_SEARCHED
+    for source in islice(sent_texts, _MOST_TEXTS):
+        source = source[:remaining]
+        remaining -= len(source)
         if _SHORTEST <= len(source) < WINDOW + _STEP:
             text = text.replace(source, "…")
         elif source:

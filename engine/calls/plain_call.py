@@ -76,10 +76,10 @@ def require_known(options: OptionsT, kind: type[OptionsT]) -> OptionsT:
     """Check the names of options. Returns them by their new names. Raises TypeError."""
     if options.keys() & TIME_LIMITS.keys():
         options = cast("OptionsT", with_new_names(options, TIME_LIMITS))
-    known = kind.__annotations__
+    fields = kind.__annotations__
     for name in options:
-        if name not in known:
-            near = nearest(name, known)
+        if name not in fields:
+            near = nearest(name, fields)
             hint = f"did you mean {near[0]}=?" if near else f"see the fields of {kind.__name__}"
             raise TypeError(f"{name}= is not an argument: {hint}")
     return options
@@ -107,18 +107,18 @@ class PlainCall(CallEvents, Generic[S]):
         most: Sequence[TokenUsage] | MostOf = (),
         grace: float = 0.0,
         on_answer: Callable[[S], object] | None = None,
-        said: Callable[[], Iterable[str]] = tuple,
+        sent_texts: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         super().__init__(context, streamed=False)
         self.operation = operation
         self._most = most
         self._grace = grace
         self._on_answer = on_answer
-        self._said = said
+        self._sent_texts = sent_texts
         self._late: S | None = None
 
     def _published(self, text: str) -> str:
-        return text if self.context.runtime.keeps_all_content else without_quotes(text, self._said())
+        return text if self.context.runtime.keeps_all_content else without_quotes(text, self._sent_texts())
 
     async def run(self, work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]]) -> tuple[S, Cost]:
         """The answer that `work` returns, and its cost. Raises AdapterError or BudgetExceededError."""
@@ -183,7 +183,7 @@ class PlainCalls(Generic[A]):
         model: Models,
         options: CallOptions,
         adapter_of: Callable[[ProviderAdapter, Named], A],
-        said: Callable[[], Iterable[str]] = tuple,
+        sent_texts: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self.operation = operation
         self.runtime = runtime
@@ -192,7 +192,7 @@ class PlainCalls(Generic[A]):
         self._registry = runtime.registry
         self._options = options
         self._adapter_of = adapter_of
-        self._said = said
+        self._sent_texts = sent_texts
         self._adapters = BorrowedAdapters(runtime)
         self._order = arrival()
 
@@ -315,5 +315,7 @@ class PlainCalls(Generic[A]):
             key=self._options.get("key"),
             spills_to=route.others,
         )
-        call = PlainCall(self.operation, context, most=most, grace=grace, on_answer=on_answer, said=self._said)
+        call = PlainCall(
+            self.operation, context, most=most, grace=grace, on_answer=on_answer, sent_texts=self._sent_texts
+        )
         return await call.run(lambda adapter, report: work(self._adapter_of(adapter, named), report))

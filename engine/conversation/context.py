@@ -4,10 +4,12 @@ The history is never changed. A `Context` returns the first message of the histo
 replace the part before it. A policy is called before each reply, and again if the prompt was too long. It may cut
 only before a user message, because providers reject a tool's result without its call.
 
-Some providers reject reasoning if the messages before it were changed. Then the request is sent again without the
-reasoning (see `adapters.http.repair`), and later turns leave it out. To get a reply that follows a schema, a model
-that accepts schemas gets the schema. Other models get a forced tool call whose arguments are the reply. If calls
-can't be forced, or the caller has tools or wants reasoning, the schema is added to the system text.
+Some providers reject reasoning if the messages before the reasoning were changed. Then the request is sent again
+without the reasoning (see `adapters.http.repair`), and later turns leave it out.
+
+A reply can be required to follow a schema. A model that accepts schemas gets the schema. Other models get a forced
+tool call, and its arguments are the reply. If calls can't be forced, or the caller has tools or wants reasoning,
+the schema is added to the system text.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ ANSWER_TOOL = "answer"
 
 
 def hold_to_schema(
-    given: ModelInput,
+    model_input: ModelInput,
     schema: JsonObject | None,
     mode: SchemaMode,
     capabilities: AdapterCapabilities,
@@ -91,23 +93,23 @@ def hold_to_schema(
 ) -> ModelInput:
     """The model's input, changed so that its reply follows a schema."""
     if schema is None or mode == "native" or capabilities.supports_structured_output:
-        return msgspec.structs.replace(given, schema=schema) if schema is not None else given
-    if _can_be_forced(capabilities) and not given.tools and choice is None and not reasons:
+        return msgspec.structs.replace(model_input, schema=schema) if schema is not None else model_input
+    if _can_be_forced(capabilities) and not model_input.tools and choice is None and not reasons:
         tool = ToolDefinition(ANSWER_TOOL, "Give the answer.", schema)
         return msgspec.structs.replace(
-            given,
+            model_input,
             tools=(tool,),
             forced=ToolChoice("named", ANSWER_TOOL),
             warnings=(
-                *given.warnings,
+                *model_input.warnings,
                 _warning(WarningCode.SCHEMA_AS_TOOL, "the schema was sent as the arguments of a tool"),
             ),
         )
     return msgspec.structs.replace(
-        given,
-        system_prompt=joined(given.system_prompt, instruction(schema, with_tools=bool(given.tools))),
+        model_input,
+        system_prompt=joined(model_input.system_prompt, instruction(schema, with_tools=bool(model_input.tools))),
         warnings=(
-            *given.warnings,
+            *model_input.warnings,
             _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "the schema was sent in the system prompt"),
         ),
     )
@@ -301,8 +303,8 @@ class Summarise:
 
 
 def room(conversation: Conversation) -> int:
-    """The maximum number of tokens of a prompt. If the window is unknown, the size of the prompt that was too
-    long.
+    """The maximum number of tokens of a prompt. If the window is unknown, it is the size of the prompt that was
+    too long.
     """
     sent = conversation.estimate(conversation.sent)
     return sent if conversation.limit is None else min(conversation.limit, sent)

@@ -55,9 +55,9 @@ class RequestOptions(TypedDict, total=False):
     top_p: float | None
     """The probability mass for nucleus sampling."""
     frequency_penalty: float | None
-    """The penalty on tokens by their frequency in the text so far."""
+    """The penalty on tokens by their frequency in the previous text."""
     presence_penalty: float | None
-    """The penalty on tokens that occur in the text so far."""
+    """The penalty on tokens that occur in the previous text."""
     seed: int | None
     verbosity: str | None
     """The length of the reply: ``low``, ``medium`` or ``high``."""
@@ -72,12 +72,13 @@ class RequestOptions(TypedDict, total=False):
     reasoning_effort: str | None
     """The effort for reasoning, from ``none`` to ``max``."""
     key: str | None
-    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name is
-    skipped."""
+    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of this name is
+    skipped.
+    """
     provider_options: Mapping[str, Json]
     """Options for one provider, by the name of a protocol or an adapter."""
     max_retries: int | None
-    """The number of retries of each call, in place of the adapter's."""
+    """The number of retries of each call. Overrides the adapter's value."""
     retry: RetryPolicy | None
     """The retry policy of each call, in place of the adapter's."""
     background: bool | None
@@ -105,9 +106,9 @@ class TurnOptions(RequestOptions, total=False):
     stop_sequences: Sequence[str]
     """Texts that end the reply."""
     schema_mode: SchemaMode
-    """How to make the reply follow `output_schema`. ``native``, the default: the model itself enforces it, and a
-    model that can't raises CapabilityError. ``auto``: a model that can't gets a forced tool call, which is
-    returned as text, or an instruction. Only `generate_object` checks the reply.
+    """How the reply is made to follow `output_schema`. With ``native``, the default, the provider enforces the
+    schema; a model without this ability raises CapabilityError. With ``auto``, such a model gets a forced tool
+    call, which is returned as text, or an instruction. Only `generate_object` checks the reply.
     """
     retry_empty: int | None
     """The maximum number of times that an empty reply is requested again; by default 0. A reply is empty if it
@@ -186,42 +187,42 @@ _ADVICE = {
 
 
 def merged(*levels: TurnOptions) -> TurnOptions:
-    said = {name: value for level in levels for name, value in level.items() if value is not None}
-    return cast("TurnOptions", said)
+    merged_options = {name: value for level in levels for name, value in level.items() if value is not None}
+    return cast("TurnOptions", merged_options)
 
 
 def for_requests(*levels: TurnOptions) -> RequestOptions:
     """Merge several levels, and return only the options that each request contains unchanged."""
-    said = {
+    request_options = {
         name: value
         for level in levels
         for name, value in level.items()
         if value is not None and name in _OF_REQUESTS
     }
-    return cast("RequestOptions", said)
+    return cast("RequestOptions", request_options)
 
 
 def options_of_request(request: CanonicalRequest) -> TurnOptions:
     """The options of a turn that has the same effect as a request."""
-    said: TurnOptions = {
+    request_settings: TurnOptions = {
         "max_output_tokens": None if request.default_output_limit else request.max_output_tokens,
         "stop_sequences": request.stop_sequences,
         "call_timeout": request.timeout_seconds,
         "max_tool_rounds": 0,
     }
     as_they_are = {name: getattr(request, name) for name in _OF_REQUESTS}
-    return merged(said, cast("TurnOptions", as_they_are))
+    return merged(request_settings, cast("TurnOptions", as_they_are))
 
 
 def options_among(
-    given: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
+    arguments: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
 ) -> TurnOptions:
     """Split the options of a turn from the arguments of a call. Raises TypeError for an unknown argument."""
-    given = with_new_names(given, TIME_LIMITS) if given.keys() & TIME_LIMITS.keys() else given
-    for name in given:
+    arguments = with_new_names(arguments, TIME_LIMITS) if arguments.keys() & TIME_LIMITS.keys() else arguments
+    for name in arguments:
         if name in advice or not (name in _ALL or name in others):
             raise TypeError(f"{name}= is not an argument: {_hint(name, {*_ALL, *others} - advice.keys(), advice)}")
-    options = {name: value for name, value in given.items() if name in _ALL}
+    options = {name: value for name, value in arguments.items() if name in _ALL}
     require_in_range(options)
     if isinstance(limit := options.get("timeout"), TimeoutConfig):
         options["timeout"] = limit.total
@@ -230,13 +231,13 @@ def options_among(
     return cast("TurnOptions", options)
 
 
-def session_options(given: SessionOptions) -> TurnOptions:
+def session_options(options: SessionOptions) -> TurnOptions:
     """Merge the options of a session's turns. Raises TypeError or ValueError."""
-    for name in given.keys() - _OF_SESSIONS:
+    for name in options.keys() - _OF_SESSIONS:
         hint = "pass it with each turn" if name in _ALL else _hint(name, _OF_SESSIONS, {})
         raise TypeError(f"{name}= is not an argument of a session: {hint}")
-    require_in_range(given)
-    return merged(cast("TurnOptions", given))
+    require_in_range(options)
+    return merged(cast("TurnOptions", options))
 
 
 _LEAST = {"max_output_tokens": 1, "max_tool_rounds": 0, "retry_empty": 0, "max_retries": 0}
@@ -250,10 +251,10 @@ def require_in_range(options: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={value}: must be at least {_LEAST[name]}")
 
 
-def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:
-    if said := advice.get(name) or _ADVICE.get(name):
-        return said
-    near = nearest(name, known)
+def _hint(name: str, names: Collection[str], advice: Mapping[str, str]) -> str:
+    if advised := advice.get(name) or _ADVICE.get(name):
+        return advised
+    near = nearest(name, names)
     return f"did you mean {near[0]}=?" if near else "see the fields of TurnOptions"
 
 
@@ -271,7 +272,7 @@ _STRUCTS: dict[str, Any] = {
     "requires": Requirements,
     "limits": TurnLimits,
 }
-"""Options that are decoded to a Struct when they are read. All others are JSON values."""
+"""Options that are decoded to a Struct when they are read. All other options are JSON values."""
 
 
 class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,15 +288,15 @@ class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the session's options that applied and were not stored."""
 
     def continued(
-        self, session_id: str, of_session: TurnOptions, model: Model | None, given: TurnOptions
+        self, session_id: str, of_session: TurnOptions, model: Model | None, turn_options: TurnOptions
     ) -> StoredTurnOptions:
         """The options of the turn that continues.
 
         A forced tool choice is left out, because it applies only to a turn's first reply.
         """
-        said = merged(given)
-        self._require_key(session_id, of_session, said)
-        kept = cast(
+        changes = merged(turn_options)
+        self._require_key(session_id, of_session, changes)
+        stored_options = cast(
             "TurnOptions",
             {
                 name: value
@@ -303,8 +304,8 @@ class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
                 if name != "tool_choice" and not (name == "fallback" and model is not None)
             },
         )
-        options = merged(kept, said)
-        lost = self.lost - said.keys()
+        options = merged(stored_options, changes)
+        lost = self.lost - changes.keys()
         if "approve" in self.lost | self.lost_of_session and "approve" not in {*options, *merged(of_session)}:
             options["approve"] = _waits
         if silent := sorted(lost - {"approve", "key"}):
@@ -313,11 +314,11 @@ class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
             model=self.model if model is None else model,
             options=options,
             lost=lost,
-            lost_of_session=self.lost_of_session - said.keys(),
+            lost_of_session=self.lost_of_session - changes.keys(),
         )
 
-    def _require_key(self, session_id: str, of_session: TurnOptions, given: TurnOptions) -> None:
-        if "key" in given:
+    def _require_key(self, session_id: str, of_session: TurnOptions, options: TurnOptions) -> None:
+        if "key" in options:
             return
         if "key" in self.lost or ("key" in self.lost_of_session and of_session.get("key") is None):
             raise ConfigurationError(
@@ -327,19 +328,19 @@ class StoredTurnOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def stored(self, of_session: TurnOptions) -> JsonObject | None:
         """The options as JSON; None if there is nothing to store."""
-        said: JsonObject = {}
+        json_options: JsonObject = {}
         lost = set(self.lost)
         for name, value in merged(self.options).items():
             if value is _waits or name in _IN_MEMORY or (plain := _as_json(value)) is msgspec.UNSET:
                 lost.add(name)
             else:
-                said[name] = plain
+                json_options[name] = plain
         inherited = {*self.lost_of_session, *(_IN_MEMORY & merged(of_session).keys())} - lost
         stored: JsonObject = {}
         if self.model is not None:
             stored["model"] = stored_model(self.model)
-        if said:
-            stored["options"] = said
+        if json_options:
+            stored["options"] = json_options
         if lost:
             stored["lost"] = list[Json](sorted(lost))
         if inherited:

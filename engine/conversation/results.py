@@ -157,9 +157,9 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         Args:
             status: How the turn ended.
             undelivered: The steering messages that did not reach the model.
-            usage: The tokens of all steps of the turn; None means those of this reply.
-            cost: The cost of all calls of the turn; None means that of this reply.
-            tree: The cost and the tokens of the turn with its descendants; None means those of this reply.
+            usage: The tokens of all steps of the turn; None uses the tokens of this reply.
+            cost: The cost of all calls of the turn; None uses the cost of this reply.
+            tree: The cost and the tokens of the turn with its descendants; None uses the values of this reply.
         """
         noted = self.__dict__
         noted["_status"] = status
@@ -206,8 +206,8 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def tree_cost(self) -> CostSum:
-        """The cost of the turn, including all turns and calls that its tools made. It also counts the attempts
-        whose cost is estimated, unpriced or unknown.
+        """The cost of the turn, including all turns and calls that its tools made. The result also has the number
+        of attempts with an estimated, unpriced or unknown cost.
 
         For a message of a resumed session, the cost of its call.
         """
@@ -349,7 +349,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     total_cost: Cost
     """The cost of all calls and attempts, including failed ones; unknown if any of them is unknown."""
     cost_sum: CostSum = CostSum()
-    """The known part of `total_cost`, and the number of attempts whose cost is estimated, unpriced or unknown."""
+    """The known part of `total_cost`, and the number of attempts with an estimated, unpriced or unknown cost."""
     tree_cost: CostSum = CostSum()
     """Like `cost_sum`, but including all turns and calls that the turn's tools made."""
     tree_usage: TokenUsage = NOTHING_USED

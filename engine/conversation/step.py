@@ -47,25 +47,25 @@ def request_for(
     turn: TurnContext, route: Route, messages: tuple[Message, ...], ids: FirstIds, *, first: bool
 ) -> CanonicalRequest:
     options, option, entry = turn.options, route.option, route.option.named.entry
-    capabilities, given = option.capabilities, option.input
+    capabilities, model_input = option.capabilities, option.input
     assert capabilities is not None  # a model that may be chosen always has capabilities
-    assert given is not None
-    choice = given.forced
+    assert model_input is not None
+    choice = model_input.forced
     if first and choice is None:
         choice = first_choice(
             entry.tools,
             options.get("tool_choice"),
-            tools=given.tools,
+            tools=model_input.tools,
             messages=messages,
             capabilities=capabilities,
         )
-    asked = for_requests(_options_of(entry, capabilities), options)
-    asked["output_schema"] = given.schema
-    asked["tool_choice"] = choice
-    asked["parallel_tool_calls"] = parallel_calls(
-        entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
+    request_options = for_requests(_options_of(entry, capabilities), options)
+    request_options["output_schema"] = model_input.schema
+    request_options["tool_choice"] = choice
+    request_options["parallel_tool_calls"] = parallel_calls(
+        entry.tools, options.get("parallel_tool_calls"), tools=model_input.tools, capabilities=capabilities
     )
-    caller, provider = turn.given, route.decision.provider
+    caller, provider = turn.client_request, route.decision.provider
     if option.speaks_client and caller is not None and caller.wire is not None:
         messages = of_provider(messages, caller.wire.protocol, provider)
     return CanonicalRequest(
@@ -75,8 +75,8 @@ def request_for(
         capabilities=capabilities,
         max_output_tokens=option.max_output_tokens,
         default_output_limit=options.get("max_output_tokens") is None and not asks_for_length(entry),
-        tools=given.tools,
-        system_prompt=given.system_prompt,
+        tools=model_input.tools,
+        system_prompt=model_input.system_prompt,
         stop_sequences=tuple(options.get("stop_sequences", ())),
         message_id=ids.message_id,
         session_id=turn.state.calls_as,
@@ -84,21 +84,22 @@ def request_for(
         wire=None if caller is None or _is_refitted(turn, option, choice) else caller.wire,
         timeout_seconds=options.get("call_timeout"),
         stream=turn.streamed,
-        **asked,
+        **request_options,
     )
 
 
 def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -> bool:
     """Whether the configuration or a budget changes the request for this model.
 
-    Default settings of the model are ignored: a client that leaves a setting out wants the provider's default.
+    The model's default settings are ignored: if a client leaves a setting out, the provider's default applies.
     """
-    given, options = option.input, turn.options
-    assert given is not None
+    model_input, options = option.input, turn.options
+    assert model_input is not None
     limit = options.get("max_output_tokens")
     return (
-        (given.tools, given.system_prompt) != (turn.state.definitions, turn.state.system_prompt or None)
-        or (given.schema, choice) != (options.get("output_schema"), options.get("tool_choice"))
+        (model_input.tools, model_input.system_prompt)
+        != (turn.state.definitions, turn.state.system_prompt or None)
+        or (model_input.schema, choice) != (options.get("output_schema"), options.get("tool_choice"))
         or (option.max_output_tokens < limit if limit is not None else asks_for_length(option.named.entry))
     )
 
@@ -130,11 +131,11 @@ _SAID_BY_WIRE = frozenset(
     | {"frequency_penalty", "presence_penalty", "seed", "verbosity", "user", "output_schema", "tool_choice"}
     | {"parallel_tool_calls", "reasoning_effort", "provider_options"}
 )
-"""The fields of a request that a client's own body contains in its own form."""
+"""The fields of a request that a client's own body also contains, in the client's form."""
 
 
 def _asks_otherwise(original: CanonicalRequest, changed: CanonicalRequest) -> bool:
-    """Whether middleware changed a field that the client's own body contains, so that the body is outdated."""
+    """Whether middleware changed a field that the client's own body contains. Then the body is outdated."""
     return changed is not original and any(
         getattr(changed, name) != getattr(original, name) for name in _SAID_BY_WIRE
     )
@@ -188,7 +189,7 @@ class Step:
         self.call: Call | None = None
         self.partial: Reply | None = None
         """The part of a reply that had arrived when its call failed."""
-        self.left = False
+        self.continues_in_background = False
         """Whether the call has ended here while the provider continues the reply in the background."""
         self._turn = turn
         self._models = models
@@ -223,17 +224,17 @@ class Step:
         Each request is a separate call with its own message.
         """
         turn = self._turn
-        left = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
+        empty_retries = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
         while True:
             self._sent.clear()
             request = self._request(route)
             chain = turn.runtime.middleware
             if chain:
-                held = _HeldReply(request) if request.wire is not None and not turn.streamed else None
-                request = request if held is None else held.request
+                held_reply = _HeldReply(request) if request.wire is not None and not turn.streamed else None
+                request = request if held_reply is None else held_reply.request
                 outcome = await chain.around(request, partial(self._send_for, request, route))
-                if held is not None and self._outcome is not None:
-                    held.release(self._outcome, outcome)
+                if held_reply is not None and self._outcome is not None:
+                    held_reply.release(self._outcome, outcome)
                 if not self._sent:  # Middleware answered without a call, so the reply's ids are not ids of a call.
                     response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
                     outcome = CallOutcome(response=response, cost=outcome.cost)
@@ -243,10 +244,12 @@ class Step:
             if not self._delivered:
                 turn.log.extend(whole_events(outcome.response, self._message_id))
             self._models.answered_by = route.decision.model
-            if left <= 0 or not self._may_ask_again(outcome.response):
+            if empty_retries <= 0 or not self._may_ask_again(outcome.response):
                 return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
-            left -= 1
-            _log.warning("empty_reply", request_id=outcome.response.request_id, asked_again=True, left=left)
+            empty_retries -= 1
+            _log.warning(
+                "empty_reply", request_id=outcome.response.request_id, asked_again=True, left=empty_retries
+            )
             self._message_id = turn.runtime.clock.new_id("msg")
             self._request_id = "req" + self._message_id.removeprefix("msg")
             self._first_seq = turn.log.next_seq
@@ -298,8 +301,8 @@ class Step:
         try:
             outcome = await call.run()
         except AdapterError as error:
-            self.left = call.left
-            if error.content and not call.left:
+            self.continues_in_background = call.abandoned
+            if error.content and not call.abandoned:
                 self.partial = _partial_reply(request, route, error)
             raise
         finally:

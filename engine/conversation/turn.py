@@ -2,12 +2,12 @@
 
 The session manager starts a task for each turn. A turn has these phases, in this order:
 
-    queued     it waits for the earlier turns of its session
+    queued     the turn waits for the earlier turns of its session
     admitted   the trace writer is not too far behind, and the session belongs to this engine
     replying   the model is called; a paused reply is continued
     tools      the tool calls of the reply run; then the model is called again
     steered    the host's new messages are added; if there are any, the model is called again
-    over       its status is published, its events are stored, and its stream ends
+    over       the status is published, the events are stored, and the stream ends
 
 The turn's new messages enter the history together with the assistant's first content. If the turn fails before
 that, the history is unchanged. If a reply is cancelled or broken, its partial content is kept with its stop
@@ -128,7 +128,7 @@ class Turn(TurnContext):
         )
         self.new = tuple(new)
         self.steps: list[StepResult] = []
-        """The replies so far, each with its tools' results."""
+        """The replies of this turn, each with the results of its tools."""
         self.status: TurnStatus = "failed"
         """How the turn ended. Valid only after the turn's end."""
         self.steering = SteeringQueue()
@@ -136,7 +136,9 @@ class Turn(TurnContext):
         self._model = model
         self._first_ids = first_ids
         self._max_pauses = max_pauses
-        self._left = False  # True if the provider continues the last call's reply in the background
+        self._continues_in_background = (
+            False  # True if the provider continues the last call's reply in the background
+        )
         self._answers = answers
         self.takes_up = takes_up
         self._over = False
@@ -160,7 +162,7 @@ class Turn(TurnContext):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, with everything that this turn has added so far."""
+        """The conversation, with everything that this turn has added."""
         return self._history.messages
 
     @property
@@ -185,8 +187,8 @@ class Turn(TurnContext):
         """
         options = self.options
         if self.scope.seconds is not None:
-            left = max(0.0, self.scope.deadline - anyio.current_time())
-            options = merged(options, {"timeout": left})
+            remaining = max(0.0, self.scope.deadline - anyio.current_time())
+            options = merged(options, {"timeout": remaining})
         return Turn(
             runtime=self.runtime,
             state=self.state,
@@ -288,7 +290,7 @@ class Turn(TurnContext):
             try:
                 await self.runtime.host.secure(self.id, last=True)
                 if self.takes_up is not None and self.runtime.budgets:
-                    # If this fails, the reservation counts until the next start.
+                    # If this fails, the reservation remains until the next start.
                     with contextlib.suppress(StoreError):
                         await self.runtime.budgets.recount(all_of_them=True)
                 if self.state.commits:
@@ -303,7 +305,7 @@ class Turn(TurnContext):
         await self.node.end(f"turn {self.id} was cut off, so its tools can make no more calls" if cut else "")
 
     async def _confirm_right(self, failed: Exception | None) -> None:
-        """Check that this engine may still publish the turn's end. Raises SessionTakenOver."""
+        """Check whether this engine may still publish the turn's end. Raises SessionTakenOver."""
         try:
             await self._right.confirm()
         except SessionTakenOver as lost:
@@ -362,10 +364,10 @@ class Turn(TurnContext):
 
     async def _converse(self, models: TurnModels, tools: TurnTools) -> Reply:
         pauses = 0
-        held = False
+        sends_back_unchanged = False
         caused_by: str | None = None
         while True:
-            if not held:
+            if not sends_back_unchanged:
                 self._take_steering(models)
             if self.state.sources:
                 self._take_tools(models)
@@ -381,7 +383,7 @@ class Turn(TurnContext):
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
             paused = response.stop_reason is StopReason.PAUSE_TURN and not message.tool_uses
             if paused and pauses < self._max_pauses:
-                held = True  # a paused reply is sent back unchanged
+                sends_back_unchanged = True  # a paused reply is sent back unchanged
                 pauses += 1
                 self._finish_step()
                 continue
@@ -412,7 +414,7 @@ class Turn(TurnContext):
                 self.steering.close(_OVER)
                 self.status = status
                 return message
-            held = status is None and provider_waits(message)
+            sends_back_unchanged = status is None and provider_waits(message)
 
     def _hand_over(self, models: TurnModels, agent: Handoff) -> TurnModels:
         """Hand the conversation to another agent. Returns the models for the rest of the turn."""
@@ -432,12 +434,12 @@ class Turn(TurnContext):
 
     def _take_steering(self, models: TurnModels) -> None:
         """Move the waiting steering messages into the turn."""
-        said = self.steering.take()
-        if not said:
+        steering = self.steering.take()
+        if not steering:
             return
-        self._history.await_reply(said)
-        models.also_asks(said)
-        for message in said:
+        self._history.await_reply(steering)
+        models.also_asks(steering)
+        for message in steering:
             self.log.append(UserMessage(message.content, message.id or ""))
 
     def _take_tools(self, models: TurnModels) -> None:
@@ -460,8 +462,8 @@ class Turn(TurnContext):
     def _keep_results(self, results: tuple[ToolResultBlock, ...]) -> None:
         self._history.add_results(results)
         if self.steps:
-            known = self.steps[-1].tool_results
-            self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=(*known, *results))
+            earlier_results = self.steps[-1].tool_results
+            self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=(*earlier_results, *results))
 
     # --- One reply ---
 
@@ -492,7 +494,7 @@ class Turn(TurnContext):
         )
         turn._trace_parent = self._trace_parent
         try:
-            message = await own(turn, await self.runtime.host.start_turn(turn))
+            message = await await_turn(turn, await self.runtime.host.start_turn(turn))
         finally:
             self.spending.include(turn.spending)
         return message.text
@@ -517,7 +519,7 @@ class Turn(TurnContext):
             raise
         finally:
             self._step = None
-            self._left = step.left
+            self._continues_in_background = step.continues_in_background
             if step.partial is not None:
                 self._history.add(step.partial)
             if self.scope.cancelled:  # even if the call has just completed
@@ -531,7 +533,7 @@ class Turn(TurnContext):
         self.runtime.in_flight.remove(self)
         if error is not None:
             self.status = self._status_of(error)
-            if not self._left:
+            if not self._continues_in_background:
                 self._history.forget_ahead()
                 # The resumed reply has been read, so it is no longer open.
                 if self.takes_up is not None and self.spending.calls:
@@ -587,7 +589,7 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def own(turn: Turn, task: TaskHandle[Reply]) -> Reply:
+async def await_turn(turn: Turn, task: TaskHandle[Reply]) -> Reply:
     """Wait for a turn that this task owns. If this task is cancelled, the turn is cancelled, too."""
     try:
         return await task.wait()

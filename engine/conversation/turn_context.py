@@ -48,7 +48,7 @@ from .options import TurnOptions
 
 
 class FirstIds(NamedTuple):
-    """The ids for the first call of a turn, if the caller chose them. For an empty id, a new one is made."""
+    """The ids for the first call of a turn, if the caller chose them. An empty id is replaced by a new one."""
 
     request_id: str
     message_id: str
@@ -72,7 +72,7 @@ class TurnContext:
     """The turn's stream. It exists from the moment when the turn is queued."""
     takes_up: OpenReply | None = None
     """The background reply that the turn resumes instead of requesting a new one."""
-    given: CanonicalRequest | None = None
+    client_request: CanonicalRequest | None = None
     """The caller's request; None if the caller passed messages and options."""
     on_accepted: Callable[[bool], object] | None = None
     """Called when a provider continues a reply in the background, as in `CallEvents`.
@@ -98,17 +98,17 @@ class TurnContext:
         self.order = arrival()
         """The turn's place in the order in which turns were requested."""
         self.spending = Spending()
-        """The tokens and costs of the turn's calls so far."""
+        """The tokens and costs of the turn's calls."""
         self.route: Route | None = None
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
         """The tool run that started the turn; None for a root."""
         if self.caller is not None and self.caller.carried:
             runtime.cluster.reach(self.caller)
-        own = {**state.tags, **(options.get("tags") or {})}
-        self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
-        """The tags of the turn's calls. The turn's own tags override the session's, which override those of the
-        calling turn.
+        own_tags = {**state.tags, **(options.get("tags") or {})}
+        self.tags: dict[str, str] = own_tags if self.caller is None else {**self.caller.tags, **own_tags}
+        """The tags of the turn's calls. The turn's own tags override the session's tags. The session's tags
+        override the tags of the calling turn.
         """
         limits = options.get("limits")
         self.node: TreeNode | None = None
@@ -123,25 +123,25 @@ class TurnContext:
         """Whether a gateway's client wrote the request. The client may not know the limits of the model that
         serves it.
         """
-        return self.given is not None and self.given.wire is not None
+        return self.client_request is not None and self.client_request.wire is not None
 
     @property
     def cost(self) -> Cost:
-        """The cost of all calls so far; unknown if one cost is unknown."""
+        """The cost of all calls of the turn; unknown if one cost is unknown."""
         return self.spending.cost
 
     @property
     def tree_cost(self) -> CostSum:
-        """The cost of all calls of the turn and its descendants so far."""
-        own = self.spending.sum
-        return own if self.node is None or not self.node.spends_below else own + self.node.below
+        """The cost of all calls of the turn and its descendants."""
+        own_cost = self.spending.sum
+        return own_cost if self.node is None or not self.node.spends_below else own_cost + self.node.below
 
     @property
     def tree_usage(self) -> TokenUsage:
-        """The tokens of all attempts of the turn and its descendants so far."""
+        """The tokens of all attempts of the turn and its descendants."""
         usages = self.spending.usages
-        own = usages[0] if len(usages) == 1 else reduce(add, usages, NOTHING_USED)
-        return own if self.node is None or not self.node.spends_below else own + self.node.below_usage
+        own_usage = usages[0] if len(usages) == 1 else reduce(add, usages, NOTHING_USED)
+        return own_usage if self.node is None or not self.node.spends_below else own_usage + self.node.below_usage
 
     @property
     def children(self) -> tuple[ChildTurn, ...]:
@@ -189,8 +189,8 @@ class SteeringQueue:
         if not self._waiting:  # the usual case, without taking the lock
             return ()
         with self._lock:
-            taken, self._waiting = tuple(self._waiting), []
-            return taken
+            messages, self._waiting = tuple(self._waiting), []
+            return messages
 
     def close(self, why: str) -> None:
         """Reject further messages. They raise NoTurnRunning with this text."""
@@ -229,8 +229,8 @@ def provider_waits(reply: Message) -> bool:
 class TurnHistory:
     """The conversation as one turn reads it and extends it.
 
-    It must not refer to the turn. The reference cycle would delay freeing a dropped session until the garbage
-    collector runs.
+    A history must not refer to its turn: the reference cycle would keep a dropped session in memory until the
+    garbage collector runs.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
@@ -249,9 +249,11 @@ class TurnHistory:
 
     def begin(self, new: Sequence[Message]) -> None:
         """Add the messages of the turn, each with an id. The first one has the turn's ULID."""
-        own = _own_id(self._turn_id)
+        question_id = _own_id(self._turn_id)
         self.pending = [
-            message if message.id else msgspec.structs.replace(message, id=self._new_id() if place else own)
+            message
+            if message.id
+            else msgspec.structs.replace(message, id=self._new_id() if place else question_id)
             for place, message in enumerate(new)
         ]
 
@@ -264,9 +266,9 @@ class TurnHistory:
         self.pending.append(message)
         if message.content:
             pending, self.pending = self.pending, []
-            kept, self._kept_ahead = self._kept_ahead, 0
+            stored_ahead, self._kept_ahead = self._kept_ahead, 0
             for place, entry in enumerate(pending):
-                self._commit(entry, stored=place < kept)
+                self._commit(entry, stored=place < stored_ahead)
 
     def add_results(self, results: tuple[ToolResultBlock, ...]) -> None:
         """Add the answers of tools as one message."""
@@ -296,8 +298,8 @@ class TurnHistory:
     def forget_question(self, turn_id: str) -> None:
         """Remove messages that an earlier turn stored early, because its continued reply failed."""
         messages = self._state.messages
-        own = _own_id(turn_id)
-        start = next((place for place, message in enumerate(messages) if message.id == own), len(messages))
+        question_id = _own_id(turn_id)
+        start = next((place for place, message in enumerate(messages) if message.id == question_id), len(messages))
         if start < len(messages) and all(message.role is Role.USER for message in messages[start:]):
             del messages[start:]
             self._runtime.sessions.publish_setup(self._state)

@@ -106,14 +106,14 @@ class TurnModels:
     Args:
         turn: The turn.
         model: The model or models of the turn.
-        said: The messages that the turn adds.
+        added: The messages that the turn adds.
 
     Raises:
         ConfigurationError: The model does not exist.
         UnsupportedToolChoiceError: The tool choice does not match the turn's tools.
     """
 
-    def __init__(self, turn: TurnContext, model: Model, said: Sequence[Message]) -> None:
+    def __init__(self, turn: TurnContext, model: Model, added: Sequence[Message]) -> None:
         self.registry = turn.runtime.registry
         """The configuration at the start of the turn."""
         self.plan = expand(self.registry, model, turn.options.get("fallback"))
@@ -123,19 +123,19 @@ class TurnModels:
         self.failed: dict[str, str] = {}
         """The models that have failed in this turn or can't be used, each with the reason."""
         self.answered_by: str | None = None
-        """The model that has answered in this turn. It is tried before all others."""
+        """The model that has answered in this turn. It is tried before all other models."""
         self._turn = turn
         self._cached_at = deployment_of_last_reply(turn.state.messages, self.plan)
-        self._asked = _requirements_of(turn, self.plan, said)
-        check_tool_choice(self._asked)
+        self._requirements = _requirements_of(turn, self.plan, added)
+        check_tool_choice(self._requirements)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
-        """Add steering messages, so that models are checked for their content, too."""
-        self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
+        """Add steering messages, so that the models are also checked for the content of these messages."""
+        self._requirements = msgspec.structs.replace(self._requirements, new=(*self._requirements.new, *messages))
 
     def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
         """Offer these tools from the next step on."""
-        self._asked = msgspec.structs.replace(self._asked, tools=tools)
+        self._requirements = msgspec.structs.replace(self._requirements, tools=tools)
 
     def first_that_works(
         self,
@@ -166,15 +166,15 @@ class TurnModels:
         Both are for the model that has answered in this turn, or else for the first model.
         """
         named = next((each for each in self.plan.named if each.model == self.answered_by), self.plan.named[0])
-        entry, asked = named.entry, self._asked
+        entry, requirements = named.entry, self._requirements
         adapter = self._turn.runtime.adapters.consult(self.registry.adapter_of(entry))
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
-        output = asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
+        output = requirements.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
         window = capabilities.max_context_tokens
         prompt = self._turn.state.system_prompt
 
         def estimate(messages: Sequence[Message]) -> int:
-            return adapter.estimate_input_tokens(messages, asked.tools, prompt, model=entry.wire_name)
+            return adapter.estimate_input_tokens(messages, requirements.tools, prompt, model=entry.wire_name)
 
         return (window - min(output, window // 2) if named.listed else None), estimate
 
@@ -186,30 +186,32 @@ class TurnModels:
         self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, readiness: Readiness
     ) -> Option:
         """Check whether a model can answer these messages."""
-        entry, asked = named.entry, self._asked
+        entry, requirements = named.entry, self._requirements
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
-        reasons = capabilities.supports_thinking and (asked.reasoning_effort or entry.defaults.effort)
-        given: ModelInput = hold_to_schema(
+        reasons = capabilities.supports_thinking and (requirements.reasoning_effort or entry.defaults.effort)
+        fitted: ModelInput = hold_to_schema(
             model_input(
                 entry.tools,
                 entry.prompt_addendum,
-                tools=asked.tools,
+                tools=requirements.tools,
                 system_prompt=self._turn.state.system_prompt,
                 messages=messages,
-                choice=asked.tool_choice,
+                choice=requirements.tool_choice,
             ),
-            asked.output_schema,
-            asked.schema_mode,
+            requirements.output_schema,
+            requirements.schema_mode,
             capabilities,
-            choice=asked.tool_choice,
+            choice=requirements.tool_choice,
             reasons=reasons not in (None, False, "none"),
         )
-        estimate = adapter.estimate_input_tokens(messages, given.tools, given.system_prompt, model=entry.wire_name)
-        limit = asked.max_output_tokens or default_max_output(
+        estimate = adapter.estimate_input_tokens(
+            messages, fitted.tools, fitted.system_prompt, model=entry.wire_name
+        )
+        limit = requirements.max_output_tokens or default_max_output(
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
         most = limit
-        speaks_client = _speaks_as_client(adapter, self._turn.given)
+        speaks_client = _speaks_as_client(adapter, self._turn.client_request)
         lowered: tuple[CallWarning, ...] = ()
         if named.listed and limit > capabilities.max_output_tokens and self._turn.of_client:
             most = capabilities.max_output_tokens
@@ -223,10 +225,10 @@ class TurnModels:
         obstacle: CapabilityError | None = None
         try:
             warnings = (
-                given.warnings
+                fitted.warnings
                 + lowered
                 + check(
-                    asked,
+                    requirements,
                     capabilities,
                     model=named.model,
                     provider=entry.adapter,
@@ -240,14 +242,18 @@ class TurnModels:
             # choose.
             if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
                 obstacle = error
-        if not speaks_client and (wire := self._turn.given and self._turn.given.wire) and wire.refers_to:
+        if (
+            not speaks_client
+            and (wire := self._turn.client_request and self._turn.client_request.wire)
+            and wire.refers_to
+        ):
             obstacle = CapabilityError(
                 f"{named.model} can't serve the request: {wire.refers_to!r} names data of another provider"
             )
         return Option(
             named=named,
             capabilities=capabilities,
-            input=given,
+            input=fitted,
             estimated_tokens=estimate,
             max_output_tokens=limit,
             warnings=warnings,
@@ -270,12 +276,12 @@ class TurnModels:
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as, tiers)
         fees = tool_fees(options, adapter=adapter.name, adapter_type=adapter.type)
 
-        def asked(output: int) -> Amount:
+        def with_output(output: int) -> Amount:
             output = most_output(output, options, adapter=adapter.name, adapter_type=adapter.type)
             return worst_case_of_reply(priced, estimate, output, fees)
 
-        limit = budgets.shortened(payer, asked, limit)
-        return limit, budgets.too_dear(payer, asked(limit))
+        limit = budgets.shortened(payer, with_output, limit)
+        return limit, budgets.too_dear(payer, with_output(limit))
 
     def _nominal_cost(self, named: Named) -> int | None:
         runtime = self._turn.runtime
@@ -284,9 +290,13 @@ class TurnModels:
         return runtime.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
 
 
-def _speaks_as_client(adapter: ProviderAdapter, given: CanonicalRequest | None) -> bool:
+def _speaks_as_client(adapter: ProviderAdapter, client_request: CanonicalRequest | None) -> bool:
     """Whether the client's own body is sent, so that the provider itself checks it."""
-    return given is not None and isinstance(adapter, SendsClientRequests) and adapter.sends_client_request(given)
+    return (
+        client_request is not None
+        and isinstance(adapter, SendsClientRequests)
+        and adapter.sends_client_request(client_request)
+    )
 
 
 def _lowered(limit: int, most: int, model: str) -> CallWarning:
@@ -296,11 +306,11 @@ def _lowered(limit: int, most: int, model: str) -> CallWarning:
     )
 
 
-def _requirements_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> TurnRequirements:
+def _requirements_of(turn: TurnContext, plan: Plan, added: Sequence[Message]) -> TurnRequirements:
     """The requirements of a turn on any model."""
     state, options = turn.state, turn.options
     return TurnRequirements(
-        new=current_turn(tuple(said)),
+        new=current_turn(tuple(added)),
         tools=state.definitions,
         tool_choice=options.get("tool_choice"),
         parallel_tool_calls=options.get("parallel_tool_calls"),

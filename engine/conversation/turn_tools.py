@@ -51,8 +51,8 @@ class TurnTools:
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
         """The status with which the turn ends instead of running the reply's calls; None if they are run.
 
-        If a reply did not end normally, its calls are not run. There is one exception: a reply that used all its
-        tokens. The model gets a result that explains this and may call again.
+        If a reply did not end normally, its calls are not run. If the reply used all its tokens, the turn
+        continues: the model gets a result that explains this, and may call again.
         """
         calls = reply.tool_uses
         if not calls:
@@ -155,10 +155,10 @@ class TurnTools:
     def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
         """The context of a tool run, for turns and calls that the tool starts."""
         turn = self._turn
-        asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
+        question = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
         return Caller(
             turn.in_tree(),
-            call_id=None if asked is None or asked.metadata is None else asked.metadata.request_id,
+            call_id=None if question is None or question.metadata is None else question.metadata.request_id,
             tool_use_id=call.id,
             tool_name=call.name,
             runtime=turn.runtime,

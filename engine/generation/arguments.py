@@ -10,7 +10,7 @@ from callboard.bus import CallboardError, ConfigurationError
 
 from ..conversation.options import TimeoutConfig, TurnOptions, options_among, options_of_request
 from ..conversation.results import GenerateResult
-from ..conversation.turn import Turn, own
+from ..conversation.turn import Turn, await_turn
 from ..conversation.turn_context import FirstIds
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
@@ -46,7 +46,7 @@ def turn_of(
         first_ids=FirstIds(request.request_id, request.message_id),
         max_pauses=0,
     )
-    turn.given = request
+    turn.client_request = request
     turn.steering.close("a CanonicalRequest has one reply. To steer, use stream(model, messages=[...])")
     return turn
 
@@ -56,7 +56,7 @@ async def complete(
 ) -> CanonicalResponse:
     """One reply to a request; see `Engine.complete`."""
     turn = turn_of(runtime, request, tags=tags, streamed=False)
-    await own(turn, await runtime.host.start_turn(turn))
+    await await_turn(turn, await runtime.host.start_turn(turn))
     return turn.steps[-1].response
 
 
@@ -239,7 +239,7 @@ async def generate_on(
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
     turn = new_turn(runtime, model, prompt, streamed=False, **arguments)
-    await own(turn, await runtime.host.start_turn(turn))
+    await await_turn(turn, await runtime.host.start_turn(turn))
     return result_of(turn)
 
 

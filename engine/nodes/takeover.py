@@ -147,7 +147,7 @@ class SharedSessions(OpenSessions):
     async def trace(self) -> Store:
         return await self._shared_trace()
 
-    async def own(self, state: SessionState) -> None:
+    async def claim_new(self, state: SessionState) -> None:
         if self._captures and state.id and not state.epoch:
             state.epoch = (await self._ownership.claim(state.id, waits=False)).epoch
             self.announce(state)
@@ -160,13 +160,13 @@ class SharedSessions(OpenSessions):
         elif state.epoch:
             await self._ownership.require(state.id, state.epoch)
         else:
-            await self.own(state)
+            await self.claim_new(state)
 
     async def admit_turn(self, state: SessionState, turn_id: str) -> TurnRight:
         """Let a turn start only if this node owns the session. Returns the turn's permission to act."""
         if not self._captures or not state.id:
             return await super().admit_turn(state, turn_id)
-        await self.own(state)
+        await self.claim_new(state)
         lease = TurnLease(self._ownership, state, turn_id)
         await lease.require()
         return lease

@@ -273,7 +273,7 @@ async def create_batch(
     common = cast("CallOptions", {**options, "fallback": ()})
     calls = PlainCalls(
         *("batch_create", runtime, asked, common, taker),
-        said=lambda: (text for each in requests for text in texts_of(each.messages, each.system_prompt)),
+        sent_texts=lambda: (text for each in requests for text in texts_of(each.messages, each.system_prompt)),
     )
     creation = _Creation(runtime, tuple(requests), calls, name, options)
     return await calls.run(creation.run)

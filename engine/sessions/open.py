@@ -31,7 +31,7 @@ from ..runtime.adapters import Host
 from .state import SessionState, configured
 
 _COMMIT_SECONDS = 2.0
-"""Seconds for which the end of a turn waits for the store at most."""
+"""The maximum number of seconds that the end of a turn waits for the store."""
 
 Restored: TypeAlias = Callable[[SavedSession | None], SessionState]
 """A function that makes a session's state from its stored data. Raises CallboardError or ConfigurationError."""
@@ -133,7 +133,7 @@ class OpenSessions:
             self._bus.publish(appended, session_id=state.id, message_id=message.id)
 
     def append(self, state: SessionState, message: Message, turn_id: str | None) -> None:
-        """Add a message to a history, and publish it as one of a turn."""
+        """Add a message to a history, and publish it as a message of a turn."""
         state.messages.append(message)
         self._bus.publish(
             SessionMessageAppended(position=len(state.messages) - 1, message=message, epoch=state.epoch),
@@ -151,8 +151,8 @@ class OpenSessions:
         """The trace with the stored sessions. Raises StoreError."""
         return self._store
 
-    async def own(self, state: SessionState) -> None:
-        """Claim a new session if another node could own it, and publish that it exists.
+    async def claim_new(self, state: SessionState) -> None:
+        """Claim a new session if another node could own the session. Then publish that the session exists.
 
         Raises SessionBusy or AdmissionError.
         """
@@ -175,13 +175,7 @@ class OpenSessions:
     async def taken_over(
         self, session_id: str, restored: Restored, fresh: Callable[[], SessionState] | None = None
     ) -> SessionState | None:
-        """Claim a session from another node, and return its state; None outside of a cluster.
-
-        Args:
-            session_id: The session's id.
-            restored: A function that makes the session's state from its stored data.
-            fresh: A function that makes the state of a new session. With None, the session must be stored.
-        """
+        """Claim a session from another node, and return the session's state; None outside of a cluster."""
         return None
 
     async def delete_stored(self, session_id: str) -> bool:
@@ -192,19 +186,19 @@ class OpenSessions:
         """Check that no other run is recorded in the store as the session's owner."""
         if not self._captures or self._store is None or state.claimed is None:
             return
-        own = self._bus.run_id
+        run_id = self._bus.run_id
         try:
-            owner, committed = await self._store.session_owner(state.id, own)
+            owner, committed = await self._store.session_owner(state.id, run_id)
         except StoreError:
             # The writer reports the failure. If another run owns the session, the messages of this run are stored
             # separately.
             return
-        if owner is None or owner == own or committed < state.claimed:
+        if owner is None or owner == run_id or committed < state.claimed:
             return
-        self.forget(state)  # so that it can be resumed here, too
+        self.forget(state)  # so that the session can be resumed here
         raise SessionTakenOver(
             f"session {state.id!r} was resumed by another engine ({owner}). To continue it here, resume "
-            f"it. Messages added here since then are stored as '{state.id}.{own}'"
+            f"it. Messages added here since then are stored as '{state.id}.{run_id}'"
         )
 
 
@@ -250,7 +244,7 @@ class ApplyCosts(msgspec.Struct, frozen=True):
     """A message to the session manager: update the costs in the histories of open sessions."""
 
     costs: Mapping[str, Cost]
-    """The costs by the request id of their calls."""
+    """The costs of calls, by their request ids."""
 
 
 class SessionManager(Actor):

@@ -1,4 +1,5 @@
-"""The session methods of `Engine`. A session is opened by id: the open one, else the stored one, else a new one.
+"""The session methods of `Engine`. Opening an id returns the open session, else the stored session, else a new
+one.
 
 A stored session with missing content raises CallboardError. Each turn of a session opened by id ends with a
 commit, so another process of the host can open it next. A new session is claimed in the trace before its first
@@ -94,7 +95,7 @@ async def stored_state(runtime: Runtime, settings: SessionToOpen) -> SessionStat
 
 def state_of_saved(runtime: Runtime, settings: SessionToOpen, saved: SavedSession | None) -> SessionState:
     """The state of a session as stored. Raises CallboardError or ConfigurationError."""
-    setup = _whole(settings.session_id, saved, settings.system_prompt is not None)
+    setup = _complete_setup(settings.session_id, saved, settings.system_prompt is not None)
     assert saved is not None
     settings = _after_handoffs(settings, saved.messages)
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
@@ -133,7 +134,7 @@ async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
         state.claimed = 0
 
 
-def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:
+def _complete_setup(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:
     """The setup of a session that can continue. Raises CallboardError if it can't."""
     if saved is None:
         raise CallboardError(
@@ -165,9 +166,9 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
 
     tags: dict[str, str] | None = None
     requires: Requirements | None = None
-    """The abilities that its model must have."""
+    """The abilities that the session's model must have."""
     name: str | None = None
-    """Its name, for people."""
+    """The session's name, for people."""
 
     def state(self, settings: SessionToOpen) -> SessionState:
         if settings.model is None:
@@ -210,12 +211,12 @@ async def opened(runtime: Runtime, settings: SessionToOpen, new: NewSession) -> 
 async def _created(
     runtime: Runtime, settings: SessionToOpen, fresh: Callable[[], SessionState]
 ) -> SessionState | None:
-    """A new session of this engine; None if it is already stored in part, or if another engine created it
+    """A new session of this engine; None if the session is already stored in part, or if another engine created it
     first.
     """
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
-    # Queried first, because another engine may start the session meanwhile.
+    # Checked first, because another engine may start the session during the next steps.
     answered = await store.was_answered(settings.session_id)
     if await store.saved_session(settings.session_id) is not None:
         return None
@@ -262,7 +263,9 @@ def _change(runtime: Runtime, state: SessionState, settings: SessionToOpen) -> N
 
 
 def _after_handoffs(settings: SessionToOpen, messages: Sequence[Message]) -> SessionToOpen:
-    """After a handoff, replace the first agent's settings by those of the agent that has the conversation."""
+    """After a handoff, use the settings of the agent that now has the conversation, in place of the first
+    agent's.
+    """
     agent = None if settings.tools is None else agent_now(settings.tools, messages)
     if agent is None:
         return settings
@@ -292,13 +295,13 @@ class SessionMethods:
 
         Args:
             model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
-            system_prompt: The system prompt of its turns.
-            tools: The tools of its turns, or plain functions with type hints and docstrings.
-            session_id: The session's id; a new one is made by default.
-            tags: The tags of its calls, for the trace; never sent.
-            requires: The abilities that the model must have, besides the abilities that its requests need.
+            system_prompt: The system prompt of the session's turns.
+            tools: The tools of the session's turns, or plain functions with type hints and docstrings.
+            session_id: The session's id; a new id is made by default.
+            tags: The tags of the session's calls, for the trace; never sent.
+            requires: The abilities that the model must have, in addition to those that the requests need.
             name: A name for people.
-            options: Default options for its turns; a turn's own options override them. The fields of
+            options: Default options for the session's turns; a turn's own options override them. The fields of
                 `SessionOptions` (fallback, approve, context, key, temperature, max_output_tokens,
                 max_tool_rounds).
 
@@ -332,7 +335,7 @@ class SessionMethods:
         name: str | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """The session of that id: the open one, else the stored one with its history, else a new one.
+        """Return the open session with this id, else the stored session with its history, else a new session.
 
         The engine must have `capture_content=True`, so that the session can be opened again later. Afterwards this
         engine owns the session, as after `resume`. The arguments replace the stored settings from the next turn
@@ -362,14 +365,16 @@ class SessionMethods:
         require_kept(runtime)
         if model is not None:
             expand(runtime.registry, model, options.get("fallback"))
-        wanted = SessionToOpen(
+        to_open = SessionToOpen(
             session_id=session_id,
             tools=None if tools is None else as_tools(tools),
             model=model,
             system_prompt=system_prompt,
             options=session_options(options),
         )
-        return Session(runtime, await opened(runtime, wanted, NewSession(tags=tags, requires=requires, name=name)))
+        return Session(
+            runtime, await opened(runtime, to_open, NewSession(tags=tags, requires=requires, name=name))
+        )
 
     def _open(self, state: SessionState) -> Session:
         self._runtime.sessions.open(state)
@@ -407,14 +412,14 @@ class SessionMethods:
             StoreError: The trace can't be read.
         """
         await self._runtime.host.settle()
-        wanted = SessionToOpen(
+        to_open = SessionToOpen(
             session_id=session_id,
             tools=tools,
             model=model,
             system_prompt=system_prompt,
             options=session_options(options),
         )
-        session = self._open(await resumed(self._runtime, wanted))
+        session = self._open(await resumed(self._runtime, to_open))
         state = session._state
         if model is not None:
             self._runtime.sessions.change_model(state, model)
@@ -437,8 +442,8 @@ class SessionMethods:
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session: the open one, and its stored messages.
 
-        Its calls and their costs stay in the trace. If you still use its `Session` object, the next turn starts it
-        again, empty. Copies that were shipped to another store are deleted when that store can be reached.
+        Its calls and their costs stay in the trace. If you still use the `Session` object, the next turn starts a
+        new, empty session with this id. Copies in another store are deleted as soon as that store can be reached.
 
         Returns:
             False if there was no such session.
@@ -466,7 +471,7 @@ class SessionMethods:
             session_id: The id of the new session; the exported id by default.
             tools: Tools that replace the exported ones; without them, the exported tools are passive.
             model: A model that replaces the exported one.
-            key: As in `session`; it is not exported.
+            key: As in `session`; the key is not exported.
 
         Raises:
             CallboardError: The document is not an exported session, or a session of that id is open.
@@ -476,6 +481,6 @@ class SessionMethods:
         state = state_of(self._runtime, imported(document), session_id=session_id, tools=tools, model=model)
         state.options = merged(state.options, {"key": key})
         session = self._open(state)
-        await self._runtime.sessions.own(state)
+        await self._runtime.sessions.claim_new(state)
         self._runtime.sessions.announce(state)
         return session

@@ -18,7 +18,7 @@ from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.results import Reply
-from ..conversation.turn import Turn, own
+from ..conversation.turn import Turn, await_turn
 from ..generation.streaming import TurnStream
 from ..routing.candidates import expand
 from ..routing.model_choice import Model
@@ -102,7 +102,7 @@ class Session:
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """The tags of its calls, for example for `callboard cost --by`."""
+        """The tags of the session's calls, for example for `callboard cost --by`."""
         return MappingProxyType(self._state.tags)
 
     @property
@@ -145,7 +145,7 @@ class Session:
 
         Args:
             content: Text, or blocks.
-            model: A model for this turn alone.
+            model: A model for this turn only.
             options: The fields of `TurnOptions`.
 
         Returns:
@@ -163,7 +163,7 @@ class Session:
         """
         turn = self._new_turn((Message.user(content),), model, streamed=False, options=options)
         task = await self._runtime.host.start_turn(turn)
-        return await own(turn, task)
+        return await await_turn(turn, task)
 
     def send_sync(
         self,
@@ -219,7 +219,7 @@ class Session:
             self._runtime.bus.publish(SessionRenamed(name=name), session_id=self.id)
 
     def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
-        """Another session that starts with this one's history.
+        """Create another session that starts with the history of this session.
 
         Model, tools, system prompt, tags and name are copied. Later changes in one session do not affect the
         other.
@@ -272,7 +272,7 @@ class Session:
         """
         turn = self._new_turn((), model, streamed=False, options=options, answers=dict(answers))
         task = await self._runtime.host.start_turn(turn)
-        return await own(turn, task)
+        return await await_turn(turn, task)
 
     async def approve(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> Reply:
         """Approve and run waiting tool calls, and continue the turn.
@@ -374,7 +374,7 @@ class Session:
         """
         turn = self._resumed_turn(reply, options, streamed=False)
         task = await self._runtime.host.start_turn(turn)
-        return await own(turn, task)
+        return await await_turn(turn, task)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> TurnStream:
         """Stream `take_up`. The stream has the reply from its beginning, then live."""
@@ -393,9 +393,9 @@ class Session:
         next request. If the current reply would be the last, the turn adds one more step. If the turn still waits
         in the queue, the message is sent with the turn's own message.
 
-        The message is in the history once the model has answered it. If the turn ends otherwise, by an error, by
-        `cancel()`, or because it waits for an answer, the message is in `undelivered` of its reply, or of the
-        exception's `turn`. It is then never sent.
+        The message enters the history when the model has answered it. The turn may end before that: by an error,
+        by `cancel()`, or because it waits for an answer. Then the message is never sent. It is in `undelivered` of
+        the reply, or of the exception's `turn`.
 
         Args:
             content: Text, or blocks.
@@ -440,16 +440,16 @@ class Session:
         answers: Mapping[str, Answer] | None = None,
     ) -> Turn:
         state, turn_options = self._state, None
-        said = options_among(options, advice=_ADVICE)
+        turn_settings = options_among(options, advice=_ADVICE)
         if answers is not None:  # an earlier turn continues with its own options
-            turn_options = state.waiting_options.continued(state.id, state.options, model, said)
-            model, said = turn_options.model, turn_options.options
+            turn_options = state.waiting_options.continued(state.id, state.options, model, turn_settings)
+            model, turn_settings = turn_options.model, turn_options.options
         return Turn(
             runtime=self._runtime,
             state=state,
             new=new,
             model=model,
-            options=said,
+            options=turn_settings,
             turn_options=turn_options,
             streamed=streamed,
             answers=answers,

@@ -39,11 +39,11 @@ class SessionState:
         model: The model of the next turn.
         system_prompt: The system prompt of the next turn.
         tools: The tools of the next turn.
-        tags: The tags of its calls.
-        options: Default options for its turns.
-        requires: The abilities that its models must have, in addition to those of a turn.
+        tags: The tags of the session's calls.
+        options: Default options for the session's turns.
+        requires: The abilities that the models must have, in addition to those that a turn requires.
         name: The session's name, for people.
-        forked_from: The id of the session whose history it started with.
+        forked_from: The id of the session that this session was forked from.
 
     Raises:
         ConfigurationError: Two tools have one name.
@@ -66,8 +66,8 @@ class SessionState:
     ) -> None:
         self.id = session_id
         self.calls_as = session_id
-        """The session id of its calls in the trace. It differs from the conversation's own id if a conversation
-        without a session records its calls under one.
+        """The session id in the trace of this conversation's calls. It differs from the conversation's own id if a
+        conversation without a session records its calls under a session.
         """
         self.model = model
         self.options = options
@@ -82,13 +82,15 @@ class SessionState:
         """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
         self.waiting_options: StoredTurnOptions = NOTHING
-        """The options of the last turn whose tool calls wait for an answer, for the turn that answers them."""
+        """The options of the last turn whose tool calls wait for an answer. The turn with the answers uses these
+        options.
+        """
         self.waiting_options_stored: JsonObject | None = None
         """`waiting_options` as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
         self.queue: list[TurnInProgress] = []
-        """The turns that have been started and not yet admitted, in the order in which they will run."""
+        """The turns that have started but are not admitted yet, in the order in which they will run."""
         self.running: TurnInProgress | None = None
         self.announced = False
         """Whether the session's existence was published."""
@@ -137,7 +139,7 @@ class SessionState:
 
 
 DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")
-"""The options of a session that are stored besides its fallback models."""
+"""The options of a session that are stored in addition to its fallback models."""
 
 
 def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:

@@ -28,20 +28,20 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     """The session's name, for people."""
     model: str
-    """The model of its next turn, as text."""
+    """The model of the session's next turn, as text."""
     tags: dict[str, str]
-    """The tags of its calls."""
+    """The tags of the session's calls."""
     open: bool
-    """Whether it is open here."""
+    """Whether the session is open in this engine."""
     stored: SessionRow | None = None
-    """Its row in the trace; None if it is not stored yet."""
+    """The session's row in the trace; None if the session is not stored yet."""
 
 
 async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | None = None) -> list[SessionInfo]:
     """The sessions with these tags that are open, then those of the trace, the latest first."""
-    wanted = dict(tags or {}).items()
+    tag_items = dict(tags or {}).items()
     await runtime.host.start()
-    live = {name: state for name, state in runtime.sessions.states.items() if wanted <= state.tags.items()}
+    live = {name: state for name, state in runtime.sessions.states.items() if tag_items <= state.tags.items()}
     rows: dict[str, SessionRow] = {}
     if runtime.store is not None:
         await runtime.host.flush()
@@ -128,11 +128,11 @@ class ExportedSession(msgspec.Struct, frozen=True, kw_only=True, tag_field="form
     setup: SessionSetup
     """The model, system prompt, tools and options."""
     messages: tuple[Message, ...]
-    """Its history."""
+    """The session's history."""
     tags: dict[str, str] = {}
-    """The tags of its calls."""
+    """The tags of the session's calls."""
     name: str | None = None
-    """Its name, for people."""
+    """The session's name, for people."""
 
 
 def exported(state: SessionState) -> bytes:
@@ -150,8 +150,10 @@ def document_of(saved: SavedSession) -> bytes:
 def _document(
     session_id: str, setup: SessionSetup, messages: Iterable[Message], tags: dict[str, str], name: str | None
 ) -> bytes:
-    whole = tuple(_without_raw_usage(message) for message in messages)
-    return encode_json(ExportedSession(session_id=session_id, setup=setup, messages=whole, tags=tags, name=name))
+    complete = tuple(_without_raw_usage(message) for message in messages)
+    return encode_json(
+        ExportedSession(session_id=session_id, setup=setup, messages=complete, tags=tags, name=name)
+    )
 
 
 def _without_raw_usage(message: Message) -> Message:

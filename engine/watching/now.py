@@ -190,7 +190,7 @@ class Watcher:
             events=turn.log.next_seq,
             characters=read.characters,
             output_tokens=sum(usage.output_tokens for usage in spent.usages) + written,
-            cost=spent.sum + _so_far(call, written) if call is not None and call.asked else spent.sum,
+            cost=spent.sum + _so_far(call, written) if call is not None and call.requested else spent.sum,
             readers=len(readers),
             max_lag=max(readers, default=0),
             parent_turn_id=None if turn.caller is None else turn.caller.node.turn_id,
@@ -223,7 +223,7 @@ def _stage(turn: Turn, call: Call | None) -> Stage:
         return "queued"
     if call is None:
         return "working"
-    if not call.asked:
+    if not call.requested:
         return "waiting"
     return "asking" if call.first_token_ms is None else "replying"
 

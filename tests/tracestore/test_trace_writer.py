@@ -536,7 +536,7 @@ async def test_the_next_start_adopts_the_events_of_the_journal(tmp_path: Path) -
     await rig.core.secure()
     await rig.core.close()
     async with TraceStore(tmp_path / "trace.db") as store:
-        assert await adopt_leftovers(store.path, store.write, own=None, batch_events=7)
+        assert await adopt_leftovers(store.path, store.write, own_path=None, batch_events=7)
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 21))
 
 
@@ -550,10 +550,10 @@ async def test_a_file_can_be_adopted_by_two_processes(tmp_path: Path) -> None:
 
         async def overtaken(events: Sequence[Envelope]) -> None:
             if leftovers(store.path):
-                assert await adopt_leftovers(store.path, store.write, own=None, batch_events=7)
+                assert await adopt_leftovers(store.path, store.write, own_path=None, batch_events=7)
             await store.write(events)
 
-        assert await adopt_leftovers(store.path, overtaken, own=None, batch_events=2)
+        assert await adopt_leftovers(store.path, overtaken, own_path=None, batch_events=2)
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 7))
 
 
@@ -566,7 +566,7 @@ async def test_a_file_is_not_adopted_if_the_store_is_missing(tmp_path: Path) -> 
     async def gone(events: Sequence[Envelope]) -> None:
         raise FileNotFoundError("trace.db.lock")
 
-    assert not await adopt_leftovers(tmp_path / "trace.db", gone, own=None, batch_events=2)
+    assert not await adopt_leftovers(tmp_path / "trace.db", gone, own_path=None, batch_events=2)
     assert leftovers(tmp_path / "trace.db")
 
 

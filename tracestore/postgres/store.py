@@ -178,7 +178,7 @@ class PostgresStore(SqlStore):
     async def _adopted(self) -> None:
         try:
             if not self.readonly:
-                await adopt_leftovers(self._path, self.write, own=None, batch_events=BATCH_EVENTS)
+                await adopt_leftovers(self._path, self.write, own_path=None, batch_events=BATCH_EVENTS)
                 return
             writer = PostgresStore(self.dsn, schema=self.schema, path=self._path, clock=self._clock)
             await writer.open()

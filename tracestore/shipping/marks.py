@@ -265,7 +265,7 @@ class RegisteredFiles:
 
 async def take_over(store: Store, prices: PriceTable | None, delivered: Delivered | None = None) -> None:
     """Write the events that dead processes left into an open trace file, and end their runs. Raises StoreError."""
-    if not await adopt_leftovers(store.path, store.write, own=None, batch_events=_BATCH_EVENTS):
+    if not await adopt_leftovers(store.path, store.write, own_path=None, batch_events=_BATCH_EVENTS):
         raise StoreError(f"files of crashed processes next to {store.path} can't be written now")
     await store.close_lost_runs(prices, delivered)
 

@@ -159,8 +159,8 @@ _MESSAGE = "the process died before this call ended. Its usage and cost are at b
 
 
 def _goes_on(call: str) -> str:
-    """The SQL condition that a call's reply is made in the background. Such a call continues after the end of its
-    process.
+    """The SQL condition that a call's reply is generated in the background. Such a call continues after its
+    process ends.
     """
     return (
         f"EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = {call}.request_id"
@@ -187,7 +187,7 @@ _CALLS_WITHOUT_END = f"""
        AND NOT {_goes_on("calls")}
      ORDER BY id
 """
-"""The calls that end with their process."""
+"""The calls that end when their process ends."""
 
 _STREAMS_WITHOUT_END = f"""
     SELECT request_id, attempt, turn_id, message_id

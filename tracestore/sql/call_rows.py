@@ -35,7 +35,7 @@ _COST_FIELDS = {
     "reason": "reason",
     "computed_nano": "computed_nano_usd",
 }
-"""The columns of a cost without their prefix, each with its field of `Cost`."""
+"""The columns of a cost without their prefix, with the matching fields of `Cost`."""
 
 
 def cost_columns(prefix: str) -> tuple[str, ...]:
@@ -66,9 +66,9 @@ def usage_of(values: Row | list[Any]) -> TokenUsage | None:
     *counts, source, raw, details, tier = values
     if source is None:
         return None
-    known = {name: count for name, count in zip(TOKEN_COUNTS, counts, strict=True) if count is not None}
+    reported = {name: count for name, count in zip(TOKEN_COUNTS, counts, strict=True) if count is not None}
     return TokenUsage(
-        **known,
+        **reported,
         source=UsageSource(source),
         raw=None if raw is None else msgspec.Raw(raw.encode()),
         details=None if details is None else _details_decoder.decode(details),
@@ -351,7 +351,7 @@ _MOST_JOINED = 8
 
 
 def cost_under(runs: Sequence[int]) -> tuple[str, str]:
-    """The SQL for the cost of many calls ``c``, if these runs were current in this order."""
+    """The SQL for the cost of many calls ``c``, as if these runs were current in this order."""
     if len(runs) > _MOST_JOINED:
         return "", nano_under(runs)
     names = [f"cost_{place}" for place in range(len(runs))]
@@ -371,7 +371,7 @@ def with_nano(priced: tuple[str, str], condition: str = "TRUE", values: Sequence
 
 
 def nano_under(runs: Iterable[int]) -> str:
-    """The SQL for the cost of a call ``c``, if these runs were current in this order."""
+    """The SQL for the cost of a call ``c``, as if these runs were current in this order."""
     of_run = "FROM call_cost AS k WHERE k.run = {:d} AND k.call_id = c.id"
     cases = "".join(
         f" WHEN EXISTS (SELECT 1 {of_run.format(run)}) THEN (SELECT k.cost_nano {of_run.format(run)})"

@@ -113,7 +113,7 @@ def session_of(by_session: bool) -> str:
 
 
 def start_from_base(statements: Statements, run_id: int) -> None:
-    """If exactly one other run is current, make it the base of a run of all calls. Call this at the run's start.
+    """At the start of a run of all calls: if exactly one other run is current, use it as the base.
 
     The run's earlier costs then start with the sums of the base.
     """
@@ -222,7 +222,7 @@ class _Before(NamedTuple):
     """The condition for calls to read one by one, because only one of the two costs exists."""
 
 
-# For each group: all calls, then count and sum of the costs now, at call time, and before.
+# Columns of each group: all calls, then the count and the sum of the costs now, at call time, and before.
 _SUMS = """
     SELECT a.place, {session}, count(*), count(a.nano), coalesce(sum(a.nano), 0),
            count(a.at_call), coalesce(sum(a.at_call), 0),
@@ -343,9 +343,7 @@ _WHICH = {
     "estimated": "c.usage_source = 'estimated'",
     "unknown": f"c.usage_source IS NULL AND {usage_unknown('c')}",
 }
-"""The condition for each count. Each matches the condition of an index, because otherwise all calls would be
-read.
-"""
+"""The condition for each count. Each condition matches an index, because otherwise all calls would be read."""
 
 
 class _Counts(NamedTuple):

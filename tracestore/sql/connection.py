@@ -18,7 +18,7 @@ from callboard.bus.log import Log
 
 
 ColumnType: TypeAlias = Literal["INTEGER", "TEXT", "RATE"]
-"""The type of a column. INTEGER has 64 bits. RATE is the type by which `PLAIN` multiplies."""
+"""The type of a column. INTEGER has 64 bits. RATE is the type of the rates in the multiplications of `plain`."""
 
 
 class TemporaryTable(NamedTuple):
@@ -61,7 +61,7 @@ class PricingDialect(Protocol):
         ...
 
     def surveyed(self, table: str) -> tuple[str, ...]:
-        """Statements that update the database's statistics of a temporary table before it plans."""
+        """Statements that update the database's statistics of a temporary table, for its query planner."""
         ...
 
     def same(self, one: str, other: str) -> str:
@@ -159,7 +159,7 @@ class Dialect(Protocol):
 
     @property
     def untouched_since(self) -> str:
-        """The SQL condition that a row existed at a `moment`, which is a parameter, and was not written since."""
+        """The SQL condition that a row existed at a `moment`, which is a parameter, and has not changed since."""
         ...
 
     @property
@@ -220,7 +220,7 @@ class Statements(Protocol):
         ...
 
     def erasing(self) -> AbstractContextManager[None]:
-        """A context in which deleted bytes are overwritten, as far as the database can."""
+        """A context in which deleted bytes are overwritten, if the database supports it."""
         ...
 
     def insert(self, insert: Insert, values: list[SqlValue], /) -> None:

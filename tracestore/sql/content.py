@@ -7,8 +7,8 @@
   belong to an earlier session of the same name, and are deleted. The table also has the owner of the session (see
   `tracestore.sql.events`).
 
-The order is that of the run's numbers, not of the clock, which may be set back. An event that is stored already
-changes nothing. Expired content, both bodies and rows, is deleted by age alone.
+Events are ordered by their numbers in the run, because the clock may be set back. An event that is already stored
+changes nothing. Expired content, both bodies and rows, is deleted by its age only.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _log = Log("tracestore.content")
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
     """Store the captured content of a batch, in its transaction.
 
-    Content that can't be stored does not fail the batch.
+    The rest of the batch is stored even if some content can't be stored.
 
-    Call it before the events are stored: it skips events that are already stored.
+    Call this function before the events are stored, because it skips events that are already stored.
     """
     last_us: dict[bytes, int] = {}
     bodies: Bodies = {}
@@ -207,8 +207,8 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
     )
     if not setups and not rows:
         return None
-    known = statements.run("SELECT tags, name FROM sessions WHERE session_id = ?", (session_id,))
-    tags, name = known[0] if known else (None, None)
+    session_rows = statements.run("SELECT tags, name FROM sessions WHERE session_id = ?", (session_id,))
+    tags, name = session_rows[0] if session_rows else (None, None)
     fetch = _Fetch(statements)
     setup, withheld, missing = None, None, []
     if setups:
@@ -272,15 +272,15 @@ class _Fetch:
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
-        self._known: Bodies = {}
+        self._bodies: Bodies = {}
 
     def __call__(self, digest: bytes) -> bytes:
-        if digest not in self._known:
+        if digest not in self._bodies:
             rows = self._statements.run("SELECT body FROM content WHERE hash = ?", (digest,))
             if not rows:
                 raise KeyError(digest.hex())
-            self._known[digest] = rows[0][0]
-        return self._known[digest]
+            self._bodies[digest] = rows[0][0]
+        return self._bodies[digest]
 
 
 def _setup(digest: bytes | None, withheld: str | None, fetch: _Fetch) -> tuple[SessionSetup | None, str | None]:
@@ -302,8 +302,8 @@ def _message(row: Row | None, fetch: _Fetch) -> tuple[Message | None, str | None
         return None, f"was not stored ({withheld})"
     try:
         message = message_of(fetch(digest), fetch)
-        known = None if metadata is None else decode_metadata(metadata.encode())
-        return msgspec.structs.replace(message, id=message_id, metadata=known), None
+        message_metadata = None if metadata is None else decode_metadata(metadata.encode())
+        return msgspec.structs.replace(message, id=message_id, metadata=message_metadata), None
     except KeyError:
         return None, _EXPIRED
     except ValueError as error:

@@ -46,26 +46,26 @@ class RunNumbers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def remember(self, numbers: dict[str, int]) -> None:
         """Cache committed numbers of runs, by the runs' ids."""
-        if len(self._known) + len(numbers) > _KNOWN_RUNS:
-            self._known.clear()
-        self._known.update(numbers)
+        if len(self._numbers) + len(numbers) > _KNOWN_RUNS:
+            self._numbers.clear()
+        self._numbers.update(numbers)
 
     def forget(self) -> None:
         """Drop all numbers, because the file has changed, or rows of runs were deleted or marked as ended."""
-        self._known.clear()
+        self._numbers.clear()
 
     def note(self, statements: Statements, run: RunSpan) -> int:
         """Record the position of a run, and return the run's number. Call this in a transaction."""
         span: dict[str, SqlValue] = {"run_id": run.run_id, "first": run.first_us}
         span |= {"last": run.last_us, "seq": run.seq}
-        known = self._known.get(run.run_id)
-        if known is not None:
-            statements.run(_MOVE_ON, {**span, "id": known})
-            return known
+        stored = self._numbers.get(run.run_id)
+        if stored is not None:
+            statements.run(_MOVE_ON, {**span, "id": stored})
+            return stored
         ((number,),) = statements.run(_ENTER, span)
         return int(number)
 
@@ -114,11 +114,11 @@ def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, 
 # A run that creates, restarts or resumes a session (`claim`) owns it from then on. Another run may still write to
 # the session, for example the rest of a turn in progress. The other run's messages are stored under another name,
 # ``SESSION.RUN``: a session with the common history at its start. So if two hosts resume one session at the same
-# time, there are two sessions in the end, and no message is lost.
+# time, the result is two sessions, and no message is lost.
 #
-# In a cluster each claim of a session has a number, its epoch, and messages carry it. A message with a lower epoch
-# than the store's is too late, even if its run owns the session now. A message that the next owner has restored
-# from frames does not conflict with the original.
+# In a cluster each claim of a session has a number, its epoch. Each message has the epoch in which it was written.
+# A message with a lower epoch than the store's is too late, even if its run owns the session now. A message that
+# the next owner has restored from frames does not conflict with the original.
 
 
 _log = Log("tracestore.ownership")

@@ -280,14 +280,14 @@ def needed_bodies(statements: Statements, before_us: int) -> Needed:
         {"before": before_us},
     )
     found: set[bytes] = set()
-    left = [bytes(digest) for (digest,) in rows]
-    while left:
-        digest = left.pop()
+    pending = [bytes(digest) for (digest,) in rows]
+    while pending:
+        digest = pending.pop()
         if digest in found:
             continue
         found.add(digest)
         for (body,) in statements.run("SELECT body FROM content WHERE hash = ?", (digest,)):
-            left += references_in(body)
+            pending += references_in(body)
     return Needed(found, str(moment), [])
 
 

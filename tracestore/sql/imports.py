@@ -3,8 +3,8 @@
 A call has one row in `imported_calls` for as long as the trace exists, even after the call was pruned. So if a
 file is read again, no call is imported twice, and no pruned call returns. The rows are written in the transaction
 of the call's event, and only if no other importer has changed them. So if two importers read the same files, each
-call is imported once. After a kill, the trace has both the row and the event, or neither. The same check rejects a
-session that was deleted, or a call that was pruned, just before an import would write it.
+call is imported once. After a kill, the trace has both the row and the event, or neither. The same check protects
+deletions: a session that was just deleted, or a call that was just pruned, is not written.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .call_rows import (
     with_nano,
 )
 from .connection import Database, Dialect, Row, Sql, SqlValue, Statements, at_most, greater
-from .sums import SUMMED, current_runs, flag, runs_of, sum_of, summands, sums_of, total_input, whole
+from .sums import SUMMED, current_runs, flag, runs_of, sum_of, summands, sums_of, total_input, whole_number
 
 # --- Usage and costs by group ---
 #
@@ -82,7 +82,7 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
     )
     named = tuple(by)
     return [
-        CostRow(key=group.key(row), by=named, **dict(zip(fields, map(whole, row[len(by) :]), strict=True)))
+        CostRow(key=group.key(row), by=named, **dict(zip(fields, map(whole_number, row[len(by) :]), strict=True)))
         for row in rows
     ]
 
@@ -367,7 +367,7 @@ async def sessions(
     for row in rows:
         named = dict(zip(_FIELDS, row, strict=True))
         named["tags"], named["resumable"] = tags_of(named["tags"]), bool(named["resumable"])
-        named |= {name: whole(named[name]) for name in _SUMS_OF_SESSION if name in named}
+        named |= {name: whole_number(named[name]) for name in _SUMS_OF_SESSION if name in named}
         found.append(SessionRow(**named))
     return found
 
@@ -413,7 +413,7 @@ async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -
     found = [
         StatisticsRow(
             key=group.key(row),
-            **dict(zip(_COUNTS, map(whole, row[size:]), strict=True)),
+            **dict(zip(_COUNTS, map(whole_number, row[size:]), strict=True)),
             latency_ms=latency.get(row[:size], nothing),
             first_token_ms=first_token.get(row[:size], nothing),
             tokens_per_second=speed.get(row[:size], nothing),

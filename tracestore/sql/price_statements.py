@@ -107,7 +107,7 @@ class PriceStatements(NamedTuple):
     """The statements to run after models were added."""
     plain: str
     """The statement that prices the calls with numbers above the first parameter and up to the second."""
-    left: str
+    unpriced: str
     """The query that returns a row if `plain` has skipped calls."""
     new_models: str
     """The query for the names of new models among the remaining calls."""
@@ -120,21 +120,21 @@ class PriceStatements(NamedTuple):
 def price_statements(dialect: PricingDialect) -> PriceStatements:
     """The statements in the SQL of a database."""
     # A condition: `plain` may not have priced a row `a` of `reprice_cost`, so `any` must price it.
-    left = f"(a.nano < {dialect.priced_below}) IS NOT TRUE"
+    unpriced = f"(a.nano < {dialect.priced_below}) IS NOT TRUE"
     return PriceStatements(
         prepare=tuple(sql for table in _TABLES for sql in (*dialect.made(table), dialect.emptied(table.name))),
         empty=dialect.emptied("reprice_cost"),
         learned=dialect.surveyed("reprice_plain"),
         plain=_plain(dialect),
-        left=f"SELECT 1 FROM reprice_cost AS a WHERE {left} LIMIT 1",
-        new_models=_NEW_MODELS.format(left=left),
+        unpriced=f"SELECT 1 FROM reprice_cost AS a WHERE {unpriced} LIMIT 1",
+        new_models=_NEW_MODELS.format(unpriced=unpriced),
         detail_names=f"""
             SELECT DISTINCT d.key
               FROM reprice_cost AS a
               JOIN calls AS c ON c.id = a.id, {dialect.each("c.usage_details")}
-             WHERE {left} AND c.usage_details IS NOT NULL
+             WHERE {unpriced} AND c.usage_details IS NOT NULL
         """,
-        any=_any(dialect, left),
+        any=_any(dialect, unpriced),
     )
 
 
@@ -143,7 +143,7 @@ _NEW_MODELS = """
            coalesce(c.service_tier, '')
       FROM reprice_cost AS a
       JOIN calls AS c ON c.id = a.id
-     WHERE {left}
+     WHERE {unpriced}
     EXCEPT
     SELECT provider, model, served, priced_as, tier FROM reprice_model
 """
@@ -196,16 +196,16 @@ def _plain(dialect: PricingDialect) -> str:
 
 def _part_of(dialect: PricingDialect, bucket: str) -> str:
     """The SQL for the tokens of a bucket that are counted in details."""
-    names = [name for name, whole in USAGE_PARTS.items() if whole == bucket]
+    names = [name for name, total in USAGE_PARTS.items() if total == bucket]
     terms = [f"coalesce({dialect.part('c.usage_details', name)}, 0)" for name in names]
     return f"CASE WHEN c.usage_details IS NULL THEN 0 ELSE {' + '.join(terms)} END"
 
 
-# The buckets of a call, then the rates of its segment, then the reason or the pico-USD.
-def _any(dialect: PricingDialect, left: str) -> str:
+# The columns are the buckets of a call, then the rates of its segment, then the reason or the pico-USD.
+def _any(dialect: PricingDialect, unpriced: str) -> str:
     """The statement `any`, which prices the calls that `plain` has skipped."""
     return f"""
-        WITH counted AS ({_counted(dialect, left)}),
+        WITH counted AS ({_counted(dialect, unpriced)}),
              matched AS ({_MATCHED}),
              summed AS MATERIALIZED (  -- or each value would be worked out wherever it is named
                  {_summed(dialect)}
@@ -225,7 +225,7 @@ def _any(dialect: PricingDialect, left: str) -> str:
     """
 
 
-def _counted(dialect: PricingDialect, left: str) -> str:
+def _counted(dialect: PricingDialect, unpriced: str) -> str:
     def count(column: str) -> str:
         return dialect.exact(f"coalesce(c.{column}, 0)")
 
@@ -244,7 +244,7 @@ def _counted(dialect: PricingDialect, left: str) -> str:
                    + {count("cache_creation_input_tokens")} AS n_total
           FROM reprice_cost AS a
           JOIN calls AS c ON c.id = a.id
-         WHERE {left}
+         WHERE {unpriced}
     """
 
 

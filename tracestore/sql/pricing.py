@@ -121,8 +121,8 @@ async def use_prices(database: Database, version: str | None) -> None:
 
 
 async def _refuse_unknown(database: Database, version: str) -> None:
-    known = await database.read("SELECT version, label FROM price_version ORDER BY loaded_us DESC LIMIT 10")
-    names = ", ".join(f"{name} ({label})" for name, label in known) or "none yet"
+    versions = await database.read("SELECT version, label FROM price_version ORDER BY loaded_us DESC LIMIT 10")
+    names = ", ".join(f"{name} ({label})" for name, label in versions) or "none yet"
     raise StoreError(f"{database.name} has no price version {version!r}. It has {names}")
 
 
@@ -166,7 +166,7 @@ class Pricer:
     def price(self, statements: Statements, low: int, high: int) -> None:
         """Fill `reprice_cost` with the calls from `low`, exclusive, to `high`."""
         self._price_plain(statements, low, high)
-        if not statements.run(self._sql.left):
+        if not statements.run(self._sql.unpriced):
             return
         if self._learn_models(statements):
             self._price_plain(statements, low, high)
@@ -209,8 +209,8 @@ class Pricer:
         rates = [row.rate(bucket) for bucket in BUCKETS]
         as_input = row.as_input("cache_read") + 2 * row.as_input("cache_write_5m")
         statements.run(INSERT_SEGMENT, [number, key, *box, *rates, row.per_request, as_input])
-        known = [self._unknown_rate if rate is None else rate for rate in rates]
-        rated = [*known, row.per_request, as_input]
+        stored_rates = [self._unknown_rate if rate is None else rate for rate in rates]
+        rated = [*stored_rates, row.per_request, as_input]
         statements.run(
             INSERT_PLAIN,
             [

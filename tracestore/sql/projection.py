@@ -1,8 +1,8 @@
 """The rows of calls and sessions that are derived from events, grouped by the statement that stores them.
 
 Every statement is idempotent. A later event only fills columns that are NULL. So the rows do not depend on the
-division into batches, nor on the order of a start and its end. A short call with start and end in one batch is
-written once, as one row.
+batches, or on the order of a start and its end. A short call with start and end in one batch is written once, as
+one row.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Projection:
         self._failed: list[Values] = []
         self._imported: dict[str, Values] = {}  # by request
         # The rows from `take_in`: of completed calls, and of failed calls.
-        self._whole: tuple[list[Values], list[Values]] = [], []
+        self._complete_calls: tuple[list[Values], list[Values]] = [], []
         self._session_fields: dict[str, _SessionFields] = {}  # of each session the model, the tags and the name
         self._corrected: dict[int, list[int]] = {}  # calls to price again, by the number of the repricing
         self.tags: list[Values] = []
@@ -150,7 +150,7 @@ class Projection:
 
     def complete(self) -> None:
         """Join the rows that belong together. Call this once, after the last `add`."""
-        completed, failed = self._whole
+        completed, failed = self._complete_calls
         self.calls = (
             CallRows(UPSERT_STARTED_COMPLETED, completed + self._joined(self._completed), begin=True),
             CallRows(UPSERT_STARTED_FAILED, failed + self._joined(self._failed), begin=True),
@@ -166,8 +166,8 @@ class Projection:
         completed, failed, starts, more_starts, failed_alone, completed_alone, imported = (
             of.rows for of in other.calls
         )
-        self._whole[0].extend(completed)
-        self._whole[1].extend(failed)
+        self._complete_calls[0].extend(completed)
+        self._complete_calls[1].extend(failed)
         for start in starts:
             self._note_start([*start])  # a copy, because the row is changed when its end arrives
         self._more_starts += more_starts
@@ -266,16 +266,16 @@ class Projection:
         """Join rows of calls that start and end in these events. The rows are removed from the starts and from
         `ends`.
         """
-        whole: list[Values] = []
+        complete: list[Values] = []
         alone: list[Values] = []
         for end in ends:
             start = self._starts.pop((end[REQUEST], end[ATTEMPT]), None)  # type: ignore[arg-type]
             if start is None:
                 alone.append(end)
             else:
-                whole.append(whole_row(start, end))
+                complete.append(whole_row(start, end))
         ends[:] = alone
-        return whole
+        return complete
 
 
 def joined(several: Iterable[Projection]) -> Projection:
@@ -303,10 +303,10 @@ def make_storable(values: Values, clean: Callable[[str], str]) -> None:
 
 # --- Late costs of a repricing ---
 #
-# A repricing covers the calls that had started before its end. If such a call ends later, it has no usage until
-# then. So it is priced in the transaction that stores its end, and its usage is never visible without that cost.
-# The same rule applies to an unfinished run that has already passed the call. A repricing that was undone before
-# the call ended doesn't cover the call.
+# A repricing covers the calls that started before the repricing ended. Such a call may end later, and has no usage
+# until its end. It is priced in the transaction that stores its end, so its usage is never visible without that
+# cost. The same rule applies to an unfinished run that has already passed the call. A repricing that was undone
+# before the call ended doesn't cover the call.
 
 
 _log = Log("tracestore.late_costs")
@@ -441,7 +441,7 @@ def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[st
 
 
 def add_costs_of(statements: Statements, run: int, ids: Sequence[int]) -> None:
-    """Price corrected calls again under a repricing that had priced them, even if the repricing was undone."""
+    """Price corrected calls again under a repricing that had priced them, even if that repricing was undone."""
     rows = statements.run(f"SELECT {_RUN_COLUMNS} FROM reprice_run WHERE id = ?", (run,))
     for row in rows:
         _add_costs_of(statements, _Run(*row), ids)

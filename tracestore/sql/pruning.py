@@ -1,8 +1,8 @@
 """Retention: old rows are deleted in small steps, so that others can write in between.
 
 A call is deleted as a whole once all its attempts ended before the cutoff: its attempts, tags, events and costs.
-Other events are deleted by their own time. Then sessions and ended runs without any remaining rows are deleted,
-and captured content without a session. So the sums over the remaining rows stay correct.
+Other events are deleted by their own time. Then sessions and ended runs without remaining rows are deleted, and
+also captured content without a session. The sums over the remaining rows stay correct.
 
 Some rows stay at any age: calls without an end, open runs, price tables, and the history of repricings. The last
 call and the last event of the trace stay as well. So no number is reused, and readers miss no row.
@@ -73,8 +73,8 @@ OLD_EVENTS = """
      AND e.id < (SELECT max(id) FROM events)
      AND (e.request_id IS NULL OR NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = e.request_id))
 """
-# For a range of call ids: the number of calls, and of their events and costs. Events belong to a request, and are
-# counted with its first attempt.
+# For a range of call ids: the number of calls, and of their events and costs. An event belongs to a request, and
+# is counted with the request's first attempt.
 _COUNT_OLD_CALLS = f"""
     WITH old AS (SELECT c.id, c.request_id {_OLD_CALLS} AND c.id > :low AND c.id <= :high)
     SELECT (SELECT count(*) FROM old),
@@ -261,7 +261,7 @@ class Pruning(ABC):
 
     @abstractmethod
     async def _vacuum(self) -> None:
-        """Rewrite the whole database without gaps. Writers wait meanwhile."""
+        """Rewrite the whole database without gaps. Writers wait until this ends."""
         ...
 
     @abstractmethod

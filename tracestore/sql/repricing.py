@@ -36,19 +36,19 @@ from .sums import Difference, RepricedGroup, add_repriced, current_runs, differe
 #
 # A repricing works on sets of calls, and only adds rows.
 #
-#   1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges of
-#      time and size with one price row each (`pricing`). Segments are stored in a temporary table.
-#   2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, are stored
-#      in a temporary table and copied from there into the trace. The costs are summed at the same time
-#      (`comparison`), so the large rows of the calls are read once. Other writers work between these transactions.
-#   3. Calls that started meanwhile are priced, too. The transaction that prices the last of them also makes the
-#      costs of this run the current costs. Until then no visible cost changes. Each transaction also stores the
-#      progress of the run, so `resume` continues there and ends with the same report.
-#   4. A call that started before the end of the run, and ends later, gets its cost in the transaction of its end.
+# 1. Calls name their model in many ways. Each distinct name is resolved once, in Python, into segments
+# (`pricing`). A segment is a range of time and size with one price row. Segments are stored in a temporary table.
+# 2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, are stored in
+# a temporary table and copied from there into the trace. The costs are summed at the same time (`comparison`), so
+# the large rows of the calls are read once. Other writers work between these transactions. 3. Calls that started
+# during the run are also priced. The transaction that prices the last of them also makes the costs of this run the
+# current costs. Until then no visible cost changes. Each transaction also stores the progress of the run, so
+# `resume` continues there and ends with the same report. 4. A call that started before the end of the run, and
+# ends later, gets its cost in the transaction of its end.
 #
-# Events, costs at call time, and the costs of a run are never changed. The SQL follows
-# `PriceTable.explain` case by case. A property test compares the two to the nano-dollar. A repricing of *some*
-# calls changes only their costs: the other calls keep their current cost.
+# Events, costs at call time, and the costs of a run are never changed. The SQL follows `PriceTable.explain` case
+# by case. A property test compares the two to the nano-dollar. A repricing of *some* calls changes only their
+# costs: the other calls keep their current cost.
 
 
 _T = TypeVar("_T")
@@ -300,8 +300,8 @@ def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) 
 
 
 def _check(statements: Statements, run_id: int, changed: Difference, *, recounts: bool) -> None:
-    """Check the sums of a run, or recalculate them from its costs, because others may have changed the trace
-    since.
+    """Check the sums of a run, or recalculate them from its costs, because other processes may have changed the
+    trace during the run.
     """
     if not recounts and change_of(statements, run_id) == changed:
         return

@@ -69,7 +69,7 @@ def sum_of(count: str) -> str:
     return f"coalesce(sum({_count(count)}), 0)"
 
 
-def whole(total: float) -> int:
+def whole_number(total: float) -> int:
     """A sum as an integer. The database returns an inexact sum as a floating-point number."""
     return int(total)
 
@@ -276,7 +276,7 @@ _COVERED_ABOVE = f"""
 
 
 def difference(statements: Statements, runs: Sequence[int]) -> Difference:
-    """The difference between the costs at call time and the costs if these runs were current."""
+    """The difference between the costs at call time and the costs under these runs."""
     nano = unpriced = 0
     for place, run_id in enumerate(runs):
         ((more, more_unpriced),) = statements.run(_KEPT, (run_id,))

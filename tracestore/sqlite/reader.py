@@ -81,7 +81,7 @@ async def _stored(path: Path, *, beside: Path | None = None, remove: bool = Fals
     await file.open()
     try:
         if remove:
-            await adopt_leftovers(path, file.write, own=None, batch_events=BATCH_EVENTS)
+            await adopt_leftovers(path, file.write, own_path=None, batch_events=BATCH_EVENTS)
             return
         for late in await anyio.to_thread.run_sync(leftovers, beside or path):
             offset = 0

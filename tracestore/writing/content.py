@@ -208,7 +208,9 @@ Bodies: TypeAlias = dict[bytes, bytes]
 
 
 def bodies_of(message: Message) -> tuple[bytes, Bodies]:
-    """The hash of a message's body, and all bodies that it is made of. Raises the errors of `encode_json`."""
+    """The hash of a message's body, and all bodies that the message consists of. Raises the errors of
+    `encode_json`.
+    """
     bodies: Bodies = {}
     more: dict[str, object] = {} if message.name is None else {"name": message.name}
     if message.steers:

@@ -78,9 +78,9 @@ def _weigh(envelopes: Sequence[Envelope]) -> int:
 #
 # The journal contains copies of the events that wait in memory, so that they survive the end of the process.
 # Events of a tenth of a second share a commit, but a reply must be returned immediately. So the events up to a
-# reply are first written to a file of JSON lines next to the database. Such a write is passed to the system's page
-# cache. It is cheap, and it survives the process but not the machine. When a file is adopted, some of its events
-# may already be stored, which is harmless.
+# reply are first written to a file of JSON lines next to the database. The system keeps such a write in its page
+# cache. The write is cheap, and survives the end of the process, but not a crash of the machine. When a file is
+# adopted, some of its events may already be stored, which is harmless.
 #
 # Two files are used alternately. While a batch is committed, copies of later events are written to the other file,
 # and the first file is emptied after the commit. So the journal does not keep events that may later be deleted

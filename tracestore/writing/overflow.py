@@ -137,8 +137,8 @@ class SpillFile:
         return len(lines)
 
     def peek(self, limit: int) -> tuple[list[Envelope], int]:
-        """Return the next events, at most `limit`, and their size in bytes, for `discard`. Raises OSError. Fewer
-        events are returned if they have much content.
+        """Return the next events and their size in bytes, for `discard`. Raises OSError. The number of events is
+        at most `limit`, and lower if they have much content.
         """
         descriptor = self._file.open()
         parts: list[bytes] = []
@@ -316,12 +316,12 @@ async def adopt_leftovers(
     database: Path,
     write: Callable[[Sequence[Envelope]], Awaitable[None]],
     *,
-    own: Path | None,
+    own_path: Path | None,
     batch_events: int,
 ) -> bool:
     """Write the events of spill files that dead processes left next to a database. Remove each file after that."""
     for path in await anyio.to_thread.run_sync(leftovers, database):
-        if path == own:
+        if path == own_path:
             continue
         try:
             offset = events = 0

@@ -105,7 +105,7 @@ class WriterCore:
         self._watchers: list[Callable[[Sequence[Envelope]], object]] = []
         self._pending = Waiting()
         self._entered = 0  # the number of events that entered memory or the spill file
-        self._left = 0  # the number of these events that were stored, in the same order
+        self._stored_count = 0  # the number of these events that were stored, in the same order
         self._state: StoreState = "ok"
         self._failures = 0
         self._retry_at = 0.0
@@ -113,7 +113,7 @@ class WriterCore:
         self._lost = 0
         self._lost_logged = 0
         self._logged_at_close = (
-            0  # The number of lost events that were reported. A second `close` reports only further ones.
+            0  # The number of lost events that were reported. A second `close` reports only later losses.
         )
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
@@ -175,13 +175,13 @@ class WriterCore:
         first, last = self._lost_seqs or (None, None)
         spilled = 0 if self._spill is None else self._spill.waiting
         if self._work.locked():
-            # this counts the events' size; the task that holds the lock commits these events, too
+            # `_take` counts the size of the events; the task that holds the lock commits them, too
             self._take(_TAKEN_AT_ONCE)
         return WriterStatistics(
             state=self._state,
-            waiting=self._entered - self._left + self._source.depth,
+            waiting=self._entered - self._stored_count + self._source.depth,
             spilled=spilled,
-            committed=self._left,
+            committed=self._stored_count,
             lost=self._lost,
             lost_first_seq=first,
             lost_last_seq=last,
@@ -228,12 +228,12 @@ class WriterCore:
         self._wake.set()
         async with self._work:
             await self._take_in()
-            if self._left < mark:
+            if self._stored_count < mark:
                 await self._attempt()
                 await self._park()
-        if self._left < mark:
+        if self._stored_count < mark:
             raise StoreError(
-                f"{mark - self._left} events are not committed ({self._state}): {self._reason}; "
+                f"{mark - self._stored_count} events are not committed ({self._state}): {self._reason}; "
                 "they will be written when the store works again"
             )
         if self._lost > self._lost_logged:
@@ -282,7 +282,7 @@ class WriterCore:
         """Commit the remaining events, or spill them for the next start. May be called again after more events."""
         async with self._work:
             self._take()
-            if self._entered > self._left:
+            if self._entered > self._stored_count:
                 await self._attempt()
             if self._pending and self._state == "ok":
                 await self._attempt()  # count the size of events that arrived meanwhile
@@ -326,11 +326,11 @@ class WriterCore:
             await anyio.lowlevel.checkpoint()
 
     def _take(self, limit: int | None = None) -> None:
-        taken = self._source.take(limit)
+        envelopes = self._source.take(limit)
         if self._capture is not None:
-            taken = [self._capture.apply(envelope) for envelope in taken]
-        self._pending.add(taken)
-        self._entered += len(taken)
+            envelopes = [self._capture.apply(envelope) for envelope in envelopes]
+        self._pending.add(envelopes)
+        self._entered += len(envelopes)
 
     def _due(self) -> bool:
         return anyio.current_time() >= self._retry_at
@@ -338,19 +338,21 @@ class WriterCore:
     # --- Writing ---
 
     async def _attempt(self) -> None:
-        """Commit all events that wait now, in order, and record the result. Events that arrive later wait for the
-        next attempt. Otherwise an attempt would never end under steady load, and neither would a flush.
+        """Commit all events that wait now, in order, and record the result.
+
+        Events that arrive later wait for the next attempt. Otherwise neither an attempt nor a flush would end
+        under steady load.
         """
         mark = self._entered
         if self._journal is not None:
             self._journal.turn()
         try:
             await self._commit_spilled()
-            while self._pending and self._left < mark:
+            while self._pending and self._stored_count < mark:
                 batch = self._pending.first(self._options.batch_events)
                 await self._write(batch)
                 self._release(batch)
-                self._left += len(batch)
+                self._stored_count += len(batch)
         except (StoreError, OSError) as error:
             self._note_failure(str(error))
         else:
@@ -372,13 +374,13 @@ class WriterCore:
             await self._write(batch)
             waiting = spill.waiting
             await anyio.to_thread.run_sync(spill.discard, len(batch), size)
-            self._left += waiting - spill.waiting
+            self._stored_count += waiting - spill.waiting
 
     async def _give_up_spilled(self, spill: SpillFile) -> None:
         """Handle a spill file that another process has removed or cut short."""
         self._reason = f"{spill.path} was deleted"
         _log.error("spill_file_gone", file=str(spill.path), events=spill.waiting)
-        self._left += spill.waiting
+        self._stored_count += spill.waiting
         self._lost += spill.waiting
         spill.waiting = 0
         await anyio.to_thread.run_sync(spill.remove)
@@ -389,7 +391,7 @@ class WriterCore:
         except (StoreError, OSError):
             raise
         except Exception as error:
-            # An event is at fault, not the store. The other events must not wait forever behind this event.
+            # One event causes the error, not the store. The other events must not wait forever behind it.
             if len(batch) == 1:
                 _log.error("event_unstorable", seq=batch[0].seq, topic=batch[0].topic, error=repr(error))
                 self._reason = repr(error)
@@ -411,9 +413,9 @@ class WriterCore:
     async def _adopt_leftovers(self) -> bool:
         if self._database_path is None:
             return True
-        own = None if self._spill is None else self._spill.path
+        own_path = None if self._spill is None else self._spill.path
         return await adopt_leftovers(
-            self._database_path, self._write, own=own, batch_events=self._options.batch_events
+            self._database_path, self._write, own_path=own_path, batch_events=self._options.batch_events
         )
 
     async def _end_lost_runs(self) -> bool:

@@ -256,8 +256,8 @@ class MessagesWire(ChatWire):
         row = find_model(request.wire_model)
         if row is None or not row.beginnings or request.reasoning_effort not in (None, "none"):
             return False
-        own = (request.provider_options.get(name) for name in ("anthropic", self.name))
-        return not any(isinstance(options, Mapping) and "thinking" in options for options in own)
+        options_of_request = (request.provider_options.get(name) for name in ("anthropic", self.name))
+        return not any(isinstance(options, Mapping) and "thinking" in options for options in options_of_request)
 
     def health_request(self) -> WireCall:
         return get("/v1/models", {"anthropic-version": response.VERSION})

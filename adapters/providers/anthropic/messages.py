@@ -195,8 +195,11 @@ def _inner(name: str, value: Json) -> Json:
 def _with_citations(data: JsonObject) -> JsonObject:
     """Convert the citations of an inner block to the form of a request."""
     match data.get("citations"):
-        case list(given):
-            return {**data, "citations": [sent_citation(one) if isinstance(one, dict) else one for one in given]}
+        case list(citations):
+            return {
+                **data,
+                "citations": [sent_citation(one) if isinstance(one, dict) else one for one in citations],
+            }
         case _:
             return data
 
@@ -265,15 +268,15 @@ class _Writer:
         self.error_words = "Error: " if habits.errors_in_words else ""
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        self.own = own_blocks(history)
+        self.own_blocks = own_blocks(history)
         self.toolsets: dict[str, Json] = {}  # the toolset of each call, by Callboard's id, for its result
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         history, plain = self.history, self.history.plain
         written, done = encoded(history, "messages", _plain)
         last: list[Json] = []
-        for place, said in enumerate(plain[done:], done):
-            last = [{"type": "text", "text": said}]
+        for place, plain_text in enumerate(plain[done:], done):
+            last = [{"type": "text", "text": plain_text}]
             written.append({"role": _SPEAKERS[place % 2], "content": last})
         last_role = _SPEAKERS[len(plain) % 2 - 1]
         for message in history.messages[len(plain) :]:
@@ -309,7 +312,7 @@ class _Writer:
 
     def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
-            case _ if id(block) in self.own.declined:
+            case _ if id(block) in self.own_blocks.declined:
                 self._lose(block, "its model declined, and another model continued")
             case TextBlock():
                 yield self._text(block)
@@ -321,7 +324,7 @@ class _Writer:
                 self._lose(block, "this protocol does not accept audio")
             case ToolUseBlock():
                 yield self._tool_use(block)
-            case ToolResultBlock(tool_use_id=call_id) if call_id in self.own.declined_calls:
+            case ToolResultBlock(tool_use_id=call_id) if call_id in self.own_blocks.declined_calls:
                 pass  # the result's call is not sent
             case ToolResultBlock():
                 yield self._tool_result(block)
@@ -337,7 +340,7 @@ class _Writer:
                 yield {"type": "redacted_thinking", "data": block.data}
             case OpaqueBlock() if block.kind == CONTAINER:
                 pass
-            case OpaqueBlock() if id(block) in self.own.unpaired:
+            case OpaqueBlock() if id(block) in self.own_blocks.unpaired:
                 reason = "a provider's tool call and its result can only be sent together"
                 self._lose(block, reason, kind=block.kind)
             case OpaqueBlock():
@@ -357,8 +360,8 @@ class _Writer:
         return shown if isinstance(shown, dict) and in_words(shown) == text else None
 
     def _fields(self, raw: ProviderRaw | None, *names: str) -> JsonObject:
-        own = self.history.own(raw)
-        return {name: own[name] for name in (_MARK, *names) if own.get(name) is not None} if own else {}
+        data = self.history.own(raw)
+        return {name: data[name] for name in (_MARK, *names) if data.get(name) is not None} if data else {}
 
     def _citations(self, block: TextBlock) -> JsonObject:
         citations = self.history.own(block.provider_raw).get("citations")
@@ -373,12 +376,12 @@ class _Writer:
             "name": block.name,
             "input": block.input,
         }
-        own = self._fields(block.provider_raw, "caller", "toolset_name")
-        if not self._is_sent(own.get("caller")):
-            own.pop("caller", None)
-        if "toolset_name" in own:
-            self.toolsets[block.id] = own["toolset_name"]
-        return {**wire_block, **own}
+        fields = self._fields(block.provider_raw, "caller", "toolset_name")
+        if not self._is_sent(fields.get("caller")):
+            fields.pop("caller", None)
+        if "toolset_name" in fields:
+            self.toolsets[block.id] = fields["toolset_name"]
+        return {**wire_block, **fields}
 
     def _is_sent(self, caller: Json) -> bool:
         """Whether a call may be sent: it has no caller, or the code that called it is sent, too."""
@@ -387,7 +390,7 @@ class _Writer:
         if "tool_id" not in caller:
             return True
         tool_id = caller["tool_id"]
-        return isinstance(tool_id, str) and tool_id in self.own.calls
+        return isinstance(tool_id, str) and tool_id in self.own_blocks.calls
 
     def _tool_result(self, block: ToolResultBlock) -> JsonObject:
         result: JsonObject = {"type": "tool_result", "tool_use_id": self.history.tool_ids[block.tool_use_id]}
@@ -432,9 +435,9 @@ class _Writer:
         return parts
 
     def _image(self, image: ImageBlock, home: ContentBlock) -> Iterator[JsonObject]:
-        own = self._fields(image.provider_raw, "transformations")
+        fields = self._fields(image.provider_raw, "transformations")
         if is_remote(image.url):
-            yield {"type": "image", "source": {"type": "url", "url": image.url}, **own}
+            yield {"type": "image", "source": {"type": "url", "url": image.url}, **fields}
             return
         found = media_bytes(image)
         if found is None:
@@ -443,7 +446,7 @@ class _Writer:
         data = found[1]
         media_type = media_type_of(image)
         encoded = b64encode(data).decode()
-        yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}, **own}
+        yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}, **fields}
 
     def _document(self, document: DocumentBlock, home: ContentBlock) -> Iterator[JsonObject]:
         shown = self._shown(document.provider_raw, (document.data or b"").decode("utf-8", "replace"))

@@ -203,8 +203,8 @@ def _size(block: Json) -> int:
             return _IMAGE_BYTES
         case {"type": "tool_result", "content": list(parts)}:
             return sum(_size(part) for part in parts)
-        case {"type": "tool_use", "input": given}:
-            return json_size(given)
+        case {"type": "tool_use", "input": arguments}:
+            return json_size(arguments)
         case {"type": "thinking", "signature": str(signature)}:
             return len(signature)
         case _:
@@ -464,9 +464,9 @@ class _Writer:
 
 
 @lru_cache(maxsize=256)
-def _kind_of(model: str, known: bool) -> tuple[bool, str]:
+def _kind_of(model: str, is_listed: bool) -> tuple[bool, str]:
     """Whether a model is a Claude, and the form of its thinking in requests."""
-    if known or "claude" in model.lower():
+    if is_listed or "claude" in model.lower():
         return True, "signed"
     return False, "with_calls" if _WANT_THINKING.search(model) else "unsigned"
 

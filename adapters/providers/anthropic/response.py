@@ -206,14 +206,14 @@ def end_block(assembler: Assembler, state: WireBlock) -> None:
     assembler.end(key)
 
 
-def _take_input(assembler: Assembler, key: int, given: Json) -> None:
+def _take_input(assembler: Assembler, key: int, arguments: Json) -> None:
     """Use the input of the block's start if no delta had any."""
-    if not given or assembler.block_text(key).strip():
+    if not arguments or assembler.block_text(key).strip():
         return
-    if isinstance(given, dict):
-        assembler.tool_input(key, given)
+    if isinstance(arguments, dict):
+        assembler.tool_input(key, arguments)
     else:  # some servers send unparsed text; any other value is marked invalid
-        assembler.tool_arguments(key, as_text(given))
+        assembler.tool_arguments(key, as_text(arguments))
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
@@ -321,10 +321,13 @@ def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
     counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
     merged = dict(before)
     for name, value in after.items():
-        known = before.get(name)
-        if isinstance(value, dict) and isinstance(known, dict):
-            merged[name] = {**known, **{key: count for key, count in value.items() if count or not known.get(key)}}
-        elif value != 0 or not known or (counted_again and name in _PROMPT_COUNTS):
+        former = before.get(name)
+        if isinstance(value, dict) and isinstance(former, dict):
+            merged[name] = {
+                **former,
+                **{key: count for key, count in value.items() if count or not former.get(key)},
+            }
+        elif value != 0 or not former or (counted_again and name in _PROMPT_COUNTS):
             merged[name] = value
     return merged
 
@@ -359,11 +362,11 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
     Usage of compactions is added. Usage of other models (an advisor, or a model that declined) is only in `raw`
     and makes the figures partial.
     """
-    kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
-    return _plain_usage(usage, kept, final) or _any_usage(usage, kept, final)
+    raw_usage = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
+    return _plain_usage(usage, raw_usage, final) or _any_usage(usage, raw_usage, final)
 
 
-def _plain_usage(usage: JsonObject, kept: msgspec.Raw, final: bool) -> TokenUsage | None:
+def _plain_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
     """The counts of a consistent `_PlainUsage`, as `_any_usage` reads it; None for any other."""
     try:
         plain = msgspec.convert(usage, _PlainUsage)
@@ -378,11 +381,11 @@ def _plain_usage(usage: JsonObject, kept: msgspec.Raw, final: bool) -> TokenUsag
         plain.cache_read_input_tokens,
         written,
         source=UsageSource.REPORTED if final else UsageSource.PARTIAL,
-        raw=kept,
+        raw=raw_usage,
     )
 
 
-def _any_usage(usage: JsonObject, kept: msgspec.Raw, final: bool) -> TokenUsage | None:
+def _any_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
     iterations = _iterations(usage)
     usage = _with_compactions(usage, iterations)
     fresh, output = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
@@ -394,8 +397,8 @@ def _any_usage(usage: JsonObject, kept: msgspec.Raw, final: bool) -> TokenUsage 
     details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
     reasoning = reported_count(details.get("thinking_tokens")) if isinstance(details, dict) else None
     parts = ((reasoning, output), (sum(split or (0,)), written))
-    whole = None not in (fresh, output) and not (iterations and _has_others(iterations))
-    source = source_of(*parts, raw=kept, whole=whole)
+    is_complete = None not in (fresh, output) and not (iterations and _has_others(iterations))
+    source = source_of(*parts, raw=raw_usage, complete=is_complete)
     return TokenUsage(
         input_tokens=fresh or 0,
         output_tokens=output or 0,
@@ -404,7 +407,7 @@ def _any_usage(usage: JsonObject, kept: msgspec.Raw, final: bool) -> TokenUsage 
         cache_creation_1h_input_tokens=written_1h,
         reasoning_tokens=None if reasoning is None else min(reasoning, output or 0),
         source=UsageSource.PARTIAL if source is UsageSource.REPORTED and not final else source,
-        raw=kept,
+        raw=raw_usage,
         details=details_of(
             web_search=reported_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0
         ),

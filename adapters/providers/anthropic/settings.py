@@ -58,21 +58,21 @@ class Tuning:
     # --- Reasoning ---
 
     def _effort(self) -> str | None:
-        asked = self.request.reasoning_effort
-        if asked is None or _has_budget(self.extra.get("thinking")):  # the host's own budget takes precedence
+        requested = self.request.reasoning_effort
+        if requested is None or _has_budget(self.extra.get("thinking")):  # the host's own budget takes precedence
             return None
         if not self._may_reason():
-            if asked != "none":
+            if requested != "none":
                 self.warnings.append(
                     dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
                 )
             return None
-        known = _WIRE_EFFORTS if self.model is None else self.model.efforts
-        if not known or (asked == "none" and self._can_be_off()):
+        efforts = _WIRE_EFFORTS if self.model is None else self.model.efforts
+        if not efforts or (requested == "none" and self._can_be_off()):
             return None
-        effort = nearest_effort(asked, known)
-        if effort != asked:
-            self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest value of the model"))
+        effort = nearest_effort(requested, efforts)
+        if effort != requested:
+            self.warnings.append(changed("reasoning_effort", requested, effort, "the nearest value of the model"))
         return effort
 
     def _may_reason(self) -> bool:
@@ -98,7 +98,7 @@ class Tuning:
             return None
         return self._budget(effort, body)
 
-    def _budget(self, asked: str, body: JsonObject) -> JsonObject | None:
+    def _budget(self, effort: str, body: JsonObject) -> JsonObject | None:
         """Thinking with a budget of at most half the reply's limit."""
         why = None
         limit = self.request.max_output_tokens
@@ -112,7 +112,7 @@ class Tuning:
         if why is not None:
             self.warnings.append(dropped("reasoning_effort", self.provider, why))
             return None
-        return {"type": "enabled", "budget_tokens": max(LEAST_BUDGET, min(BUDGETS[asked], limit // 2))}
+        return {"type": "enabled", "budget_tokens": max(LEAST_BUDGET, min(BUDGETS[effort], limit // 2))}
 
     # --- Sampling ---
 
@@ -292,14 +292,14 @@ class _Fitter:
 
     def _refuse_recursion(self) -> None:
         for name in self._definitions:
-            seen: set[str] = set()
+            targets: set[str] = set()
             waiting = [name]
             while waiting:
                 for target in _references(self._definitions.get(waiting.pop())):
                     if target == name:
                         raise NotStrict(f"$.$defs.{name}: a definition that contains itself")
-                    if target not in seen:
-                        seen.add(target)
+                    if target not in targets:
+                        targets.add(target)
                         waiting.append(target)
 
 

@@ -219,7 +219,7 @@ class _Writer:
                 case Role.TOOL:
                     self._results([block for block in message.content if isinstance(block, ToolResultBlock)])
                 case _:
-                    parts: list[Json] = [part for block in message.content for part in self._said(block)]
+                    parts: list[Json] = [part for block in message.content for part in self._parts_of(block)]
                     self._add("user", parts or [{"text": block.text} for block in left_out(message.content)])
         if not self.contents:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
@@ -243,7 +243,7 @@ class _Writer:
 
     # --- The user ---
 
-    def _said(self, block: ContentBlock) -> Iterator[JsonObject]:
+    def _parts_of(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
             case TextBlock():
                 yield {"text": block.text, **self._fields(block.provider_raw, OF_A_PART)}
@@ -260,15 +260,15 @@ class _Writer:
             self._lose(home, NEITHER)
             return
         of_type: JsonObject = {} if sent.media_type is None else {"mimeType": sent.media_type}
-        own = self._fields(media.provider_raw, OF_A_PART)
+        fields = self._fields(media.provider_raw, OF_A_PART)
         if sent.url is not None:
-            yield {"fileData": {**of_type, "fileUri": sent.url}, **own}
+            yield {"fileData": {**of_type, "fileUri": sent.url}, **fields}
         else:
-            yield {"inlineData": {**of_type, "data": sent.data}, **own}
+            yield {"inlineData": {**of_type, "data": sent.data}, **fields}
 
     def _fields(self, raw: ProviderRaw | None, names: Iterable[str]) -> JsonObject:
-        own = self.history.own(raw)
-        return {name: own[name] for name in names if own.get(name) is not None} if own else {}
+        data = self.history.own(raw)
+        return {name: data[name] for name in names if data.get(name) is not None} if data else {}
 
     # --- The model ---
 
@@ -300,12 +300,12 @@ class _Writer:
         return parts
 
     def _thought(self, block: ThinkingBlock) -> JsonObject:
-        start = self._own(block).get("start")
+        start = self._data_of(block).get("start")
         text = block.text[start:] if isinstance(start, int) else block.text
-        own = self._fields(block.provider_raw, OF_TEXT)
-        return {"text": text, "thought": True, "thoughtSignature": block.signature, **own}
+        fields = self._fields(block.provider_raw, OF_TEXT)
+        return {"text": text, "thought": True, "thoughtSignature": block.signature, **fields}
 
-    def _own(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
+    def _data_of(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
         """The data that the target attached to a block. Data with another model's signature is ignored."""
         raw = block.provider_raw
         return self.history.own(raw) if raw is not None and self._is_ours(raw) else {}
@@ -333,25 +333,25 @@ class _Writer:
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
         """Split a text into parts: each signed piece has its own part."""
         at = 0
-        own = self._fields(block.provider_raw, OF_TEXT)
-        signed = self._own(block).get("signatures")
+        fields = self._fields(block.provider_raw, OF_TEXT)
+        signed = self._data_of(block).get("signatures")
         for piece in signed if isinstance(signed, list) else ():
             match piece:
                 case {"start": int(start), "end": int(end), "signature": str(signature)}:
                     if not at <= start <= end <= len(block.text):
                         break  # the text has changed since it was signed
                     if start > at:
-                        yield {"text": block.text[at:start], **own}
-                    yield {"text": block.text[start:end], "thoughtSignature": signature, **own}
+                        yield {"text": block.text[at:start], **fields}
+                    yield {"text": block.text[start:end], "thoughtSignature": signature, **fields}
                     at = end
         if at < len(block.text):
-            yield {"text": block.text[at:], **own}
+            yield {"text": block.text[at:], **fields}
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
         call: JsonObject = {"id": self.history.tool_ids[block.id], "name": block.name, "args": block.input}
-        signature = self._own(block).get("thoughtSignature")
-        own = self._fields(block.provider_raw, OF_TEXT)
-        return {"functionCall": call, **({"thoughtSignature": signature} if signature else {}), **own}
+        signature = self._data_of(block).get("thoughtSignature")
+        fields = self._fields(block.provider_raw, OF_TEXT)
+        return {"functionCall": call, **({"thoughtSignature": signature} if signature else {}), **fields}
 
     # --- Tools ---
 

@@ -74,7 +74,7 @@ class _Writer:
                     results = (block for block in message.content if isinstance(block, ToolResultBlock))
                     self.steps += [self._result(block) for block in results]
                 case _:
-                    self._said(message)
+                    self._add_content(message)
         if not self.steps:
             raise InvalidRequestError(f"{self.history.adapter}: the request has no message to send")
         return self.steps
@@ -90,7 +90,7 @@ class _Writer:
 
     # --- The user ---
 
-    def _said(self, message: Message) -> None:
+    def _add_content(self, message: Message) -> None:
         for block in message.content:
             if isinstance(block, OpaqueBlock) and _type(block) not in CONTENT_TYPES:
                 self.steps.append(block.provider_raw.data)
@@ -115,12 +115,12 @@ class _Writer:
             return
         of_type: JsonObject = {} if sent.media_type is None else {"mime_type": sent.media_type}
         source: JsonObject = {"data": sent.data} if sent.url is None else {"uri": sent.url}
-        own = self._fields(media.provider_raw)
-        yield {"type": _kind(media, sent.media_type), **source, **of_type, **own}
+        fields = self._fields(media.provider_raw)
+        yield {"type": _kind(media, sent.media_type), **source, **of_type, **fields}
 
     def _fields(self, raw: ProviderRaw | None) -> JsonObject:
-        own = self.history.own(raw)
-        return {name: own[name] for name in _OF_MEDIA if own.get(name) is not None} if own else {}
+        data = self.history.own(raw)
+        return {name: data[name] for name in _OF_MEDIA if data.get(name) is not None} if data else {}
 
     # --- The model ---
 
@@ -157,10 +157,10 @@ class _Writer:
         return {"type": "image", **block.provider_raw.data, **source}
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
-        own = self.history.own(block.provider_raw)
-        kept = {name: value for name, value in own.items() if name not in ("id", "arguments")}
+        data = self.history.own(block.provider_raw)
+        fields = {name: value for name, value in data.items() if name not in ("id", "arguments")}
         return {
-            **kept,
+            **fields,
             "type": "function_call",
             "id": self.history.tool_ids[block.id],
             "name": block.name,

@@ -126,7 +126,7 @@ def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | No
         _of(found.input_tokens_by_modality, "audio"),
         _of(found.cached_tokens_by_modality, "audio"),
     )
-    seen, cached_images = (
+    image_tokens, cached_images = (
         _of(found.input_tokens_by_modality, "image"),
         _of(found.cached_tokens_by_modality, "image"),
     )
@@ -140,14 +140,14 @@ def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | No
         cached_input_tokens=cached or 0,
         reasoning_tokens=thought,
         source=source_of(
-            *((cached, prompt), (prompt_audio + seen, prompt), (cached_audio + cached_images, cached)),
+            *((cached, prompt), (prompt_audio + image_tokens, prompt), (cached_audio + cached_images, cached)),
             (spoken + drawn, output),
             raw=raw,
-            whole=prompt is not None,
+            complete=prompt is not None,
         ),
         details=details_of(
             audio_input=audio,
-            image_input=min(fresh - audio, max(0, seen - cached_images)),
+            image_input=min(fresh - audio, max(0, image_tokens - cached_images)),
             audio_cache_read=min(cached or 0, cached_audio),
             image_cache_read=min(max(0, (cached or 0) - cached_audio), cached_images),
             audio_output=spoken,
@@ -209,7 +209,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
 class Steps:
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
-        self.seen = False
+        self.any_step = False
         self.status: str | None = None
         self._tier: object = None
         self._warned = False
@@ -228,9 +228,9 @@ class Steps:
         self.note_usage(interaction.usage)
         self.note_status(interaction.status, interaction.errors)
 
-    def note_detail(self, name: str, said: msgspec.Raw) -> None:
-        if said != ABSENT:
-            self.assembler.details[name] = decode_json(said)
+    def note_detail(self, name: str, detail: msgspec.Raw) -> None:
+        if detail != ABSENT:
+            self.assembler.details[name] = decode_json(detail)
 
     def note_usage(self, raw: msgspec.Raw) -> None:
         usage = None if raw == ABSENT else read_usage(raw, self._tier)
@@ -269,7 +269,7 @@ class Steps:
     def whole(self, step: Json) -> None:
         if not isinstance(step, dict):
             return
-        self.seen = True
+        self.any_step = True
         match step.get("type"):
             case "model_output":
                 content = step.get("content")
@@ -335,8 +335,8 @@ class Steps:
     def begin_call(self, step: JsonObject) -> int:
         """Start a call. Returns the key of its block."""
         key, name = self.next_key(), step.get("name")
-        own = {field: value for field, value in step.items() if field not in ("type", "name", "arguments")}
-        self.assembler.tool_start(key, name if isinstance(name, str) else "", raw=own)
+        fields = {field: value for field, value in step.items() if field not in ("type", "name", "arguments")}
+        self.assembler.tool_start(key, name if isinstance(name, str) else "", raw=fields)
         return key
 
 

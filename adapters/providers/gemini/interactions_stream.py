@@ -92,7 +92,7 @@ class InteractionNormaliser(SseNormaliser):
     def _on_completed(self, interaction: wire.Interaction) -> None:
         for index in list(self._open):
             self._stop(index)
-        if not self._steps.seen:
+        if not self._steps.any_step:
             for step in interaction.steps or ():
                 self._steps.whole(step)
         self._steps.note(interaction)
@@ -113,7 +113,7 @@ class InteractionNormaliser(SseNormaliser):
         step = wire.decode_json(event.step)
         if not isinstance(step, dict):
             return
-        index = event.index if event.index is not None else self._index + 1 if self._steps.seen else 0
+        index = event.index if event.index is not None else self._index + 1 if self._steps.any_step else 0
         self._stop(index)
         self._begin(index, step)
 
@@ -121,7 +121,7 @@ class InteractionNormaliser(SseNormaliser):
         raw_type = step.get("type")
         kind = raw_type if isinstance(raw_type, str) else ""
         started = self._open[index] = OpenStep(kind, step)
-        self._index, self._steps.seen = index, True
+        self._index, self._steps.any_step = index, True
         match kind:
             case "model_output":
                 content = step.get("content")

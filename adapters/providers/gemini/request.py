@@ -372,10 +372,14 @@ def _say_first(contents: list[JsonObject], text: str) -> None:
 def _give_way(config: JsonObject, options: JsonObject) -> None:
     """Remove Callboard's budget or level of thinking if the host sets one, because both together are refused."""
     theirs = options.get("generationConfig")
-    asked = theirs.get("thinkingConfig") if isinstance(theirs, dict) else None
+    requested = theirs.get("thinkingConfig") if isinstance(theirs, dict) else None
     ours = config.get("thinkingConfig")
-    if isinstance(asked, dict) and isinstance(ours, dict) and asked.keys() & {"thinkingBudget", "thinkingLevel"}:
-        config["thinkingConfig"] = {key: kept for key, kept in ours.items() if key == "includeThoughts"}
+    if (
+        isinstance(requested, dict)
+        and isinstance(ours, dict)
+        and requested.keys() & {"thinkingBudget", "thinkingLevel"}
+    ):
+        config["thinkingConfig"] = {key: value for key, value in ours.items() if key == "includeThoughts"}
 
 
 def model_name(model: str) -> str:

@@ -259,12 +259,12 @@ class SharedServer:
         self._start_timeout = start_timeout
         self._claim: _Shared | None = None
         self._pending = 0  # acquires in progress on this handle
-        self._held = False
+        self._is_claimed = False
 
     @property
     def server(self) -> LocalServer | None:
         """The server, between `acquire` and `release`; otherwise None. The server may have stopped."""
-        return self._claim.server if self._claim is not None and self._held else None
+        return self._claim.server if self._claim is not None and self._is_claimed else None
 
     async def acquire(self) -> LocalServer:
         """Return the running server. Raises the errors of `LocalServer.start`, and ServerError if the handle is
@@ -278,12 +278,12 @@ class SharedServer:
             await shared.server.start()
             if self._claim is not shared:
                 raise ServerError("the local model's server was released while it was starting")
-            self._held = True
+            self._is_claimed = True
         finally:
             self._pending -= 1
             # Other tasks may wait for the start on this handle. A cancelled task must not release the server for
             # them.
-            if self._claim is shared and not self._held and not self._pending:
+            if self._claim is shared and not self._is_claimed and not self._pending:
                 self._claim = None
                 shared.users -= 1
                 shared.forget_if_unused()
@@ -291,7 +291,7 @@ class SharedServer:
 
     async def release(self) -> None:
         """Release the server. The last handle waits until the server has stopped. Idempotent."""
-        shared, self._claim, self._held = self._claim, None, False
+        shared, self._claim, self._is_claimed = self._claim, None, False
         if shared is None:
             return
         shared.users -= 1

@@ -138,11 +138,11 @@ class OllamaWire(ChatWire):
     def get_capabilities(self, model: str) -> AdapterCapabilities:
         """The capabilities that the server reports; the adapter's `capabilities` until the model was looked up."""
         facts = self._catalogue.facts(model)
-        known = facts.capabilities() if facts is not None else self.capabilities
+        capabilities = facts.capabilities() if facts is not None else self.capabilities
         if not self.emulates_tools:
-            return known
+            return capabilities
         return msgspec.structs.replace(
-            known, supports_tools=True, supports_tool_choice=True, supports_parallel_tool_calls=False
+            capabilities, supports_tools=True, supports_tool_choice=True, supports_parallel_tool_calls=False
         )
 
     def _seconds(self) -> float:

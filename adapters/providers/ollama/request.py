@@ -90,13 +90,13 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return self.family.replace("-", "").startswith("gptoss")
 
     def capabilities(self) -> AdapterCapabilities:
-        window, known = self.context_tokens, UNKNOWN
+        window, traits = self.context_tokens, UNKNOWN
         if window is not None:
-            known = msgspec.structs.replace(known, max_context_tokens=window, max_output_tokens=window)
+            traits = msgspec.structs.replace(traits, max_context_tokens=window, max_output_tokens=window)
         if self.abilities is None:
-            return known
+            return traits
         return msgspec.structs.replace(
-            known,
+            traits,
             supports_images="vision" in self.abilities,
             supports_thinking="thinking" in self.abilities,
             supports_tools="tools" in self.abilities,
@@ -145,7 +145,7 @@ class Catalogue:
 
     def __init__(self) -> None:
         self._facts: dict[str, ModelFacts] = {}
-        self._asked: dict[str, float] = {}
+        self._queried_at: dict[str, float] = {}
 
     def facts(self, model: str) -> ModelFacts | None:
         return self._facts.get(full_name(model))
@@ -154,15 +154,15 @@ class Catalogue:
         """Cache an answer, or the fact that there was none."""
         name = full_name(model)
         if facts is None:
-            put(self._asked, name, now)
+            put(self._queried_at, name, now)
         else:
-            self._asked.pop(name, None)
+            self._queried_at.pop(name, None)
             put(self._facts, name, facts)
 
     def wants(self, model: str, now: float) -> bool:
         """Whether to look up a model: it is unknown, and its last lookup did not fail recently."""
         name = full_name(model)
-        asked_at = self._asked.get(name)
+        asked_at = self._queried_at.get(name)
         return name not in self._facts and (asked_at is None or now - asked_at >= ASK_AGAIN_SECONDS)
 
 

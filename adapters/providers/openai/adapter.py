@@ -50,7 +50,7 @@ from .data import (
 from .request import OPTIONS, build_request
 from .response import Reply
 from .stream import ResponsesNormaliser
-from .wire import Item, Response, drawn_with, elements, read, read_or_default, read_usage
+from .wire import Item, Response, drawn_with, read, read_or_default, read_usage
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"
@@ -140,11 +140,11 @@ def _texts(content: Json) -> list[str]:
 
 
 def _usage(reply: _Reply, images: int) -> TokenUsage | None:
-    own = read_image_usage(reply.usage)
+    image_usage = read_image_usage(reply.usage)
     details = drawn_with(reply.tool_usage) or details_of(image_tool=images)
-    if own is None:
+    if image_usage is None:
         return TokenUsage(details=details) if details else None
-    return msgspec.structs.replace(own, details=details)
+    return msgspec.structs.replace(image_usage, details=details)
 
 
 _UNDER_WAY = frozenset({"queued", "in_progress"})
@@ -195,7 +195,7 @@ class ResponsesInBackground:
     def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
         response = read(Response, body)
         fees = Reply(assembler, self._quirks).fees
-        for raw in elements(response.output):
+        for raw in response.output or ():
             item = read_or_default(Item, raw)
             fees.note(item.type or "unknown", item)
         counts = fees.counts(response.tool_usage, response.usage)
@@ -248,7 +248,7 @@ class NumberedResponses(ResponsesNormaliser):
         if self.assembler.raw is not None:
             self.assembler.raw.body(body)
         self._reply.begin(response)
-        for index, raw in enumerate(elements(response.output)):
+        for index, raw in enumerate(response.output or ()):
             wire = read_or_default(Item, raw)
             item = self.item_of(wire, index)
             self._release(item.number)
@@ -333,9 +333,9 @@ class ResponsesWire(ChatWire):
         return self.capabilities if row is None else row.within(self.capabilities)
 
     def other_wires(self) -> OtherWires:
-        own = self.quirks is OPENAI
+        is_openai = self.quirks is OPENAI
         return OtherWires(
-            OpenAIEmbeddings(base64=own, tokens=own),  # few other servers support these options
+            OpenAIEmbeddings(base64=is_openai, tokens=is_openai),  # few other servers support these options
             _image_wire,
             OpenAIVideos(codes=CODES),
             RESPONSES_BATCHES,

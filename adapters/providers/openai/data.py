@@ -152,8 +152,8 @@ def find_model(name: str) -> Model | None:
 
     A fine-tuned model (``ft:gpt-4o-mini:acme::7p4l``) has the row of its base.
     """
-    own = name.rpartition("/")[2].removeprefix("openai.")
-    return TABLE.resembling(own.split(":")[1] if own.startswith("ft:") else own)
+    base_name = name.rpartition("/")[2].removeprefix("openai.")
+    return TABLE.resembling(base_name.split(":")[1] if base_name.startswith("ft:") else base_name)
 
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"

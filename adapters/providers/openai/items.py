@@ -107,9 +107,9 @@ class OwnItems:
             return HALF if self.lacks_half(block) else None
         return "an item of this kind can't be sent back without storage"
 
-    def caller(self, own: JsonObject) -> JsonObject:
+    def caller(self, data: JsonObject) -> JsonObject:
         """The `caller` of a call and of its result. A program that is not sent is omitted."""
-        caller = own.get("caller")
+        caller = data.get("caller")
         if not isinstance(caller, dict):
             return {}
         sent = caller.get("type") != PROGRAM or caller.get("caller_id") in self._programs
@@ -167,7 +167,7 @@ def write_items(
 def _plain(text: str, place: int) -> JsonObject:
     """A plain message as an item. Even places are the user's, odd places the model's."""
     if place % 2:
-        return _said({"type": "output_text", "text": text, "annotations": []}, place)
+        return _output_text({"type": "output_text", "text": text, "annotations": []}, place)
     return {"role": "user", "content": text}
 
 
@@ -195,7 +195,7 @@ class _Writer:
             match message.role:
                 case Role.ASSISTANT if text is not None:
                     part: JsonObject = {"type": "output_text", "text": text, "annotations": []}
-                    self.items.append(_said(part, self._place))
+                    self.items.append(_output_text(part, self._place))
                 case Role.ASSISTANT:
                     self._assistant(message)
                 case Role.TOOL:
@@ -245,7 +245,7 @@ class _Writer:
         Blocks are read from the end, because a reasoning item needs the item after it.
         """
         blocks = list(content)
-        kept: list[ContentBlock] = []
+        reversed_blocks: list[ContentBlock] = []
         follower: ContentBlock | None = None
         for block in reversed(blocks):
             reason = None
@@ -267,16 +267,16 @@ class _Writer:
                     assert_never(block)
             follower = block if reason is None else None
             if reason is None:
-                kept.append(block)
+                reversed_blocks.append(block)
             else:
                 self._lose(block, reason)
-        return kept[::-1]
+        return reversed_blocks[::-1]
 
     def _own_image(self, block: ImageBlock) -> JsonObject:
         assert block.data is not None
         absent = NEVER_NULL[IMAGE_CALL]
-        own = self.history.own(block.provider_raw).items()
-        return {name: value for name, value in own if value is not None or name not in absent} | {
+        fields = self.history.own(block.provider_raw).items()
+        return {name: value for name, value in fields if value is not None or name not in absent} | {
             "result": b64encode(block.data).decode()
         }
 
@@ -290,21 +290,21 @@ class _Writer:
             led_to = self.history.own(follower.provider_raw).get("after") == item["id"]
         return None if led_to else "the item that follows it is not sent"
 
-    def _item_id(self, own: JsonObject) -> Json:
+    def _item_id(self, data: JsonObject) -> Json:
         """The item's own id, if the reasoning before the item is sent, too."""
-        return own.get("item_id") if own.get("after") in self.reasoning else None
+        return data.get("item_id") if data.get("after") in self.reasoning else None
 
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
-        own = self.history.own(block.provider_raw)
-        annotations = own.get("annotations")
+        data = self.history.own(block.provider_raw)
+        annotations = data.get("annotations")
         part: JsonObject = {
             "type": "output_text",
             "text": block.text,
             "annotations": annotations if isinstance(annotations, list) else [],
         }
-        if own.get("type") == "refusal":
+        if data.get("type") == "refusal":
             part = {"type": "refusal", "refusal": block.text}
-        named = own.get("item_id")
+        named = data.get("item_id")
         last = self.items[-1] if self.items else None
         if (
             named
@@ -316,26 +316,26 @@ class _Writer:
             assert isinstance(parts, list)
             parts.append(part)
             return
-        item = _said(part, self._place, self._item_id(own))
-        if "phase" in own:
-            item["phase"] = own["phase"]
+        item = _output_text(part, self._place, self._item_id(data))
+        if "phase" in data:
+            item["phase"] = data["phase"]
         self.items.append(item)
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
-        own = self.history.own(block.provider_raw)
+        data = self.history.own(block.provider_raw)
         item: JsonObject = {
             "type": "function_call",
             "call_id": self.history.tool_ids[block.id],
             "name": block.name,
         }
-        if own.get("type") == CUSTOM or (block.name in self.free_form and free_text(block) is not None):
+        if data.get("type") == CUSTOM or (block.name in self.free_form and free_text(block) is not None):
             item |= {"type": CUSTOM, INPUT: free_text(block) or ""}
         else:
             item["arguments"] = msgspec.json.encode(block.input).decode()
-        if item_id := self._item_id(own):
+        if item_id := self._item_id(data):
             item["id"] = item_id
-        item |= {name: own[name] for name in ("namespace", "async") if name in own}
-        return item | self.own_items.caller(own)
+        item |= {name: data[name] for name in ("namespace", "async") if name in data}
+        return item | self.own_items.caller(data)
 
     def _result(self, block: ContentBlock) -> JsonObject:
         assert isinstance(block, ToolResultBlock)
@@ -349,13 +349,13 @@ class _Writer:
             output = [{"type": "input_text", "text": prefix}] if prefix else []
             output += [part for content in block.content for part in self._part(content, block)]
         call, free_form = self.calls[block.tool_use_id]
-        own = self.history.own(call.provider_raw)
+        call_data = self.history.own(call.provider_raw)
         item: JsonObject = {
             "type": f"{CUSTOM}_output" if free_form else "function_call_output",
             "call_id": self.history.tool_ids[block.tool_use_id],
             "output": output,
         }
-        return add_host_fields(item | self.own_items.caller(own), self.history.own(block.provider_raw))
+        return add_host_fields(item | self.own_items.caller(call_data), self.history.own(block.provider_raw))
 
     def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
         """Write a user message that contains the provider's own items, as messages and items in order."""
@@ -405,7 +405,7 @@ def _made_up_id(prefix: str, place: int) -> str:
     return f"{prefix}_{place:024x}"
 
 
-def _said(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
+def _output_text(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
     """A message item with one part of a reply, for a place among the items."""
     return {
         "type": "message",

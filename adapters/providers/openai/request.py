@@ -224,18 +224,18 @@ class _Builder:
     # --- Tuning ---
 
     def _reasoning(self, body: JsonObject) -> None:
-        asked = self.request.reasoning_effort
-        if asked is None:
+        requested = self.request.reasoning_effort
+        if requested is None:
             return
         if not self._reasons():
-            if asked != "none":
+            if requested != "none":
                 self._warn(WarningCode.PARAMETER_DROPPED, f"{self.name} does not support reasoning_effort")
             return
-        effort = asked if self.model is None else nearest_effort(asked, self.model.efforts)
-        if effort != asked:
+        effort = requested if self.model is None else nearest_effort(requested, self.model.efforts)
+        if effort != requested:
             self._warn(
                 WarningCode.PARAMETER_CHANGED,
-                f"{self.name} has no effort {asked!r}; {effort!r} is used",
+                f"{self.name} has no effort {requested!r}; {effort!r} is used",
             )
         body["reasoning"] = {"effort": effort}
         if self.summarises and self.model is not None and effort != "none":

@@ -32,7 +32,6 @@ from .wire import (
     ToolFees,
     as_arguments,
     as_object,
-    elements,
     is_present,
     read,
     read_or_default,
@@ -278,34 +277,32 @@ class OutputItem:
         self._assembler.image(self._key, kind, raw, image, rest)
 
     def _message_done(self, item: Item) -> None:
-        parts = [(raw, read_or_default(Part, raw)) for raw in elements(item.content)]
-        whole = "".join(part.text or part.refusal or "" for _, part in parts)
+        parts = [(raw, read_or_default(Part, raw)) for raw in item.content or ()]
+        full_text = "".join(part.text or part.refusal or "" for _, part in parts)
         streamed = "".join(self._assembler.block_text(key) for key in self._keys)
-        known: JsonObject = {}
+        data: JsonObject = {}
         after = self._reply.reasoning_before(self.number)
         if item.id and after:
-            known |= {"item_id": item.id, "after": after}
+            data |= {"item_id": item.id, "after": after}
         if item.phase:
-            known["phase"] = item.phase
+            data["phase"] = item.phase
         for position, (raw, part) in enumerate(parts):
             if part.type in ("output_text", "refusal", "text", None):
-                self._whole_part(position, part, known, add_text=streamed != whole)
+                self._whole_part(position, part, data, add_text=streamed != full_text)
             else:
                 self._assembler.whole((self.number, position), part.type, as_object(raw))
         for key in self._keys:
             self._assembler.end(key)
 
-    def _whole_part(self, position: int, part: Part, known: JsonObject, *, add_text: bool = True) -> None:
-        raw = dict(known)
+    def _whole_part(self, position: int, part: Part, data: JsonObject, *, add_text: bool = True) -> None:
+        raw = dict(data)
         if part.refusal is not None:
             raw["type"] = "refusal"
             self._reply.refused = True
-        annotations = elements(part.annotations)
-        if annotations:
-            raw["annotations"] = [as_object(annotation) for annotation in annotations]
-        logprobs = elements(part.logprobs)
-        if logprobs:
-            raw["logprobs"] = [as_object(logprob) for logprob in logprobs]
+        if part.annotations:
+            raw["annotations"] = [as_object(annotation) for annotation in part.annotations]
+        if part.logprobs:
+            raw["logprobs"] = [as_object(logprob) for logprob in part.logprobs]
         key = (self.number, position)
         if add_text:
             self.text(position, _remainder(part.text or part.refusal or "", self._assembler.block_text(key)))
@@ -334,7 +331,7 @@ class OutputItem:
 
     def _call_raw(self, item: Item) -> JsonObject:
         after = self._reply.reasoning_before(self.number)
-        known: JsonObject = {
+        data: JsonObject = {
             "id": item.call_id or item.id,
             "item_id": item.id if after else None,
             "after": after,
@@ -343,7 +340,7 @@ class OutputItem:
             "async": item.is_async,
             "type": CUSTOM if self.kind == CUSTOM else None,
         }
-        return {name: value for name, value in known.items() if value}
+        return {name: value for name, value in data.items() if value}
 
     def _reply_waits(self, item: Item) -> None:
         if self.kind in HOST_CALLS or item.execution == "client":
@@ -358,13 +355,13 @@ class OutputItem:
             self._assembler.end(self._key, incomplete=True)
 
 
-def _remainder(whole: str, so_far: str) -> str:
-    """The part of `whole` that was not emitted; empty if the emitted text is not its start."""
-    return whole[len(so_far) :] if whole.startswith(so_far) else ""
+def _remainder(full_text: str, so_far: str) -> str:
+    """The part of `full_text` that was not emitted; empty if the emitted text is not its start."""
+    return full_text[len(so_far) :] if full_text.startswith(so_far) else ""
 
 
-def _texts(data: msgspec.Raw) -> list[str]:
-    return [read_or_default(Part, part).text or "" for part in elements(data)]
+def _texts(parts: list[msgspec.Raw] | None) -> list[str]:
+    return [read_or_default(Part, part).text or "" for part in parts or ()]
 
 
 _CUSTOM_HEAD, _CUSTOM_TAIL = '{"input":"', '"}'
@@ -395,14 +392,14 @@ def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:
     response = read(Response, body)
     reply = Reply(assembler, quirks)
     reply.begin(response)
-    output = elements(response.output)
+    output = response.output or ()
     if not output and response.object != "response":
         raise error_of(response, assembler.provider) or StreamError("the reply is not a response object")
-    seen: set[tuple[str | None, str | None, str | None]] = set()
+    seen_items: set[tuple[str | None, str | None, str | None]] = set()
     for raw, item in [(raw, read(Item, raw)) for raw in output]:
         named = (item.type, item.id, item.call_id)
-        if item.id and named in seen and item.type in (*TOOL_CALLS, "message", "reasoning"):
+        if item.id and named in seen_items and item.type in (*TOOL_CALLS, "message", "reasoning"):
             continue  # the item was already read
-        seen.add(named)
+        seen_items.add(named)
         reply.add(item.type or "unknown").done(item, raw)
     reply.finish(response)

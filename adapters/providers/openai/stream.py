@@ -27,7 +27,6 @@ from .wire import (
     Response,
     as_arguments,
     decode_event,
-    elements,
     is_present,
     read,
     read_or_default,
@@ -61,9 +60,9 @@ class ResponsesNormaliser(SseNormaliser):
                 return
             raise
         kind = event.type
-        known = _DELTAS.get(kind) if kind is not None else None
-        if known is not None:
-            self._apply(self._find(event, known[0]), known[1], event)
+        delta = _DELTAS.get(kind) if kind is not None else None
+        if delta is not None:
+            self._apply(self._find(event, delta[0]), delta[1], event)
         else:
             self._on_other(kind or name.decode("utf-8", "replace"), event, data)
 
@@ -205,7 +204,7 @@ class ResponsesNormaliser(SseNormaliser):
         response = read_or_default(Response, event.response)
         response.status = response.status or status
         self._reply.begin(response)
-        output = elements(response.output)
+        output = response.output or []
         for number, item in enumerate(self._reply.items):
             self._release(number)
             if not item.is_done:

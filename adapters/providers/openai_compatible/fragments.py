@@ -108,9 +108,9 @@ class ToolCalls:
 
     def _find(self, index: int | None, wire_id: str, name: str, position: int | None) -> _Call | None:
         """The call that a fragment continues; None if the fragment starts a call."""
-        known = self._by_id(wire_id, index, name)
-        if known is not None:
-            return known
+        call = self._by_id(wire_id, index, name)
+        if call is not None:
+            return call
         if index is not None:
             current = self._by_index.get(index)
         elif name or position is None or position >= len(self._calls):
@@ -211,27 +211,27 @@ class ThinkTags:
     _CLOSE = "</think>"
 
     def __init__(self, *, opened: bool) -> None:
-        self._held = ""
+        self._undecided = ""
         self._opened = opened
         self._state = "start"
 
     def feed(self, text: str) -> list[tuple[bool, str]]:
         if self._state == "text":
             return [(False, text)]
-        return list(self._read(self._held + text))
+        return list(self._read(self._undecided + text))
 
     def flush(self) -> list[tuple[bool, str]]:
         """The held text, at the end of the reply."""
-        held, self._held = self._held, ""
+        undecided, self._undecided = self._undecided, ""
         thinking = self._state == "thinking" or (self._state == "start" and self._opened)
-        return [(thinking, held)] if held and self._state != "gap" else []
+        return [(thinking, undecided)] if undecided and self._state != "gap" else []
 
     def _read(self, text: str) -> Iterator[tuple[bool, str]]:
-        self._held = ""
+        self._undecided = ""
         if self._state == "start":
             start = text.lstrip()
             if len(start) < len(self._OPEN) and self._OPEN.startswith(start):
-                self._held = text
+                self._undecided = text
                 return
             inside = start.startswith(self._OPEN)
             self._state = "thinking" if inside or self._opened else "text"
@@ -240,7 +240,7 @@ class ThinkTags:
             thought, found, rest = text.partition(self._CLOSE)
             if not found:
                 cut = _overlap(text, self._CLOSE)
-                self._held = text[len(text) - cut :]
+                self._undecided = text[len(text) - cut :]
                 thought = text[: len(text) - cut]
             if thought:
                 yield True, thought

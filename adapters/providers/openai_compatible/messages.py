@@ -258,8 +258,8 @@ class _Writer:
                 case ImageBlock() | AudioBlock() | DocumentBlock():
                     reason = refusal(block, self.quirks)
                     if reason is None:
-                        own = self.history.own(block.provider_raw)
-                        parts.append(add_host_fields(media_part(block, self.quirks), own))
+                        data = self.history.own(block.provider_raw)
+                        parts.append(add_host_fields(media_part(block, self.quirks), data))
                     else:
                         self._lose(message, block, reason)
                 case OpaqueBlock():
@@ -287,9 +287,9 @@ class _Writer:
         return [*parts] if any(len(part) > 2 for part in parts) else None
 
     def _call(self, call: ToolUseBlock) -> JsonObject:
-        own = self.history.own(call.provider_raw)
+        data = self.history.own(call.provider_raw)
         text = free_text(call)
-        if text is not None and (own.get("type") == CUSTOM or call.name in self.free_form):
+        if text is not None and (data.get("type") == CUSTOM or call.name in self.free_form):
             custom: JsonObject = {"name": call.name, INPUT: text}
             return {"id": self.history.tool_ids[call.id], "type": CUSTOM, CUSTOM: custom}
         wire: JsonObject = {
@@ -298,8 +298,8 @@ class _Writer:
             # always an object: chat templates parse it
             "function": {"name": call.name, "arguments": encode_json(call.input).decode()},
         }
-        if self.quirks.replays == "extra_content" and "extra_content" in own:
-            wire["extra_content"] = own["extra_content"]
+        if self.quirks.replays == "extra_content" and "extra_content" in data:
+            wire["extra_content"] = data["extra_content"]
         return wire
 
     def _replay(self, wire: JsonObject, message: Message, *, with_calls: bool, in_tool_turn: bool) -> None:

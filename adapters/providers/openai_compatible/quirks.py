@@ -463,8 +463,8 @@ def quirks_name(base_url: str) -> str:
         return "default"
     if f"{host}:{port}" in HOSTS:
         return HOSTS[f"{host}:{port}"]
-    for known, name in HOSTS.items():
-        if host == known or host.endswith(f".{known}"):
+    for domain, name in HOSTS.items():
+        if host == domain or host.endswith(f".{domain}"):
             return name
     return "default"
 

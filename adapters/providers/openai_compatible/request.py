@@ -283,10 +283,10 @@ class _Builder:
         return wire
 
     def _effort(self) -> JsonObject:
-        asked = self.request.reasoning_effort
-        if asked is None:
+        requested = self.request.reasoning_effort
+        if requested is None:
             return {}
-        if asked != "none" and not self.capabilities.supports_thinking:
+        if requested != "none" and not self.capabilities.supports_thinking:
             self._left_out("reasoning_effort", "the model does not reason")
             return {}
         match self.quirks.effort:
@@ -294,12 +294,12 @@ class _Builder:
                 self._left_out("reasoning_effort", "the server does not support it")
                 return {}
             case "thinking":
-                return {"thinking": {"type": "disabled" if asked == "none" else "enabled"}}
+                return {"thinking": {"type": "disabled" if requested == "none" else "enabled"}}
             case style:
-                effort = nearest_effort(asked, self.quirks.efforts)
-                if effort != asked:
+                effort = nearest_effort(requested, self.quirks.efforts)
+                if effort != requested:
                     self.warnings.append(
-                        changed("reasoning_effort", asked, effort, "the nearest value of the model")
+                        changed("reasoning_effort", requested, effort, "the nearest value of the model")
                     )
                 return {"reasoning": {"effort": effort}} if style == "openrouter" else {"reasoning_effort": effort}
 

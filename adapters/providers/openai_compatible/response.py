@@ -254,9 +254,9 @@ class ReplyReader:
 
     def _note(self, name: str, entries: list[Json]) -> None:
         """Add the server's data about the text to the text's block."""
-        kept = self._of_text.setdefault(name, [])
-        assert isinstance(kept, list)
-        kept += entries
+        notes = self._of_text.setdefault(name, [])
+        assert isinstance(notes, list)
+        notes += entries
         self.assembler.block_raw(_TEXT, self._of_text)
 
     def _text(self, text: str) -> None:
@@ -294,11 +294,11 @@ class ReplyReader:
                     self._refused = True
                     self._text(text)
                 case dict() if isinstance(kind := part.get("type"), str):
-                    self._whole(kind, part)
+                    self._add_opaque(kind, part)
                 case _:
                     pass
 
-    def _whole(self, kind: str, raw: JsonObject) -> None:
+    def _add_opaque(self, kind: str, raw: JsonObject) -> None:
         self._details = None
         self._wholes += 1
         key = ("whole", self._wholes)
@@ -314,10 +314,10 @@ class ReplyReader:
         """Add images as blocks, and audio unchanged."""
         for image in message.images if isinstance(message.images, list) else ():
             if isinstance(image, dict):
-                self._whole("image_url", image)
+                self._add_opaque("image_url", image)
         audio = message.audio
         if isinstance(audio, dict) and (audio.get("data") or audio.get("transcript")):
-            self._whole("audio", audio)
+            self._add_opaque("audio", audio)
 
     # --- Reasoning ---
 

@@ -267,14 +267,14 @@ def read_details(data: bytes, choice: Json) -> JsonObject:
         found = _DETAILS.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {}
-    details = _said(_OF_REPLY, _in_reply(found))
+    details = _present(_OF_REPLY, _in_reply(found))
     for each in found.choices or ():
         if each is not None and each.index == choice:
-            details |= _said(_OF_CHOICE, _in_choice(each))
+            details |= _present(_OF_CHOICE, _in_choice(each))
     return details
 
 
-def _said(names: Sequence[str], values: Sequence[Json]) -> JsonObject:
+def _present(names: Sequence[str], values: Sequence[Json]) -> JsonObject:
     if values.count(None) == len(values):  # the usual case
         return {}
     named = zip(names, values, strict=True)
@@ -374,7 +374,7 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
     source = source_of(
         *(((cached or 0) + written, prompt), (reasoning, output), (prompt_audio, prompt), (spoken, output)),
         raw=raw,
-        whole=not derived,
+        complete=not derived,
     )
     fresh = max(0, prompt - (cached or 0) - written)
     stated = reported_cost(wire.cost, wire.is_byok, wire.cost_details, wire.cost_in_usd_ticks)

@@ -480,10 +480,10 @@ class ScriptedAdapter(HttpAdapter):
 _WORDS = re.compile(r"\w+")
 
 
-def word_vector(given: EmbeddingInput, dimensions: int) -> Vector:
+def word_vector(text_or_tokens: EmbeddingInput, dimensions: int) -> Vector:
     """Make a vector of length 1. Each word or token changes one number, which its checksum selects."""
     numbers = [0.0] * dimensions
-    words = _WORDS.findall(given.lower()) if isinstance(given, str) else map(str, given)
+    words = _WORDS.findall(text_or_tokens.lower()) if isinstance(text_or_tokens, str) else map(str, text_or_tokens)
     for word in words or [""]:
         checksum = zlib.crc32(word.encode("utf-8", "replace"))
         numbers[checksum % dimensions] += 1.0 if checksum & 0x80000000 else -1.0

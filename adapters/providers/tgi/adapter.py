@@ -83,9 +83,9 @@ def choose_template(option: Json) -> PromptTemplate:
     changes: dict[str, Json] = dict(option) if isinstance(option, dict) else {}
     name = changes.pop("base", "plain") if isinstance(option, dict) else option
     if not isinstance(name, str) or name not in TEMPLATES:
-        known = ", ".join(sorted(TEMPLATES))
+        names = ", ".join(sorted(TEMPLATES))
         raise ConfigurationError(
-            f"options.template: {name!r} must be one of {known}, or an object with such a base"
+            f"options.template: {name!r} must be one of {names}, or an object with such a base"
         )
     try:
         return msgspec.convert({**msgspec.to_builtins(TEMPLATES[name]), **changes}, PromptTemplate)
@@ -258,21 +258,21 @@ class StopTrimmer:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
-        self._held = ""
+        self._unsent = ""
 
     def feed(self, text: str) -> str:
-        text = self._held + text
+        text = self._unsent + text
         cut = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - cut :]
+        self._unsent = text[len(text) - cut :]
         return text[: len(text) - cut]
 
     def finish(self, *, stopped: bool) -> tuple[str, str | None]:
-        held, self._held = self._held, ""
+        unsent, self._unsent = self._unsent, ""
         if stopped:
             for stop in sorted(self._stops, key=len, reverse=True):
-                if held.endswith(stop):
-                    return held.removesuffix(stop), stop
-        return held, None
+                if unsent.endswith(stop):
+                    return unsent.removesuffix(stop), stop
+        return unsent, None
 
 
 def _overlap(text: str, stop: str) -> int:

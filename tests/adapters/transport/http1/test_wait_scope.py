@@ -210,6 +210,6 @@ def test_a_limited_number_of_scopes_is_kept() -> None:
     async def test() -> None:
         scopes = WaitScopes()
         assert set(await asyncio.gather(*map(partial(waited, scopes, 5), [2.0] * 1000))) == {2.0}
-        assert len(scopes._kept) == 64
+        assert len(scopes._pool) == 64
 
     on_asyncio(test)
