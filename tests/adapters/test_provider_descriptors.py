@@ -339,7 +339,7 @@ def modules_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_table_says_what_its_facts_are_from_and_of_when(provider: str) -> None:
+def test_a_table_has_the_source_and_the_date_of_its_facts(provider: str) -> None:
     file = table_of(provider).file
     assert date.fromisoformat(file.date) >= date(2026, 11, 22)
     assert len(file.source) > 20
@@ -380,7 +380,7 @@ def test_short_names_lead_to_no_model_on_its_way_out(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_an_adapter_says_of_each_model_what_the_table_says(provider: str) -> None:
+def test_an_adapter_reports_the_facts_of_the_table(provider: str) -> None:
     adapter = create_adapter(provider, AdapterConfig(), name=provider)
     for row in table_of(provider).rows:
         can = adapter.get_capabilities(row.id)

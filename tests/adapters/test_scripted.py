@@ -77,7 +77,7 @@ async def test_a_reply_can_have_every_kind_of_content() -> None:
     assert [call.name for call in whole.tool_uses] == ["read", "list"]
 
 
-async def test_usage_that_nobody_wrote_down_is_estimated() -> None:
+async def test_missing_usage_is_estimated() -> None:
     response = await scripted("Four words are enough.").complete(request())
     assert response.usage.source is UsageSource.ESTIMATED
     assert response.usage.output_tokens > 0

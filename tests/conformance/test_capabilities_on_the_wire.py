@@ -398,9 +398,7 @@ _bodies = st.dictionaries(st.sampled_from("abc"), _values, max_size=3)
 
 
 @given(_bodies, _bodies)
-def test_merging_keeps_ours_where_the_host_says_nothing_and_changes_no_ones_object(
-    ours: JsonObject, theirs: JsonObject
-) -> None:
+def test_merging_keeps_the_adapters_fields_and_changes_no_object(ours: JsonObject, theirs: JsonObject) -> None:
     body, before, said = copy.deepcopy(ours), copy.deepcopy(ours), copy.deepcopy(theirs)
     inner = {name: value for name, value in body.items() if isinstance(value, dict)}
     try:

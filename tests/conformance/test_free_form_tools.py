@@ -87,7 +87,7 @@ def test_anybody_else_is_offered_a_tool_with_one_argument() -> None:
 
 
 @pytest.mark.parametrize("issuer", ["openai", "anthropic", None])
-def test_responses_is_told_a_call_as_a_free_form_one_whoever_made_it(issuer: str | None) -> None:
+def test_responses_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
     body = body_of(OpenAIAdapter(AdapterConfig()), asked("openai:gpt-6-sol", *called(issuer)))
     _, call, output = body["input"]
     assert (call["type"], call["input"], call["name"]) == ("custom_tool_call", TEXT, "sql")
@@ -96,7 +96,7 @@ def test_responses_is_told_a_call_as_a_free_form_one_whoever_made_it(issuer: str
 
 
 @pytest.mark.parametrize("issuer", ["openai_compatible", "anthropic", None])
-def test_chat_is_told_a_call_as_a_free_form_one_whoever_made_it(issuer: str | None) -> None:
+def test_chat_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
     body = body_of(OpenAICompatibleAdapter(AdapterConfig()), asked("openai_compatible:m", *called(issuer)))
     [call] = body["messages"][1]["tool_calls"]
     assert call == {"id": call["id"], "type": "custom", "custom": {"name": "sql", "input": TEXT}}

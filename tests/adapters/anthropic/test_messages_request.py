@@ -287,7 +287,7 @@ PDF = b"%PDF-1.7"
     (DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
         {"type": "text", "media_type": "text/plain", "data": "a☃"}),
 ])  # fmt: skip
-def test_documents_stand_in_results_with_their_names(document: DocumentBlock, source: JsonObject) -> None:
+def test_documents_are_in_results_with_their_names(document: DocumentBlock, source: JsonObject) -> None:
     named = msgspec.structs.replace(document, name="a.pdf")
     wire = write(
         Message.user("Go"),

@@ -407,5 +407,5 @@ def test_the_hosts_breakpoints_count_among_the_four(where: str) -> None:
     assert marked == {"blocks": [0, 2, 4, 6], "tools": [4, 6], "both": [2, 4, 6]}[where]
 
 
-def test_an_ordinary_reply_says_nothing_beside_its_content() -> None:
+def test_an_ordinary_reply_has_no_further_fields() -> None:
     assert read_whole(CLAUDE, CLAUDE.body("Hi", 0, "end")).reply.provider_details == {}

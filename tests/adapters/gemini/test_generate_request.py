@@ -325,7 +325,7 @@ SAID: list[tuple[ContentBlock, JsonObject]] = [
 
 
 @pytest.mark.parametrize(("block", "part"), SAID, ids=lambda value: type(value).__name__)
-def test_no_other_provider_is_told(block: ContentBlock, part: JsonObject) -> None:
+def test_no_other_provider_gets_the_fields(block: ContentBlock, part: JsonObject) -> None:
     said = str(body_of(Message.user([TextBlock("Hi"), block]), adapter=AnthropicAdapter(AdapterConfig())))
     assert not any(name in said for name in ("videoMetadata", "mediaResolution", "partMetadata", "hologram"))
 
@@ -370,7 +370,7 @@ def rated(**about: Json) -> JsonObject:
     return {**chunk, **of_chunk, "candidates": [{**candidate, **of_candidate}]}  # type: ignore[dict-item]
 
 
-def test_what_a_reply_says_beside_its_content_is_among_its_details() -> None:
+def test_further_fields_of_a_reply_are_in_its_details() -> None:
     assert read_body(GEMINI, rated(**DETAILS)).reply.provider_details == DETAILS
     assert read_body(GEMINI, rated()).reply.provider_details == {}
 
@@ -382,7 +382,7 @@ def test_the_latest_word_of_a_stream_counts() -> None:
     assert read(GEMINI, first_chunk, rated(**DETAILS)).reply.provider_details == DETAILS
 
 
-def test_null_says_nothing() -> None:
+def test_null_is_ignored() -> None:
     assert read_body(GEMINI, rated(**dict.fromkeys(DETAILS))).reply.provider_details == {}
 
 

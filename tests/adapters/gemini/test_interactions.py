@@ -107,7 +107,7 @@ def test_media_of_the_user(block: ContentBlock, content: JsonObject) -> None:
     assert step == {"type": "user_input", "content": [content, {"type": "text", "text": "So?"}]}
 
 
-def test_a_result_holds_its_pictures_and_says_that_it_failed() -> None:
+def test_a_result_has_its_pictures_and_its_failure() -> None:
     result = ToolResultBlock("tu_1", (TextBlock("No."), ImageBlock(data=PNG)), is_error=True)
     body = body_of(
         Message.user("Hi"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message(Role.TOOL, (result,))
@@ -269,7 +269,7 @@ def test_a_stored_interaction_repeats_what_was_said_to_it() -> None:
     assert read_whole(WIRE, i.interaction(said, STEPS[3], status="completed")).said[0] == "Hello"
 
 
-def test_what_an_interaction_says_beside_its_steps() -> None:
+def test_further_fields_of_an_interaction() -> None:
     about: JsonObject = {"continuation_token": "t", "environment_id": "e", "created": "2026-01-01", "updated": "x"}
     whole = read_whole(WIRE, i.interaction(STEPS[3], service_tier="priority", **about)).reply
     assert (whole.provider_details, whole.usage.service_tier) == (about, "priority")
@@ -382,7 +382,7 @@ def test_an_accepted_schema_is_not_changed() -> None:
     ({"anyOf": [{"const": 1}], "oneOf": [{"const": 2}]}, {"anyOf": [{"enum": [1]}], "oneOf": [{"enum": [2]}]}),
     ({"if": {}, "then": {}, "type": "string"}, {"type": "string", "description": "if: {}; then: {}"}),
 ])  # fmt: skip
-def test_what_is_not_taken_is_rewritten_or_told(given: JsonObject, sent: JsonObject) -> None:
+def test_refused_keywords_are_rewritten_or_become_text(given: JsonObject, sent: JsonObject) -> None:
     before = msgspec.json.encode(given)
     assert fit_schema(given) == sent
     assert msgspec.json.encode(given) == before, "the original stays as it was"

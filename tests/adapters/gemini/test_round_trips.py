@@ -330,7 +330,7 @@ def test_what_is_said_behind_it_ends_the_wait() -> None:
     ]  # fmt: skip
 
 
-def test_another_provider_is_told_the_text_alone() -> None:
+def test_another_provider_gets_only_the_text() -> None:
     adapter = AnthropicAdapter(AdapterConfig())
     asked = ask(QUESTION, paused("Once"), Message.user("Go on."), model="anthropic:claude-opus-4-6")
     call = adapter.write_request(asked, stream=False)

@@ -114,7 +114,7 @@ async def test_a_key_from_a_file_that_was_read_whole_is_sent_without_its_line_br
     assert health
 
 
-async def test_a_closed_adapter_says_so() -> None:
+async def test_a_closed_adapter_is_reported() -> None:
     adapter = OpenAIAdapter(AdapterConfig(base_url=refusing_url()))
     await adapter.close()
     assert "closed" in (await adapter.health_check()).detail

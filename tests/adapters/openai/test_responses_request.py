@@ -230,7 +230,7 @@ def test_annotations_are_sent_back_with_their_text() -> None:
     assert said["content"] == [part]
 
 
-def test_documents_stand_in_results_and_go_to_compatible_servers_too() -> None:
+def test_documents_are_in_results_also_for_compatible_servers() -> None:
     report = DocumentBlock(data=b"%PDF-1", name="report.pdf")
     found = items(Message.assistant([ToolUseBlock("tu_1", "f", {})]), Message.tool_result("tu_1", [report]))
     data = "data:application/pdf;base64,JVBERi0x"
@@ -403,7 +403,7 @@ def build_model(model: str = "gpt-test", quirks: Quirks = OPENAI, **changes: obj
     return built
 
 
-def test_verbosity_stands_beside_the_replys_form() -> None:
+def test_verbosity_is_next_to_the_replys_form() -> None:
     schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
     text = build_model(verbosity="high", output_schema=schema).body["text"]
     assert isinstance(text, dict)
@@ -424,7 +424,7 @@ def test_effort_asks_for_a_summary_where_the_model_is_known_to_give_one(
     assert build_model("gpt-5.5", COMPATIBLE, reasoning_effort="low").body["reasoning"] == {"effort": "low"}
 
 
-def test_a_model_that_sums_up_for_nobody_is_asked_once() -> None:
+def test_a_model_that_returns_no_summary_is_asked_once() -> None:
     said = "Your organization must be verified to generate reasoning summaries. Please go to the settings."
     refusal = {"error": {"message": said, "type": "invalid_request_error", "param": "reasoning.summary"}}
     body = msgspec.json.encode(response(output=[message("Hi")]))

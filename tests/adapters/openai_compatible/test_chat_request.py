@@ -208,7 +208,7 @@ SCHEMA: JsonObject = {
 }  # fmt: skip
 
 
-def test_a_schema_in_words_beside_json_mode() -> None:
+def test_a_schema_as_text_with_json_mode() -> None:
     in_words = written(ask(output_schema=SCHEMA), QUIRKS["deepseek"])
     assert in_words["response_format"] == {"type": "json_object"}
     assert '"name"' in json.dumps(in_words["messages"][0]).replace("\\", "")

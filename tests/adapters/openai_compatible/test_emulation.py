@@ -142,7 +142,7 @@ def test_after_a_result_the_model_is_asked_for_a_text() -> None:
     assert forced.constrained
 
 
-def test_failures_and_images_of_results_are_told() -> None:
+def test_failures_and_images_of_results_become_text() -> None:
     history = (
         *RESULT[:2],
         Message.tool_result("tu_1", [TextBlock("dark"), ImageBlock(data=PNG)], is_error=True),

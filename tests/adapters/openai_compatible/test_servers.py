@@ -54,7 +54,7 @@ def test_every_row_of_the_table_is_shown_here() -> None:
 
 @pytest.mark.anyio
 @each_server
-async def test_a_server_is_sent_what_it_knows_and_no_more(server: Server) -> None:
+async def test_a_server_gets_only_supported_fields(server: Server) -> None:
     response, url, body = await streamed(server)
     assert url == (server.url or f"{server.base_url}/chat/completions")
     assert body.pop("model") == "m"
@@ -162,7 +162,7 @@ def test_a_text_document_is_text_everywhere() -> None:
     assert sent("openai", DocumentBlock(url="data:text/plain,late")) == "late"
 
 
-def test_capabilities_say_so() -> None:
+def test_capabilities_are_those_of_the_server() -> None:
     adapter = OpenAICompatibleAdapter(AdapterConfig(), transport=FakeTransport())
     deaf, hearing = (adapter.get_capabilities(model) for model in ("openai:gpt-4o", "openai:gpt-4o-audio-preview"))
     assert (deaf.supports_audio, hearing.supports_audio) == (False, True)

@@ -255,7 +255,7 @@ async def test_a_request_s_own_patience_goes_before_the_configuration_s() -> Non
 
 
 @pytest.mark.parametrize("kind", ["voyage", "cohere", "bedrock"])
-async def test_a_provider_that_only_embeds_says_so_to_who_wants_to_talk(kind: str) -> None:
+async def test_a_provider_that_only_embeds_refuses_a_chat(kind: str) -> None:
     adapter, transport = maker(kind)
     asked = fake_http.request(model=f"{kind}:m")
     with pytest.raises(CapabilityError, match=r"embeds texts and has no conversations\. Use `engine\.embed"):

@@ -67,7 +67,7 @@ async def asked(kind: str, *texts: str, **changes: object) -> tuple[str, JsonObj
         ("bedrock", "model/amazon.titan-embed-text-v2%3A0/invoke", {"inputText": "hello", "dimensions": 256}),
     ],
 )  # fmt: skip
-async def test_a_request_says_everything_in_its_provider_s_words(kind: str, path: str, body: JsonObject) -> None:
+async def test_a_request_has_every_option_in_its_provider_s_form(kind: str, path: str, body: JsonObject) -> None:
     found = await asked(kind, *texts_for(kind), dimensions=256, input_type="query")
     assert found == (path, body)
 
@@ -115,7 +115,7 @@ async def test_tokens_are_sent_only_to_servers_that_are_known_to_accept_them(
     ("similarity", "task: sentence similarity | query: hello"),
     (None, "hello"),
 ])  # fmt: skip
-async def test_newer_gemini_models_are_told_in_the_text_what_it_is_for(input_type: str | None, text: str) -> None:
+async def test_newer_gemini_models_get_the_input_type_in_the_text(input_type: str | None, text: str) -> None:
     _, body = await asked("gemini", "hello", model="gemini:gemini-embedding-2", input_type=input_type)
     content: Json = {"parts": [{"text": text}]}
     assert body == {"requests": [{"model": "models/gemini-embedding-2", "content": content}]}
@@ -264,7 +264,7 @@ async def test_vectors_and_usage_are_read(kind: str) -> None:
 
 
 @each_kind
-async def test_usage_that_nobody_reports_is_an_estimate_and_says_so(kind: str) -> None:
+async def test_unreported_usage_is_marked_as_an_estimate(kind: str) -> None:
     adapter, _ = maker(kind, answer(kind, [[1.0]], tokens=None))
     response = await adapter.embed(request(kind, "hello world", input_type="document"))
     assert response.usage.estimated
@@ -385,7 +385,7 @@ def test_base64_and_numbers_are_the_same_vector(numbers: list[float]) -> None:
 
 
 @each_kind
-def test_every_embedder_is_one_and_says_what_its_models_can(kind: str) -> None:
+def test_every_embedder_has_the_capabilities_of_its_models(kind: str) -> None:
     adapter, _ = maker(kind)
     assert isinstance(adapter, EmbeddingAdapter)
     for model in (MODELS[kind], "of-tomorrow"):

@@ -202,7 +202,7 @@ async def test_images_without_tokens_of_the_model_are_billed() -> None:
     assert usage.details == {"image_tool_input": 20, "image_tool_output": 272}
 
 
-async def test_a_reply_of_words_says_them_and_what_they_cost() -> None:
+async def test_a_reply_of_text_has_its_text_and_its_usage() -> None:
     value = {
         "candidates": [{"content": {"parts": [{"text": "I can't."}]}, "finishReason": "STOP"}],
         "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 3},
@@ -247,7 +247,7 @@ def test_a_request_whose_parts_do_not_fit_together_cannot_be_made() -> None:
 
 
 @given(contents=st.lists(st.binary(max_size=40), min_size=1, max_size=4))
-def test_whatever_stands_in_a_form_is_read_as_it_was_written(contents: list[bytes]) -> None:
+def test_any_value_in_a_form_is_read_as_it_was_written(contents: list[bytes]) -> None:
     parts = [FormPart(f"f{n}", data, f"{n}.bin", "application/octet-stream") for n, data in enumerate(contents)]
     body, media_type = write_form(parts)
     boundary = media_type.partition("boundary=")[2].encode()
@@ -301,7 +301,7 @@ async def test_veo_is_asked_for_a_ratio_and_a_resolution() -> None:
     ({"status": "completed"}, "completed", 1.0),
     ({"status": "thinking_it_over"}, "in_progress", None),
 ])  # fmt: skip
-async def test_how_a_job_stands(said: JsonObject, status: str, progress: float | None) -> None:
+async def test_the_status_of_a_job(said: JsonObject, status: str, progress: float | None) -> None:
     adapter, transport = maker("openai", reply({"id": "video_1", **said}))
     job = await adapter.retrieve_video("video_1", model="openai:sora-2")
     assert (job.status, job.progress, job.done) == (status, progress, status == "completed")
@@ -311,7 +311,7 @@ async def test_how_a_job_stands(said: JsonObject, status: str, progress: float |
     )
 
 
-async def test_a_completed_job_is_billed_by_what_it_says_that_it_made() -> None:
+async def test_a_completed_job_is_billed_by_its_reported_output() -> None:
     said = {"id": "v", "status": "completed", "model": "sora-2-pro", "seconds": "12", "size": "1792x1024"}
     adapter, _ = maker("openai", reply({**said, "expires_at": 4_000_000_000}))
     job = await adapter.retrieve_video("v", model="openai:sora-2-pro")
@@ -340,7 +340,7 @@ async def test_of_google_s_job_the_length_is_what_was_asked_for_or_what_the_mode
     (VideoTerms(8, "720x1280", True), {"video_second": 8}),
     (VideoTerms(8, "3840x2160", False), {"video_second_2160p_silent": 8}),
 ])  # fmt: skip
-def test_the_name_of_the_rate_says_how_large_and_whether_silent(terms: VideoTerms, pieces: dict[str, int]) -> None:
+def test_the_name_of_the_rate_has_the_size_and_the_sound(terms: VideoTerms, pieces: dict[str, int]) -> None:
     assert video_usage(terms).details == pieces
 
 

@@ -253,7 +253,7 @@ def test_a_server_that_refuses_reasoning_gets_none(said: str) -> None:
     )
 
 
-def test_a_model_that_takes_tools_only_without_reasoning_is_told_not_to() -> None:
+def test_a_model_with_tools_only_without_reasoning_gets_no_reasoning() -> None:
     said = (
         "Function tools with reasoning_effort are not supported for gpt-5.6-sol in /v1/chat/completions. To use "
         "function tools, use /v1/responses or set reasoning_effort to 'none'."

@@ -69,9 +69,7 @@ async def read(wire: Wire, reply: FakeReply, *, streamed: bool) -> CanonicalResp
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_what_can_be_read_is_read_and_what_was_replaced_is_told_once(
-    wire: Wire, what: str, streamed: bool
-) -> None:
+async def test_broken_json_is_read_with_one_warning(wire: Wire, what: str, streamed: bool) -> None:
     if streamed:
         chunks = [spoilt(chunk, what) if b"{" in chunk else chunk for chunk in wire.chunks(TEXT)]
         response = await read(wire, wire.stream_of(*chunks), streamed=True)
@@ -238,7 +236,7 @@ def test_every_prefix_of_json_is_accepted(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["{,", '{"a" 1', "[1 2", "{1", "tru3", "1.2.3", "]", '{"a":}', "[,", "nul}", '{"a":1,}']
 )
-def test_what_no_json_begins_with_is_told(text: str) -> None:
+def test_text_that_starts_no_json_is_detected(text: str) -> None:
     assert not may_become_json(text)
 
 

@@ -297,7 +297,7 @@ def test_every_portable_setting_is_a_field_of_a_request_that_is_empty_by_default
     assert set(ALL) == set(PORTABLE)
 
 
-def test_a_verbosity_that_nobody_knows_is_left_out_with_a_warning() -> None:
+def test_an_unknown_verbosity_is_left_out_with_a_warning() -> None:
     body: JsonObject = {}
     (warning,) = write_settings(body, request(verbosity="chatty"), {"verbosity": "verbosity"}, "toy")
     assert body == {}
@@ -632,7 +632,7 @@ def test_only_what_is_refused_moves_into_the_description() -> None:
     assert move_to_description(schema, lambda name, value: False) is schema
 
 
-def test_constraints_are_told_in_few_words() -> None:
+def test_constraints_become_short_texts() -> None:
     said = describe_constraints(
         {"minLength": 2, "uniqueItems": True, "multipleOf": 0.5, "readOnly": False, "x-odd": [1]}
     )

@@ -110,7 +110,7 @@ def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it() -> None:
 @pytest.mark.parametrize(
     "part", ["tool", "tool_choice", "thinking", "message", "content", "image_source", "document_source"]
 )
-def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(part: str) -> None:
+def test_canonical_parts_of_a_request_have_all_their_fields(part: str) -> None:
     sent: dict[str, set[str]] = {}
     for body in rich():
         for found in objects(body):
@@ -121,7 +121,7 @@ def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(part: str
 
 
 @pytest.mark.parametrize("tool", samples(load(COVERAGE.parts["tool"][0])), ids=lambda tool: str(tool.get("type")))
-def test_every_kind_of_tool_can_be_offered_beside_ours(tool: JsonObject) -> None:
+def test_every_kind_of_tool_can_be_added(tool: JsonObject) -> None:
     body = body_of(tools=(LOOK,), provider_options={"anthropic": {"tools": [tool]}})
     assert [one.get("name") for one in body["tools"]][:1] == ["look"]
     assert body["tools"][1:] == [tool]

@@ -38,7 +38,7 @@ def decided(tmp_path: Path, rows: str) -> Coverage:
     return read_coverage(path)
 
 
-def test_a_field_without_a_row_and_a_row_without_a_field_are_told(tmp_path: Path) -> None:
+def test_a_field_without_a_row_and_a_row_without_a_field_are_reported(tmp_path: Path) -> None:
     rows = '[tool.custom]\n"type name format description async" = "options: x"\nspeed = "options: x"'
     found = disagreements(decided(tmp_path, rows))
     assert "of_a_test: no row for [tool.'custom'] allowed_callers" in found

@@ -137,7 +137,7 @@ def test_media_that_a_result_cannot_hold_follow_it() -> None:
 
 
 @pytest.mark.parametrize("field", claimed("tool", "options"))
-def test_every_kind_of_tool_can_be_offered_beside_ours(field: str) -> None:
+def test_every_kind_of_tool_can_be_added(field: str) -> None:
     tool = nested(field, sample(of("tool")[field]))
     first, *others = body_of(tools=(LOOK,), provider_options={"gemini": {"tools": [tool]}})["tools"]  # type: ignore[misc]
     assert "functionDeclarations" in first  # type: ignore[operator]
@@ -166,7 +166,7 @@ def mine(data: JsonObject) -> ProviderRaw:
 
 
 @pytest.mark.parametrize("field", claimed("content", "options", "`provider_raw`"))
-def test_what_a_host_says_of_a_part_or_of_a_result_is_sent_with_it(field: str) -> None:
+def test_fields_of_a_host_are_sent_with_a_part_or_a_result(field: str) -> None:
     value = sample(of("content")[field])
     inner = field.removeprefix("functionResponse.")
     if inner != field:
@@ -180,7 +180,7 @@ def test_what_a_host_says_of_a_part_or_of_a_result_is_sent_with_it(field: str) -
 
 
 @pytest.mark.parametrize("field", claimed("result_part", "options", "`provider_raw`"))
-def test_what_a_host_says_of_a_part_of_a_result_is_sent_with_it(field: str) -> None:
+def test_fields_of_a_host_are_sent_with_a_part_of_a_result(field: str) -> None:
     value = sample(of("result_part")[field])
     picture = ImageBlock(data=b"x", media_type="image/png", provider_raw=mine(nested(field, value)))
     call = Message.assistant([ToolUseBlock("tu_1", "look", {"input": "x"})])
@@ -268,7 +268,7 @@ def test_further_fields_of_a_reply_are_in_the_details() -> None:
     assert read_whole(GEMINI, reply).reply.provider_details == about
 
 
-def test_a_reply_that_waits_to_go_on_says_with_what() -> None:
+def test_a_paused_reply_has_its_token() -> None:
     chunk = g.chunk(g.text("Hi"), finish="CONTINUATION", usage=g.USAGE, continuationToken="next")
     reading = read_whole(GEMINI, chunk)
     assert reading.reply.stop_reason == "pause_turn"
@@ -330,7 +330,7 @@ def test_a_reply_in_the_background_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [of for of, field in interactions_claimed("tool", "options") if field == "type"])
-def test_every_kind_of_tool_can_be_offered_beside_ours_in_interactions(kind: str) -> None:
+def test_every_kind_of_tool_can_be_added_in_interactions(kind: str) -> None:
     tool = sample_of("tool", kind)
     assert interactions_body(tools=(LOOK_TOOL,), provider_options={"gemini": {"tools": [tool]}})["tools"][1:] == [
         tool
@@ -368,7 +368,7 @@ def test_media_of_a_reply_go_back_as_they_came(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "field"), interactions_claimed("content", "options"))
-def test_what_a_host_says_of_a_medium_is_sent_with_it(kind: str, field: str) -> None:
+def test_fields_of_a_host_are_sent_with_a_medium(kind: str, field: str) -> None:
     value = sample_of("content", kind)[field.partition(".")[0]]
     film = DocumentBlock(
         data=b"x", media_type="video/mp4", provider_raw=ProviderRaw("gemini", {field.partition(".")[0]: value})
@@ -388,7 +388,7 @@ def test_no_delta_is_lost(kind: str) -> None:
     assert reading.said == [{kind: delta}]
 
 
-def test_what_a_reply_says_beside_its_steps_is_in_the_details() -> None:
+def test_further_fields_of_an_interaction_are_in_the_details() -> None:
     [of] = kinds(INTERACTIONS, "reply")[SINGLE]
     about = {name: sample(fields(of)[name]) for _, name in interactions_claimed("reply", "reported")}
     step: JsonObject = {"type": "model_output", "content": [{"type": "text", "text": "Hi"}]}

@@ -138,7 +138,7 @@ def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it(coverage: Coverag
     *((RESPONSES, part) for part in ("tool", "format", "content")),
     *((CHAT, part) for part in ("tool", "content")),
 ], ids=lambda value: getattr(value, "name", value))  # fmt: skip
-def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(coverage: Coverage, part: str) -> None:
+def test_canonical_parts_of_a_request_have_all_their_fields(coverage: Coverage, part: str) -> None:
     sent: dict[str, set[str]] = {}
     for body in rich(coverage):
         for found in objects(body):
@@ -150,7 +150,7 @@ def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(coverage:
 
 
 @pytest.mark.parametrize("tool", samples(load(RESPONSES.parts["tool"][0])), ids=lambda tool: str(tool["type"]))
-def test_every_kind_of_tool_can_be_offered_beside_ours(tool: JsonObject) -> None:
+def test_every_kind_of_tool_can_be_added(tool: JsonObject) -> None:
     ours = ToolDefinition("look", "Looks.", SCHEMA)
     body = body_of(RESPONSES, asked(RESPONSES, tools=(ours,), provider_options={"openai": {"tools": [tool]}}))
     assert [one.get("name") for one in body["tools"]][:1] == ["look"]
@@ -251,7 +251,7 @@ TOLD = [kind for kind, field in claimed(RESPONSES, "event", "reported") if "type
 
 
 @pytest.mark.parametrize("kind", TOLD)
-def test_progress_is_told_as_it_came(kind: str) -> None:
+def test_progress_is_delivered_unchanged(kind: str) -> None:
     reading = read_pieces(WIRES[1], [WIRES[1].stream(r.CREATED, EVENTS[kind], r.ending())])
     assert [event.raw for event in reading.events if isinstance(event, ProviderEvent)] == [EVENTS[kind]]
 

@@ -139,7 +139,7 @@ NOTHING: list[tuple[Wire, Json]] = [
 
 
 @pytest.mark.parametrize(("wire", "usage"), NOTHING, ids=lambda value: getattr(value, "name", None) or str(value))
-def test_usage_that_says_nothing_is_estimated(wire: Wire, usage: Json) -> None:
+def test_empty_usage_is_estimated(wire: Wire, usage: Json) -> None:
     reading = whole(wire, usage)
     assert reading.usage.source is ESTIMATED
     assert reading.usage.total_tokens > 0

@@ -166,7 +166,7 @@ def test_the_provider_s_word_for_the_end_of_a_reply_is_kept(wire: Wire, word: st
     assert reply.raw_stop_reason == wire._word(word)
 
 
-def test_an_incomplete_response_without_a_reason_says_so() -> None:
+def test_an_incomplete_response_without_a_reason_is_marked() -> None:
     reply = read_whole(RESPONSES, r.response("incomplete", output=[r.message("Hi")])).reply
     assert (reply.stop_reason, reply.raw_stop_reason) == (StopReason.PROVIDER_SPECIFIC, "incomplete")
 

@@ -287,7 +287,7 @@ async def test_an_unread_reply_closes_its_connection() -> None:
     assert (line.free, line.over) == (1, 0)
 
 
-async def test_whoever_reads_while_another_closes_is_told() -> None:
+async def test_a_reader_gets_an_error_if_another_task_closes() -> None:
     line = Line()
     reply = await line.reply(OK + b"Content-Length: 5\r\n\r\n")
     waiting = asyncio.create_task(reply.chunk())

@@ -207,7 +207,7 @@ def test_a_switch_to_another_protocol_is_an_error_with_its_name() -> None:
     ("timeout=-1", None),
     ("xtimeout=5", None),
 ])  # fmt: skip
-def test_a_server_says_how_long_it_keeps_a_connection(header: str, seconds: float | None) -> None:
+def test_the_time_that_a_server_keeps_a_connection_is_read(header: str, seconds: float | None) -> None:
     assert keep_alive_seconds(header) == seconds
 
 
@@ -237,7 +237,7 @@ def test_a_head_has_the_request_and_the_length_of_the_body() -> None:
     ]
 
 
-def test_a_host_and_codings_of_the_caller_s_stand_in_place_of_ours() -> None:
+def test_the_caller_s_host_and_codings_replace_the_default() -> None:
     assert head(HOST="other.test", Accept_Encoding="identity", content_length="2") == [
         "POST /v1/talk HTTP/1.1",
         "Host: other.test",
