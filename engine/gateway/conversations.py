@@ -347,7 +347,7 @@ class Conversations:
         missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:
             tables = await self._tables() if missing else None
-            rows = [] if tables is None else await tables.kept(client, kind, missing)
+            rows = [] if tables is None else await tables.entries(client, kind, missing)
         except StoreError as error:
             _log.warning("kept_not_read", kind=kind, error=str(error))
             return found

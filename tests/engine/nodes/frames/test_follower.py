@@ -245,9 +245,9 @@ def test_an_ending_does_not_overtake_what_was_kept() -> None:
     first, second, zombie = frames(TextDelta("a"), TextDelta("b"), TextDelta("zombie"))
     one, other = follower(), follower()
     for frame, kept in ((first, True), (ending, False), (zombie, False), (second, True)):
-        one.frame(frame, 0.0, kept=kept)
+        one.frame(frame, 0.0, stored=kept)
     for frame in (first, ending, second):
-        other.frame(frame, 0.0, kept=True)
+        other.frame(frame, 0.0, stored=True)
     for each in (one, other):
         each.replayed(0.0)
     end = TurnComplete("outcome_unknown", "gone")
@@ -332,7 +332,7 @@ class Owner:
 
     def answers(self, ask: AskFrames | AskCancel) -> list[tuple[str, bytes]]:
         self.wire.sent.clear()
-        self.sender.asked("", encode(ask), "reply")
+        self.sender.answer("", encode(ask), "reply")
         sent, self.wire.sent = self.wire.sent, []
         return sent
 
@@ -463,7 +463,7 @@ async def test_questions_are_answered_for_streams_of_this_node_alone() -> None:
     assert owner.answers(AskFrames("trn_mirrored", 0, "to")) == []
     assert owner.answers(AskCancel("trn_other")) == []
     owner.wire.sent.clear()
-    owner.sender.asked("", b"\xc1", "reply")
+    owner.sender.answer("", b"\xc1", "reply")
     assert owner.wire.sent == []
 
 

@@ -58,7 +58,7 @@ END = TurnComplete("completed")
 
 def left_of(*events: TurnEvent, **about: Any) -> tuple[Message, ...]:
     """What is left of a turn with these frames, which was under way."""
-    return present(retained_turns(frames(*events, **about)).unfinished).left
+    return present(retained_turns(frames(*events, **about)).unfinished).unanswered
 
 
 def new_mirror() -> Mirror:
@@ -127,7 +127,7 @@ def test_frames_in_order_leave_nothing_behind() -> None:
         assert mirror.receive(frame)
         assert not mirror.behind
         assert not mirror.receive(frame)
-    assert mirror._held == {}
+    assert mirror._early_frames == {}
 
 
 def test_what_is_held_behind_a_gap_is_bounded() -> None:
@@ -136,7 +136,7 @@ def test_what_is_held_behind_a_gap_is_bounded() -> None:
     frames = framed([TextDelta(str(n)) for n in range(2 * MOST_HELD)], each=1)
     for frame in reversed(frames[1:]):
         mirror.receive(frame)
-    assert len(mirror._held) == MOST_HELD
+    assert len(mirror._early_frames) == MOST_HELD
     mirror.receive(frames[0])
     assert mirror.next_seq == MOST_HELD
     assert mirror.behind
@@ -413,7 +413,7 @@ def test_of_a_turn_under_way_the_delivered_text_is_left() -> None:
     told = MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re")
     turn = present(retained_turns(frames(*told)).unfinished)
     assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
-    said, reply = turn.left
+    said, reply = turn.unanswered
     assert said == HI
     assert (reply.id, reply.content) == ("msg_re", (TextBlock("Hello"),))
     metadata = present(reply.metadata)
@@ -437,7 +437,7 @@ def test_a_reply_that_was_whole_and_not_in_the_history_is_whole() -> None:
     assert (metadata.stop_reason, metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
     stored = Message(Role.ASSISTANT, "Hello", id="msg_re")
     told = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
-    assert present(retained_turns(told).unfinished).left == ()
+    assert present(retained_turns(told).unfinished).unanswered == ()
     assert retained_turns(told).beyond(0) == (HI, stored)
 
 
@@ -452,8 +452,8 @@ def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
         TextDelta("Ok", 0, "msg_2"),
     ]
     kept = retained_turns(frames(*events, appended=(HI, first)))
-    assert [one.id for one in kept.unfinished.left] == ["msg_steer", "msg_2"]
-    assert kept.unfinished.left[0].steers
+    assert [one.id for one in kept.unfinished.unanswered] == ["msg_steer", "msg_2"]
+    assert kept.unfinished.unanswered[0].steers
 
 
 def test_an_ending_that_a_reader_s_node_has_said_leaves_what_was_delivered() -> None:
@@ -462,7 +462,7 @@ def test_an_ending_that_a_reader_s_node_has_said_leaves_what_was_delivered() -> 
     *before, after = frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"), TextDelta("zombie", 0, "msg_re"))
     turn = retained_turns([*before, gone, after]).unfinished
     assert (turn.status, turn.finished, turn.node) == ("outcome_unknown", False, "owner")
-    assert [one.content for one in turn.left] == [HI.content, (TextBlock("a"),)]
+    assert [one.content for one in turn.unanswered] == [HI.content, (TextBlock("a"),)]
 
 
 def test_what_a_woken_host_adds_is_no_part_of_the_history() -> None:
@@ -478,7 +478,7 @@ def test_without_its_beginning_a_turn_tells_what_is_there() -> None:
     """The broker keeps frames for a while only."""
     kept = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
     assert kept.unfinished.history is None
-    assert [one.id for one in kept.unfinished.left] == ["msg_re"]
+    assert [one.id for one in kept.unfinished.unanswered] == ["msg_re"]
 
 
 @given(st.integers(0, 2**32))
